@@ -285,6 +285,11 @@ class Decoders:
         raw = private.private_bytes_raw()
         read = lambda content: sealing.open_reports(content, raw, federation="town", **place)  # noqa: E731
         self._bytes(sealing.open_reports, sealed, None, read)
+        name = bytes(32)
+        info = sealing.layer_info(public, federation="town", **place, hop=1, key=name, terms=name)
+        layered = sealing.seal_layer(sealed, sealing.SEALED_BYTES, public, info)
+        one_off = lambda content: sealing.open_records(content, 100, raw, info)  # noqa: E731
+        self._bytes(sealing.open_records, layered, None, one_off)
 
     def _silos(self, path):
         issuer, user, other = Issuer("town"), Identity(), Identity()

@@ -14,6 +14,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from fuzz_choices import Choices
 from fuzz_targets import POST, ServiceTarget, table
 from fuzz_watch import Here, Trouble
+from hop_world import ACCEPTS, layered, random_records, second_of
 from orchestrator_world import ITEMS as FILMS
 from orchestrator_world import App as OrchestratorApp
 from orchestrator_world import User, let_in
@@ -141,6 +142,58 @@ class Shuffler(PartyTarget):
             if time.monotonic() > end:
                 raise Trouble("stands still", "the proxy does not follow its server")
             time.sleep(0.01)
+
+
+class LaterShuffler(Shuffler):
+    """The second one of a chain."""
+
+    name = "shuffler-behind"
+    BATCHES = POST, "/v1/batches"
+
+    def opened(self, path, stack):
+        self.server, folder = stack.enter_context(second_of(path, poll_seconds=8.0))
+        self.app = app = stack.enter_context(FuzzedProxy(folder))
+        self.operator = operator_token(folder.keys)
+        self._until(lambda: app.store.position.round >= 0)
+        self.makers[self.BATCHES] = self.part
+        self._whole = {}
+        return app
+
+    def token(self, address):
+        return ACCEPTS if address == self.BATCHES else super().token(address)
+
+    def part(self, choices):
+        now, tier = self.app.store.position, choices.below(2)
+        where = now.round, tier
+        if where not in self._whole:
+            sealed = layered(self.server, random_records(4 * 4), tier, round=now.round)
+            self._whole = {where: sealed}
+        sealed, size = self._whole[where], len(self._whole[where]) // 16
+        many = 1 + (choices.below(4) if choices.chance(4) else 0)
+        number, cuts = choices.below(many), [16 * n // many * size for n in range(many + 1)]
+        body = sealed[cuts[number] : cuts[number + 1]]
+        if choices.chance(8):
+            body = choices.perhaps_damaged(body, 2)
+        mark = choices.pick((bytes(16), secrets.token_bytes(16)))
+        made = (max(0, now.round), tier, now.key, 4, number, many, mark, body, size)
+        content = proxy_wire.encode_part(proxy_wire.BatchPart(*made))
+        content = choices.refielded(frames.BATCH_PART.head, content, one_in=4)
+        return choices.perhaps_damaged(content, 10)
+
+    def heard(self, answer):
+        pass
+
+    def check(self):
+        for held in self.app.store.held():
+            arrival, most = held.arrival, held.devices * 4
+            if not arrival.kept <= arrival.records <= most or arrival.stored > arrival.parts:
+                raise Trouble("counts", f"{held} has more than there is: {arrival}")
+
+    def honest(self):
+        self.tick()
+        answer = self.send_good(self.BATCHES)
+        if answer.status != 204:
+            raise Trouble("honest", f"an honest shuffler is refused: {answer}")
 
 
 # --- the proxy of a secure sum --------------------------------------------------------------------
@@ -662,6 +715,7 @@ class AggregatedOrchestrator(Orchestrator):
 
 TARGETS = (
     Shuffler,
+    LaterShuffler,
     Masker,
     Aggregator,
     Owner,

@@ -139,6 +139,16 @@ def sealed_reports(values):
     return b"".join(hpke(int(value).to_bytes(4, "little"), public, info) for value in values)
 
 
+def layered_reports(values):
+    """Sealed to the server and then to the second shuffler of a chain."""
+    inner, size = sealed_reports(values), sealing.SEALED_BYTES
+    place = (5).to_bytes(4, "little") + b"\1" + hashlib.sha256(THERE.public).digest() + b"\1"
+    info = b"sottovoce layer\0town\0" + place + hashlib.sha256(HERE.public).digest() + bytes(32)
+    return b"".join(
+        hpke(inner[at : at + size], HERE.public, info) for at in range(0, len(inner), size)
+    )
+
+
 def sealed_seed(terms):
     bound, device = masked.binding(terms, 5, 1, bytes(32)), SIGNER.public_key().public_bytes_raw()
     found = hpke(bytes(range(32)), THERE.public, b"sottovoce mask seed\0" + bound + device)
@@ -289,6 +299,15 @@ def opened(body):
     return {"reports": found.tolist(), "refused": bad}
 
 
+def one_layer_off(body):
+    info = sealing.layer_info(
+        HERE.public, federation="town", round=5, tier=1, hop=1, key=sealing.key_id(THERE.public),
+        terms=bytes(32),
+    )  # fmt: skip
+    inner, bad = sealing.open_records(body, 100, HERE.private_bytes(), info)
+    return {"records": inner.hex(), "refused": bad, "inside": opened(inner)}
+
+
 def interactions_of(body):
     receiver, size = session()[1], SEALED_BYTES
     return [plain(receiver.open(body[at : at + size])) for at in range(0, len(body), size)]
@@ -322,6 +341,7 @@ READERS = {
     "parts of checks": lambda b: plain(shared.decode_checks(b, 5, 1, 3)),
     "part of a sum": lambda b: plain(shared.decode_part(b, 5, 1, 3, 4)),
     "sealed reports": opened,
+    "layered reports": one_layer_off,
     "submission": submission_of,
     "part of a batch": lambda b: plain(shuffled.decode_part(b)),
     "pass": lambda b: plain(Pass.decode(b)),
@@ -395,6 +415,9 @@ def _federation():
     sealed = sealed_reports([8, 13])
     yield "sealed reports", sealed, [sealed[:-1]]
     yield "sealed reports", sealed[:52] + bytes(52), []
+    layered = layered_reports([8, 13])
+    yield "layered reports", layered, [layered[:-1], sealed]
+    yield "layered reports", layered[:100] + bytes(100), []
     name, key = shuffled.terms_name(made_terms()), sealing.key_id(THERE.public)
     submitted = shuffled.encode_submission(NONCE, bytes(32), 5, 1, key, sealed, terms=name)
     yield "submission", submitted, [b"SVP1" + submitted[4:], submitted[:-1], submitted + sealed]
@@ -505,6 +528,7 @@ GIVENS = {
             "keys of aggregators": ["here", "there", "ephemeral"],
             "secrets": [one.hex() for one in SECRETS], "travels": "numbers 0 to 276",
         },
+        "second shuffler": "here", "name of its terms": bytes(32).hex(),
     },
     "silos": {
         "federation": "town", "user": 7, "her key": "here", "data owner": 3,

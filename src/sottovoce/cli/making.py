@@ -33,13 +33,15 @@ def make_federation(
     proxy_key: Path | None = None,
     *,
     aggregators: Sequence[tuple[str, Path, Path]] = (),
+    chain: Sequence[Path] = (),
     gateways: bool = False,
     spare: int = 0,
 ) -> ServerFolder:
     """The folder of a new federation, from an experiment file; `proxy` is the address of its proxy
     and the file with the proxy's authority, `proxy_key` the file with its public key, for a secure
-    sum. `aggregators`: of a checked sum, address, authority and key of those besides the server.
-    `gateways`: it will run on Flower. `spare`: places for items that are yet to come."""
+    sum. `aggregators`: of a checked sum, address, authority and key of those besides the server;
+    `chain` are the files of the shufflers behind the first one. `gateways`: it will run on Flower.
+    `spare`: places for items that are yet to come."""
     import secrets
 
     from sottovoce.experiment import Experiment, find_experiment
@@ -76,7 +78,7 @@ def make_federation(
     elif aggregators:
         raise ConfigError("--aggregator is for a checked sum; set link.name to checked-sum")
     else:
-        link = _link(fitting, proxy, proxy_key)
+        link = _chained(_link(fitting, proxy, proxy_key), chain)
     terms = Terms.of(federation, len(items), algorithm, algorithm.draws, release, link)
     return create_folder(
         folder,
@@ -146,6 +148,25 @@ def _checked(
     # Raises where one is named twice, before keys are made.
     found = replace(link, urls=urls, authorities=tuple(authorities), keys=(_NOBODYS_KEY, *keys))
     return replace(found, keys=(init_first(folder / "keys"), *keys))
+
+
+def _chained(link: Link, files: Sequence[Path]) -> Link:
+    """The same with the further shufflers of a real federation."""
+    from sottovoce.stores.shuffler_folder import read_hop
+
+    if link.mixing is None:
+        if files:
+            raise ConfigError("--then is for randomised reports, which pass shufflers, like fmf's")
+        return link
+    hops = tuple(read_hop(file) for file in files) or link.mixing.chain
+    for hop in hops:
+        if not (hop.url and hop.authority and hop.key):
+            raise ConfigError(
+                f"link.chain has {len(hops)} further shuffler(s): say who they are with --then "
+                "FILE for each, the hop.json of `sottovoce serve shuffler --init`"
+            )
+        _require_proxy(hop.url, hop.authority, "--then")
+    return replace(link.mixing, chain=hops)
 
 
 def _require_proxy(url: str, authority: str, option: str = "--proxy") -> None:

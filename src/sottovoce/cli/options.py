@@ -135,6 +135,17 @@ def three_aggregators(
     return list(zip(*found, strict=True))
 
 
+NextShufflers = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--then",
+        metavar="FILE",
+        help="With --proxy, for FMF-LDP: hop.json of the next shuffler of a chain, in the order in "
+        "which reports pass them; repeatable.",
+    ),
+]
+
+
 def through_proxy(
     proxy: str | None, proxy_ca: Path | None, proxy_key: Path | None
 ) -> tuple[str, Path] | None:

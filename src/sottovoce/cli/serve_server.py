@@ -19,6 +19,7 @@ from sottovoce.cli.options import (
     CatalogueFile,
     ExperimentFile,
     HostNames,
+    NextShufflers,
     ProxyCa,
     ProxyKey,
     ProxyUrl,
@@ -71,6 +72,7 @@ def server(
     aggregators: AggregatorUrls = None,
     aggregator_cas: AggregatorCas = None,
     aggregator_keys: AggregatorKeys = None,
+    chain: NextShufflers = None,
     spare: Annotated[
         int,
         typer.Option(
@@ -94,10 +96,11 @@ def server(
     """Serve a federation: publish rounds and models, take reports, fold them.
 
     The first start makes DIR from an experiment file, in which algorithm.triples is a number where
-    the algorithm is FPL; later starts need DIR only. FMF-LDP needs --proxy and --proxy-ca, too; a
-    secure sum also --proxy-key, from `sottovoce serve helper --init`. A checked sum needs
-    --aggregator, --aggregator-ca and --aggregator-key, twice each, from two organisations that run
-    `sottovoce serve aggregator --init`; this server is the third aggregator.
+    the algorithm is FPL; later starts need DIR only. FMF-LDP needs --proxy and --proxy-ca, too, and
+    --then for each further shuffler of a chain; a secure sum also --proxy-key, from `sottovoce
+    serve helper --init`. A checked sum needs --aggregator, --aggregator-ca and --aggregator-key,
+    twice each, from two organisations that run `sottovoce serve aggregator --init`; this server is
+    the third aggregator.
     Everything that was acknowledged survives a crash, and the next start goes on where the last one
     was. DIR/server.json says where a running server listens. Logs are JSON lines on standard error.
     SIGTERM and Ctrl-C stop it; SIGHUP takes up a renewed certificate.
@@ -121,11 +124,12 @@ def server(
             *(folder, experiment, settings or [], catalogue, names or [], rounds, through),
             proxy_key,
             aggregators=others,
+            chain=chain or (),
             spare=spare,
         )
         words = f"{folder} holds the federation {made.plan.terms.federation}"
         output.note(f"{words}, {made.plan.terms.n_items:,} items")
-    elif catalogue is not None or settings or names or through or others or spare:
+    elif catalogue is not None or settings or names or through or others or chain or spare:
         raise UsageError(
             "--catalogue, --spare, --set, --name, --proxy and --aggregator go with --experiment, "
             "at the first start"
@@ -190,18 +194,23 @@ def introduce(
             metavar="URL", help="Where the shuffler reaches the server; the running one by default."
         ),
     ] = None,
+    hop: Annotated[
+        int, typer.Option(min=1, help="Which shuffler of a chain it is for; 1 is the first.")
+    ] = 1,
 ) -> Said:
     """Write the introduction of the federation's shuffler or helper, a file for whoever runs it.
 
     It says where the server is, how it is known and how it knows the shuffler; or, to the helper of
     a secure sum (`sottovoce serve helper`), what the terms are and how it knows the server. It is a
-    secret: hand it over in confidence. The federation's terms must name one of the two. Where sums
-    are checked, each of the two other aggregators (`sottovoce serve aggregator`) gets a file of its
-    own, whose name ends in its number.
+    secret: hand it over in confidence. The federation's terms must name one of the two. In a chain
+    of shufflers each has an introduction of its own, which also says how it knows the one before it
+    and how the one behind it knows it. Where sums are checked, each of the two other aggregators
+    (`sottovoce serve aggregator`) gets a file of its own, whose name ends in its number.
 
     \b
-    Example:
+    Examples:
       sottovoce serve introduce town --out town.json --server https://example.org:8443
+      sottovoce serve introduce town --hop 2 --out second.json --server https://example.org:8443
     """
     from sottovoce.stores import server_folder as folders
     from sottovoce.stores.server_folder import write_introduction
@@ -224,8 +233,9 @@ def introduce(
             for number, url, file in zip(OTHERS, _urls(found), files, strict=True)
         ]
     address = _address(found, server)
-    write_introduction(out, folders.introduction(found, address))
-    told = f"The introduction of the shuffler to {address} is {out}; it is a secret"
+    write_introduction(out, folders.introduction(found, address, hop - 1))
+    which = f"shuffler number {hop}" if found.plan.terms.chained else "the shuffler"
+    told = f"The introduction of {which} to {address} is {out}; it is a secret"
     return {"server": address, "file": out}, [told]
 
 

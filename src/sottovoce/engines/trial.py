@@ -204,12 +204,30 @@ PROXY = "proxy"
 _PORT = "port"
 
 
-def prepare_proxy(folder: Path) -> Proxied:
+def hop_folder(folder: Path, hop: int) -> Path:
+    """Of a trial's shuffler at this place in the chain, from 0."""
+    return folder / (f"{PROXY}-{hop + 1}" if hop else PROXY)
+
+
+def prepare_chain(folder: Path, shufflers: int) -> Proxied:
+    """Addresses, authorities and keys of a trial's shufflers."""
+    from sottovoce.stores.shuffler_folder import HOP_FILE, init_shuffler, read_hop
+
+    chain = []
+    for hop in range(1, shufflers):
+        place = hop_folder(folder, hop)
+        if not (place / HOP_FILE).exists():
+            init_shuffler(place, prepare_proxy(folder, hop).url)
+        chain.append(read_hop(place / HOP_FILE))
+    return replace(prepare_proxy(folder), chain=tuple(chain))
+
+
+def prepare_proxy(folder: Path, hop: int = 0) -> Proxied:
     """Address and authority of a trial's shuffler, which the terms name and so must be there before
     them; the same ones where the trial is gone on with."""
     from sottovoce.stores.keys import CA_CERTIFICATE, authority_pem, init_keys, write_new_files
 
-    place = folder / PROXY
+    place = hop_folder(folder, hop)
     if not (place / "keys" / CA_CERTIFICATE).exists():
         init_keys(place / "keys")
     if not (place / _PORT).exists():

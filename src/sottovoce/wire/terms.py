@@ -153,6 +153,11 @@ class Terms:
         return self.link.summing
 
     @property
+    def chained(self) -> bool:
+        """Whether reports pass more than one shuffler."""
+        return self.link.mixing is not None and bool(self.link.mixing.chain)
+
+    @property
     def bits(self) -> int:
         """Of a number that is masked."""
         return (self.secure_sum and self.secure_sum.bits) or BITS[-1]
