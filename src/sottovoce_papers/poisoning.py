@@ -42,7 +42,8 @@ from sottovoce.privacy.reports import KReports, Tier
 from sottovoce.rng import Streams
 from sottovoce.runs.federation import Federation
 from sottovoce.runs.train import Report
-from sottovoce_papers.study import Claim, Row, Study, claim, installed, repr_as
+from sottovoce_papers import stuffed
+from sottovoce_papers.study import Arrays, Claim, Row, Study, claim, installed, repr_as, shown
 
 NAME = "poisoning"
 METRICS = ("P@10", "NDCG@10", "HR@10")
@@ -198,17 +199,27 @@ class Poisoning(Study):
     prefix = "poisoning-"
 
     def __init__(
-        self, settings: PoisoningConfig, cells: Path, threads: int, report: Report
+        self,
+        settings: PoisoningConfig,
+        cells: Path,
+        threads: int,
+        report: Report,
+        gram: stuffed.StuffedConfig | None = None,
     ) -> None:
         super().__init__(cells, threads, report)
-        self.config = settings
+        self.config, self.gram = settings, gram or stuffed.StuffedConfig()
+        self._stuffed: dict[tuple[Any, ...], stuffed.StuffedWorld] = {}
         self.worlds = [TargetData(w, settings.seed, settings.public_share) for w in settings.worlds]
 
     @classmethod
     def read(
         cls, name: str, quick: bool, cells: Path, threads: int, report: Report, device: str = "cpu"
     ) -> Self:
-        return cls(PoisoningConfig.read(quick), cells, threads, report)
+        return cls(PoisoningConfig.read(quick), cells, threads, report, cls.gram_settings(quick))
+
+    @staticmethod
+    def gram_settings(quick: bool) -> stuffed.StuffedConfig:
+        return config.build(stuffed.StuffedConfig, installed(NAME, quick).get("gram", {}), "gram")
 
     def describe_data(self) -> str:
         return "; ".join(world.describe() for world in self.worlds)
@@ -253,6 +264,26 @@ class Poisoning(Study):
         run = self.run_bits if "reports" in case.way else self.run_rows
         found = self.kept(about, ["figures"], lambda: {"figures": np.array(run(case))})
         return [float(v) for v in found["figures"]]
+
+    # --- gram -------------------------------------------------------------------------------------
+
+    def stuffed_rows(self) -> list[Row]:
+        """What gram came to among devices that push or demote an item."""
+        cases = list(stuffed.cases(self.gram, lambda one, kind: self._world(one).items(kind)))
+        figures = self.many("gram, attacked", self.stuffed_case, cases)
+        return stuffed.as_rows(dict(zip(cases, figures, strict=True)))
+
+    def _world(self, case: stuffed.Stuffed) -> stuffed.StuffedWorld:
+        about = (case.source, case.epsilon, case.recency, case.link)
+        if about not in self._stuffed:
+            self._stuffed[about] = stuffed.StuffedWorld(*about, self.gram.targets)
+        return self._stuffed[about]
+
+    def stuffed_case(self, case: stuffed.Stuffed) -> Arrays:
+        world = self._world(case)
+        about = [NAME, "gram", stuffed.VERSION, world.fingerprint, repr(world.algorithm),
+                 repr(case), self.gram.targets]  # fmt: skip
+        return self.kept(about, ["exposure"], lambda: world.run(case))
 
     # --- item rows --------------------------------------------------------------------------------
 
@@ -367,8 +398,13 @@ def poisoning(study: Poisoning, out: Path) -> dict[str, Any]:
         *(Column(name, format=".3f") for name in FIGURES),
         Column("more", "ER@10 above clean", ".3f"), Column("lost", "NDCG@10 lost", ".1%"),
     ]  # fmt: skip
-    table = Table("Poisoning", columns, rows, study.describe())
-    return study.result(NAME, out, [table], as_claims(study, rows))
+    tables = [Table("Poisoning", columns, rows, study.describe())]
+    claims, of_gram = as_claims(study, rows), study.stuffed_rows()
+    if of_gram:
+        title = "gram among devices that push or demote an item"
+        tables.append(shown(title, stuffed.COLUMNS, of_gram, stuffed.describe(study.gram)))
+        claims += stuffed.as_claims(of_gram)
+    return study.result(NAME, out, tables, claims, rows=[*rows, *of_gram])
 
 
 def as_rows(study: Poisoning, found: Mapping[Case, Sequence[float]]) -> list[Row]:

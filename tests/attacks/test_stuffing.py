@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from sottovoce.algorithms.base import Cohort
 from sottovoce.algorithms.gram.system import GramConfig
 from sottovoce.attacks.poisoning import exposure
-from sottovoce.attacks.stuffing import CAP, Stuffing, knowing, pair_norm, stuffed_model
+from sottovoce.attacks.stuffing import CAP, Fakes, Stuffing, knowing, pair_norm, stuffed_model
 from sottovoce.core.consent import Choice, Consent
 from sottovoce.core.contributions import STEPS, cut
 from sottovoce.core.interactions import Interactions
@@ -176,6 +176,21 @@ def test_who_knows_a_model_weighs_partners_by_it():
     told = np.diag(table_of(stuffing.second(np.arange(120)), 120))
     others = np.delete(told, POPULAR[50])
     assert not others[np.delete(np.array(weights), POPULAR[50]) <= 0].any()
+
+
+@pytest.mark.parametrize("link", [None, CheckedSum(20)])
+def test_fakes_send_what_honest_devices_with_their_items_send(link):
+    algorithm = CONFIG.build_under(RELEASE, link, 1)
+    fakes = Fakes(algorithm, 7, (3, 1, 4, 5, 9), 4, 100, link)
+    first, second = fakes.first(101), fakes.second(np.arange(12))
+    assert sorted(np.flatnonzero(first)) == [1, 3, 4, 5, 7, 100]
+    assert np.sqrt(np.sum((first / STEPS) ** 2)) <= 1.0
+    assert pair_norm(second, 12) <= 1.0
+    told = np.sqrt(np.diag(table_of(second, 12))[[1, 3, 4, 5, 7]])
+    assert told == pytest.approx([1 / np.sqrt(5) if link is None else 50 / 256] * 5, abs=1 / 128)
+    if link is not None:
+        assert first.max() == 15 * STEPS // 64
+    assert reached(Fakes(algorithm, TARGET, POPULAR, 19, 120, link), 1, link) == 0.0
 
 
 def test_a_norm_alone_lets_an_item_be_pushed_and_shape_and_cap_hold_it_back():

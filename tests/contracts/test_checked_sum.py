@@ -140,3 +140,14 @@ def test_too_few_devices_are_not_asked():
 def test_bad_links_are_refused_in_one_sentence(settings, said):
     with pytest.raises(ConfigError, match=said):
         CheckedSum(**settings)
+
+
+@pytest.mark.parametrize("most", [8, 50, 57, 63, 64, 128, 256])
+def test_the_largest_entry_of_pairs_is_a_setting(most):
+    form = CheckedSum(8, largest_pair=most).form(12, True)
+    assert (form.most, len(form.weights)) == (most, most.bit_length())
+    if most in (64, 128):
+        fast, written = (federation(CheckedSum(8, largest_pair=most)) for _ in range(2))
+        fast.run()
+        written.run(message_observers=[Ears()])
+        assert np.array_equal(fast.server.items, written.server.items)

@@ -36,7 +36,17 @@ from numpy.typing import NDArray
 from sottovoce.algorithms.base import Cohort
 from sottovoce.algorithms.gram import model
 from sottovoce.algorithms.gram.system import COUNTED, FACTORS, SCALE, Gram, Q
-from sottovoce.core.contributions import STEPS, cut, cut_to, numbers_of, pair_places
+from sottovoce.core.consent import Choice, Consent
+from sottovoce.core.contributions import (
+    STEPS,
+    Contributions,
+    Profile,
+    cut,
+    cut_to,
+    numbers_of,
+    pair_places,
+)
+from sottovoce.core.interactions import Interactions
 from sottovoce.core.links import CheckedSum
 from sottovoce.core.messages import ModelView, SummedReports
 from sottovoce.core.shares import Form
@@ -167,6 +177,43 @@ class Stuffing:
         return tuple(i for i in self.popular if i != self.target)[: self.partners]
 
 
+class Fakes:
+    """Honest devices with a made-up history: popular items, and the target after all of them. What
+    they send is what a device with such items sends, by its own code."""
+
+    def __init__(
+        self,
+        algorithm: Gram,
+        target: int,
+        popular: tuple[int, ...],
+        partners: int,
+        n_items: int,
+        link: CheckedSum | None = None,
+    ) -> None:
+        items = [*tuple(i for i in popular if i != target)[:partners], target]
+        self.algorithm, self.link, self.target, self.n_items = algorithm, link, target, n_items
+        history = Interactions.from_pairs(
+            [0] * len(items), items, timestamps=range(len(items)), n_users=1, n_items=n_items
+        )
+        one, width = np.zeros(1, np.int64), algorithm.config.embedding_size
+        consent = Consent.uniform(one, Choice(epsilon=1.0))
+        self.cohort = Cohort(one, history, consent, np.zeros((1, width), np.float32))
+
+    def first(self, numbers: int) -> Ints:
+        return self._told(0, np.zeros(0, dtype=np.int64))
+
+    def second(self, head: NDArray[np.int64]) -> Ints:
+        return self._told(1, head)
+
+    def _told(self, round: int, head: NDArray[np.int64]) -> Ints:
+        items = np.zeros((self.n_items, self.algorithm.config.width), np.float32)
+        items[head, SCALE] = 1.0
+        view, loud = ModelView(round, items), np.ones(1)
+        profile = self.algorithm.device_profile(view, self.cohort, np.zeros(1, np.int64))
+        made = _cut(self.algorithm, view, self.cohort, profile, loud, self.link, None)
+        return made.whole(0)
+
+
 def _products(entries: Ints) -> Ints:
     """What is summed of a vector: the diagonal, then the upper triangle by rows."""
     first, second = np.triu_indices(len(entries), 1)
@@ -200,34 +247,50 @@ def stuffed_model(
     scales: Floats,
     spans: Callable[[int, int], Spans],
     key: bytes,
-    stuffing: Stuffing,
+    stuffing: Stuffing | Fakes,
     devices: int,
     threads: int = 1,
     link: CheckedSum | None = None,
     rng: Streams | None = None,
+    known: dict[tuple[int, bytes], Ints] | None = None,
 ) -> NDArray[np.float32]:
     """What gram publishes of this cohort and so many malicious devices. `scales` are those of the
     cohort's users, `spans` says of a round and its numbers which noise they get, and `key` is the
     helper's. Over a checked `link`, honest devices round by draws from `rng`; its noise is drawn on
-    the finer grid of plain sums, which makes no difference that could be seen."""
+    the finer grid of plain sums, which makes no difference that could be seen. `known` remembers
+    what honest devices add up to, by round and head, for other attacks on the same."""
     n_items, rows = cohort.history.n_items, np.arange(len(cohort), dtype=np.int64)
     items = algorithm.server_init(n_items, Streams.from_seed(0))
     memory = algorithm.server_memory(n_items)
+    remembered = {} if known is None else known
     for round in range(len(algorithm.shares)):
-        view = ModelView(round, items)
-        profile, name = algorithm.device_profile(view, cohort, rows), algorithm.config.name
-        if link is None:
-            honest = cut(profile, scales, name)
-        else:
-            numbers = algorithm.report_shape(view)[0]
-            grid = link.grid(link.form(*algorithm.contribution(round, numbers)))
-            drawn = (rng or Streams.from_seed(0)).child("fixed-point", round)
-            honest = cut_to(profile, scales, name, grid, drawn.words(cohort.users, 1)[:, 0])
-        sums = algorithm.sum_contributions(honest, threads)
-        head = np.flatnonzero(items[:, SCALE] > 0)
+        view, head = ModelView(round, items), np.flatnonzero(items[:, SCALE] > 0)
+        if (round, head.tobytes()) not in remembered:
+            profile = algorithm.device_profile(view, cohort, rows)
+            honest = _cut(algorithm, view, cohort, profile, scales, link, rng)
+            remembered[round, head.tobytes()] = algorithm.sum_contributions(honest, threads)
+        sums = remembered[round, head.tobytes()]
         sums = sums + devices * (stuffing.second(head) if round else stuffing.first(len(sums)))
         sums += noise_on(spans(round, len(sums)), key, round)
         every = np.arange(len(sums), dtype=np.int32)
         told = SummedReports(round, every, sums[:, None], len(cohort) + devices)
         items, memory = algorithm.server_fold(items, memory, told)
     return items
+
+
+def _cut(
+    algorithm: Gram,
+    view: ModelView,
+    cohort: Cohort,
+    profile: Profile,
+    scales: Floats,
+    link: CheckedSum | None,
+    rng: Streams | None,
+) -> Contributions:
+    """As honest devices do."""
+    if link is None:
+        return cut(profile, scales, algorithm.config.name)
+    numbers = algorithm.report_shape(view)[0]
+    grid = link.grid(link.form(*algorithm.contribution(view.round, numbers)))
+    drawn = (rng or Streams.from_seed(0)).child("fixed-point", view.round).words(cohort.users, 1)
+    return cut_to(profile, scales, algorithm.config.name, grid, drawn[:, 0])

@@ -475,11 +475,10 @@ NOISE_BY = MappingProxyType(
         ),
     }
 )
-_PAIR_WEIGHTS, _PAIR_BOUND = (1, 2, 4, 8, 16, 19), PAIR_STEPS**2
-"""Entries up to 50 of 256 steps: no pair is above .04 of the norm."""
+_PAIR_BOUND = PAIR_STEPS**2
 _PAIR_LOUDNESS = 12 * _PAIR_BOUND // 10
 """Honest devices hardly notice it; one loud item beside many quiet ones is what it rules out. See
-"Stuffing" in docs/privacy.md for what all three hold back, and what they cost."""
+"Stuffing" in docs/privacy.md for what norm, largest entry and loudness hold back together."""
 _PLACE_WEIGHTS, _PLACE_UNIT = (1, 2, 4, 8), 64
 """Entries up to 15 of 64 steps: a catalogue is long, and every bit costs 4 bytes."""
 _FEW, _FEW_WEIGHTS, _FEW_UNIT = 64, tuple(1 << k for k in range(12)), 1 << 12
@@ -501,6 +500,11 @@ class CheckedSum(Link):
     """Who adds the noise: "helper", aggregator 1 alone, or "halves", each of the three half of its
     variance, so that what is published is bounded towards each of them, too, at 1.5 times the
     variance."""
+    largest_pair: int = 50
+    """The largest entry of a vector whose pairs are summed, of 256 to its norm: with 50 no pair is
+    above .04. The smaller, the less can few devices push; but who has fewer head items than fill
+    the norm with it (26 with 50, 4 with 128) is heard less. So it is larger where that is most
+    users, as in sparse catalogues."""
     urls: tuple[str, ...] = ()
     """Addresses of aggregators 1 and 2, to which the server turns; empty in simulation, like the
     two below."""
@@ -533,6 +537,7 @@ class CheckedSum(Link):
         require_whole("link.min_devices", self.min_devices, 2)
         if self.noise_by not in NOISE_BY:
             raise ConfigError(f'link.noise_by is "helper" or "halves", not {self.noise_by!r}')
+        require_whole("link.largest_pair", self.largest_pair, 8, PAIR_STEPS)
         for name, many in (("urls", 2), ("authorities", 2), ("keys", 3)):
             found = getattr(self, name)
             if not found:
@@ -552,7 +557,8 @@ class CheckedSum(Link):
     def form(self, places: int, pairs: bool) -> Form:
         """What devices share of a contribution, and what is checked of it."""
         if pairs:
-            return Form(places, _PAIR_WEIGHTS, _PAIR_BOUND, True, _PAIR_LOUDNESS)
+            weights = _weights_to(self.largest_pair)
+            return Form(places, weights, _PAIR_BOUND, True, _PAIR_LOUDNESS)
         if places <= _FEW:
             return Form(places, _FEW_WEIGHTS, _FEW_UNIT**2, False)
         return Form(places, _PLACE_WEIGHTS, _PLACE_UNIT**2, False)
@@ -610,6 +616,13 @@ class CheckedSum(Link):
 
     def caveats(self, *, bounded: bool = False) -> tuple[str, ...]:
         return (CHECKED,)
+
+
+def _weights_to(most: int) -> tuple[int, ...]:
+    """Of the fewest bits that reach every number up to this one: powers of two, and the rest."""
+    powers = tuple(1 << k for k in range((most + 1).bit_length() - 1))
+    rest = most - sum(powers)
+    return tuple(sorted((*powers, rest))) if rest else powers
 
 
 def require_sigma(sigma: float) -> None:
