@@ -63,6 +63,7 @@ def run(*, quick: bool = False, progress: Progress | None = None) -> dict[str, A
         check=True,
     )
     seen = json.loads(called.stdout)
+    messages = devices * bytes_of(LINK.form(HEAD, True))
     masks, product = helper_seconds(devices), product_seconds(devices)
     results = [
         row("an aggregator: shares, checks and its part of the sum, "
@@ -73,8 +74,7 @@ def run(*, quick: bool = False, progress: Progress | None = None) -> dict[str, A
         row("of that, its part of the sum", seen["sum"], "s",
             f"NumPy, the product in the clear: {product:.4g}", seen["sum"] / product),
         row("of that, checks", 1e3 * seen["checks"] / devices, "ms a device", target=2.0),
-        row(f"an aggregator's memory, with {devices * bytes_of(LINK.form(HEAD, True)) / 1e6:.0f} MB "
-            "of messages in it",
+        row(f"an aggregator's memory, {messages / 1e6:.0f} MB of messages in it",
             seen["memory"] / 2**20, "MiB", target=1024.0),
         row("a device: bits and shares of a head", 1e3 * seen["device"], "ms"),
     ]  # fmt: skip

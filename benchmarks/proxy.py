@@ -1,5 +1,5 @@
 """The proxy under load: submissions of k = 100 sealed reports over TLS on loopback, its handover,
-and its shuffle.
+and its shuffle; then chains of one, two and three shufflers: bytes and seconds at each.
 
     sottovoce bench proxy [--quick] [--json]
 
@@ -10,7 +10,8 @@ on 64 connections.
 
 The peer is a bare server in the same run, on the same event loop with the same TLS: it answers
 every request with fixed bytes, looks at nothing and stores nothing. No server in Python can do with
-less. The shuffle's peer is NumPy's permutation, which is not fit for protection.
+less. The shuffle's peer is NumPy's permutation, which is not fit for protection. A chain's is one
+shuffler in the same run.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +42,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from sottovoce.algorithms.fmf.system import FMFConfig
 from sottovoce.core.links import Proxied
-from sottovoce.engines.processes import Child, sottovoce_command, wait_for
+from sottovoce.engines.processes import Child, free_port, sottovoce_command, wait_for
 from sottovoce.errors import ServiceError
 from sottovoce.experiment import load_benchmark
 from sottovoce.parties import shuffler as shuffling
@@ -47,10 +50,14 @@ from sottovoce.privacy.reports import KReports, Tier
 from sottovoce.services.shuffler import Accounts
 from sottovoce.stores.keys import authority_pem, device_context
 from sottovoce.stores.server_folder import Introduction
-from sottovoce.stores.shuffler_folder import ShufflerFolder, create_shuffler_folder
+from sottovoce.stores.shuffler_folder import (
+    ShufflerFolder,
+    create_shuffler_folder,
+    init_shuffler,
+)
 from sottovoce.wire.frames import PROTOCOL
 from sottovoce.wire.sealing import SEALED_BYTES, key_id
-from sottovoce.wire.shuffled import encode_submission, terms_name
+from sottovoce.wire.shuffled import encode_submission, record_bytes, seal_for, terms_name
 from sottovoce.wire.terms import Terms
 
 Progress = Callable[[str], None]
@@ -102,6 +109,8 @@ def run(*, quick: bool = False, progress: Progress | None = None) -> dict[str, A
         _shuffle_row(size[1], *large),
         _alone("shuffle, cost per record, largest over smallest", large[0] / small[0], "×"),
     ]  # fmt: skip
+    say("chains")
+    results += chains(60 if quick else 1000)
     return {"bench": "proxy", "machine": _https.machine(), "results": results}
 
 
@@ -149,19 +158,21 @@ class Round:
     """An open round, as a server would publish it, and the folder of its proxy. Whatever else is
     sent to the server is taken."""
 
-    def __init__(self, path: Path, *, minimum: int) -> None:
-        path.mkdir(parents=True)
+    def __init__(self, path: Path, *, minimum: int, link: Proxied | None = None) -> None:
+        path.mkdir(parents=True, exist_ok=True)
         release = KReports(REPORTS, (Tier(2.5, minimum),))
-        self.terms = Terms("bench", 10_000, FMFConfig(), release, Proxied())
+        self.terms = Terms("bench", 10_000, FMFConfig(), release, link or Proxied())
         self.public = X25519PrivateKey.generate().public_key().public_bytes_raw()
         self.received = 0
         """Bytes of batches."""
+        self.received_at = 0.0
+        """When the last of them came."""
         self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
         self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
         verifying = Ed25519PrivateKey.generate().public_key().public_bytes_raw().hex()
         url = f"http://127.0.0.1:{self._server.server_port}"
-        introduction = Introduction(url, "", "bench", verifying, secrets.token_hex(32))
-        self.folder = create_shuffler_folder(path, introduction)
+        self.introduction = Introduction(url, "", "bench", verifying, secrets.token_hex(32))
+        self.folder = create_shuffler_folder(path, self.introduction)
 
     def __enter__(self) -> Round:
         self._thread.start()
@@ -171,9 +182,10 @@ class Round:
         self._server.shutdown()
         self._server.server_close()
 
-    def requests(self, count: int) -> list[bytes]:
+    def requests(self, count: int, seal: Callable[[], bytes] | None = None) -> list[bytes]:
         """Submissions of so many accounts, each with its request. The proxy cannot tell random
-        bytes from sealed reports, which would take minutes to make."""
+        bytes from sealed reports, which would take minutes to make; shufflers behind it can."""
+        size = record_bytes(self.terms.link.mixing or Proxied(), 0)
         accounts = [secrets.token_bytes(16) for _ in range(count)]
         with contextlib.closing(sqlite3.connect(self.folder.path / "proxy.db")) as link, link:
             link.executemany("INSERT INTO accounts VALUES (?, 0)", [(a,) for a in accounts])
@@ -182,8 +194,8 @@ class Round:
             known = Accounts(store, self.folder.account_secret())
             for account in accounts:
                 key = known.key(account) or b""
-                sealed = secrets.token_bytes(REPORTS * SEALED_BYTES)
-                body = encode_submission(account, key, 0, 0, name, sealed, terms=terms)
+                sealed = seal() if seal else secrets.token_bytes(REPORTS * size)
+                body = encode_submission(account, key, 0, 0, name, sealed, terms=terms, size=size)
                 head = (
                     f"POST /v1/submissions HTTP/1.1\r\nhost: bench\r\ncontent-length: {len(body)}"
                 )
@@ -211,6 +223,7 @@ class Round:
 
             def do_POST(self) -> None:
                 here.received += len(self.rfile.read(int(self.headers["content-length"])))
+                here.received_at = time.time()
                 self.send_response(204)
                 self.end_headers()
 
@@ -261,6 +274,7 @@ def _send(path: Path, port: int, connections: int) -> dict[str, Any]:
     seconds = time.perf_counter() - started
     return {
         "accepted": accepted, "busy": busy, "requests": accepted + busy, "seconds": seconds,
+        "ended": time.time(),
         "p99": float(np.quantile(waits, 0.99)) if waits else 0.0,
         "other": other.decode(errors="replace"),
     }  # fmt: skip
@@ -286,14 +300,15 @@ def handing_over(path: Path, count: int) -> float:
     with Round(path, minimum=count) as here:
         (path / "requests").write_bytes(pickle.dumps(here.requests(count)))
         with serving(here.folder, False) as (port, _):
-            if _load(path, port, CONNECTIONS)["accepted"] != count:
+            done = _load(path, port, CONNECTIONS)
+            if done["accepted"] != count:
                 raise ServiceError("not all submissions were accepted")
-            started = time.perf_counter()
+            end = time.time() + 120
             while here.received < count * REPORTS * SEALED_BYTES:
-                if time.perf_counter() - started > 120:
+                if time.time() > end:
                     raise ServiceError("the batch was not handed over")
                 time.sleep(0.005)
-            return count * REPORTS / (time.perf_counter() - started)
+            return float(count * REPORTS / (here.received_at - done["ended"]))
 
 
 def shuffling_nanoseconds(n: int) -> tuple[float, float]:
@@ -310,13 +325,93 @@ def shuffling_nanoseconds(n: int) -> tuple[float, float]:
     return 1e9 * ours / n, 1e9 * theirs / n
 
 
+# --- chains ---------------------------------------------------------------------------------------
+
+
+def chains(devices: int) -> list[dict[str, Any]]:
+    """Rows for one, two and three shufflers, of so many devices' reports."""
+    rows: list[dict[str, Any]] = []
+    first: dict[str, float] = {}
+    for shufflers in (1, 2, 3):
+        with tempfile.TemporaryDirectory() as place:
+            found = passing(Path(place), shufflers, devices)
+        first = first or found
+        for name, value in found.items():
+            unit = name.rpartition(", ")[2]
+            shown = _alone(f"chain of {shufflers}: {name.rpartition(', ')[0]}", value, unit)
+            if unit == "bytes":
+                shown["value"] = value
+            if shufflers > 1 and name in first and first[name]:
+                shown |= {"peer": f"one shuffler: {first[name]:.4g}", "ratio": value / first[name]}
+            rows.append(shown)
+    return rows
+
+
+def passing(path: Path, shufflers: int, devices: int) -> dict[str, float]:
+    """A round's reports from the devices to the server: what a device does, and what passes each
+    shuffler in how many seconds; by name and unit."""
+    ports = [free_port() for _ in range(shufflers)]
+    urls = [f"https://127.0.0.1:{port}" for port in ports]
+    places = [path / f"shuffler-{hop + 1}" for hop in range(shufflers)]
+    chain = tuple(init_shuffler(places[hop], urls[hop]) for hop in range(1, shufflers))
+    link = Proxied(urls[0], "", chain)
+    with Round(places[0], minimum=devices, link=link) as here, contextlib.ExitStack() as stack:
+        tokens = [secrets.token_hex(32) for _ in range(shufflers)]
+        for hop, place in enumerate(places):
+            told = replace(here.introduction, hop=hop, token=tokens[hop])
+            told = replace(told, accepts=tokens[hop - 1] if hop else "")
+            (place / "introduction.json").unlink(missing_ok=True)
+            folder = create_shuffler_folder(place, told)
+            stack.enter_context(serving(folder, False, port=ports[hop]))
+        reports, sealing = np.arange(REPORTS, dtype=np.uint32), []
+
+        def seal() -> bytes:
+            begun = time.perf_counter()
+            sealed = seal_for(reports, here.public, here.terms, round=0, tier=0)
+            sealing.append(time.perf_counter() - begun)
+            return sealed
+
+        requests = here.requests(devices, seal)
+        (places[0] / "requests").write_bytes(pickle.dumps(requests))
+        done = _load(places[0], ports[0], CONNECTIONS)
+        if done["accepted"] != devices:
+            raise ServiceError("not all submissions were accepted")
+        last, end = done["ended"], time.time() + 600
+        while here.received < devices * REPORTS * SEALED_BYTES:
+            if time.time() > end:
+                raise ServiceError("the batch was not handed over")
+            time.sleep(0.005)
+        time.sleep(0.3)
+        gone = [_event(place / "proxy.log", "batch handed over") for place in places]
+    found = {
+        "sealing 100 reports on a device, ms": 1e3 * float(np.median(sealing)),
+        "a device's message, bytes": float(len(requests[0].partition(b"\r\n\r\n")[2])),
+        f"from the last submission to the server, {devices * REPORTS} reports, s": gone[-1] - last,
+    }
+    for hop in range(shufflers):
+        before = gone[hop - 1] if hop else last
+        found[f"of this at shuffler {hop + 1}, s"] = max(0.0, gone[hop] - before)
+        found[f"a report behind shuffler {hop + 1}, bytes"] = float(record_bytes(link, hop))
+    return found
+
+
+def _event(log: Path, event: str) -> float:
+    """When a process said so."""
+    for line in log.read_text().splitlines():
+        said = json.loads(line) if line.startswith("{") else {}
+        if said.get("event") == event:
+            return datetime.fromisoformat(said["timestamp"]).timestamp()
+    raise ServiceError(f"{log} does not say {event!r}")
+
+
 # --- processes ------------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
-def serving(folder: ShufflerFolder, bare: bool) -> Iterator[tuple[int, int]]:
+def serving(folder: ShufflerFolder, bare: bool, port: int = 0) -> Iterator[tuple[int, int]]:
     """A process that listens: its port and its number."""
-    command = sottovoce_command("serve", "proxy", folder.path, "--port=0", "--hold-seconds=0")
+    options = (f"--port={port}", "--hold-seconds=0")
+    command = sottovoce_command("serve", "shuffler", folder.path, *options)
     ready = folder.ready_file
     if bare:
         ready = folder.path / "server.json"

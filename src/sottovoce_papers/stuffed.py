@@ -133,7 +133,7 @@ class StuffedWorld:
         """Whom an attack is about."""
         many = np.arange(self.targets)
         if kind == "cold":
-            return [int(i) for i in cold_targets(self.train, self.targets, Streams.from_seed(0))]
+            return list(cold_targets(self.train, self.targets, Streams.from_seed(0)).tolist())
         if kind == "most popular":
             return list(self.popular[: self.targets])
         first = 0.97 if kind == "end of the head" else 0.6

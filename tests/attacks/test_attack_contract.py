@@ -36,6 +36,13 @@ WORLDS = {
         "release": {"max_reports": 5, "tiers": [{"epsilon": 2.0, "min_devices": 5}]},
         "consent": {"epsilon": 2.0, "max_reports": 5},
     },
+    "fmf, chained": {
+        "draws": "secret",
+        "link": {"name": "proxy", "chain": [{}]},
+        "algorithm": {"name": "fmf", "embedding_size": 3, "rounds": 2},
+        "release": {"max_reports": 5, "tiers": [{"epsilon": 2.0, "min_devices": 5}]},
+        "consent": {"epsilon": 2.0, "max_reports": 5},
+    },
     "uc": {
         "link": SUM,
         "algorithm": {

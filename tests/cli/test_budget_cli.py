@@ -245,3 +245,15 @@ def test_the_meter_is_full_when_the_budget_is(used, limit, bar, percent):
     told = spent.meter(used, limit)
     assert told.startswith("[" + "#" * bar + "-" * (24 - bar) + "]")
     assert told.endswith(f" {percent} %")
+
+
+def test_a_chain_is_told_for_every_number_of_dishonest_shufflers(call):
+    code, out, err = call(*POINT, "--shufflers", "3")
+    assert (code, err) == (0, "")
+    assert "if at most 2 of them work with the server, ε = 21.406" in out
+    assert "if all 3 do, ε = 5,000" in out
+    found = json.loads(call(*POINT, "--shufflers", "3", "--json")[1])["chain"]["holding"]
+    assert [one["dishonest"] for one in found] == [0, 1, 2, 3]
+    assert [one["epsilon"] for one in found] == [found[0]["epsilon"]] * 3 + [5000.0]
+    assert "chain" not in json.loads(call(*POINT, "--json")[1])
+    assert call(*POINT, "--shufflers", "17")[0] == 2

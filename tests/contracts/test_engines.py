@@ -69,6 +69,10 @@ mix = [
 ]
 """
 ROTATED = FMF.replace('name = "fmf"', 'name = "fmf"\nvariant = "rotated"')
+CHAIN = {
+    f"chain of {many}": f"{FMF}\n[link]\nchain = [{', '.join(['{}'] * (many - 1))}]\n"
+    for many in (2, 3)
+}
 UC = """
 [algorithm]
 name = "uc"
@@ -86,7 +90,7 @@ mix = [
   { weight = 3, share_positives = 1.0, hidden_attributes = ["gender"], strength = 0.8 },
 ]
 """
-WORLDS = {"fpl": FPL, "fcf": FCF, "fmf": FMF, "rotated": ROTATED, "uc": UC}
+WORLDS = {"fpl": FPL, "fcf": FCF, "fmf": FMF, "rotated": ROTATED, "uc": UC, **CHAIN}
 RESIDENTS = generate_town(TownConfig(residents=8, venues=60, districts=2)).interactions
 
 
@@ -150,6 +154,8 @@ def run_once(place, engine, world):
         ("fpl", "flower"),
         pytest.param("fcf", "https", marks=pytest.mark.slow),
         ("fmf", "https"),
+        ("chain of 2", "https"),
+        pytest.param("chain of 3", "https", marks=pytest.mark.slow),
         pytest.param("rotated", "https", marks=pytest.mark.slow),
         pytest.param("uc", "flower", marks=pytest.mark.slow),
         pytest.param("fcf", "flower", marks=pytest.mark.slow),
@@ -170,6 +176,18 @@ def test_real_processes_give_the_simulations_model_ledger_and_recommendations(pl
         )
         assert mine == theirs
     assert not left_behind(got.path)
+
+
+@pytest.mark.parametrize("world", CHAIN)
+def test_a_chain_of_shufflers_gives_the_model_of_one(place, world):
+    """A report is longer by a layer for each, and that is all."""
+    (one, _), (chain, _) = run(place, "simulation", "fmf"), run(place, "simulation", world)
+    assert np.array_equal(chain.model(), one.model())
+    assert np.array_equal(chain.vectors(), one.vectors())
+    before, after = one.ledger().to_pydict(), chain.ledger().to_pydict()
+    more = [b - a for a, b in zip(before.pop("bytes"), after.pop("bytes"), strict=True)]
+    assert set(more) == {20 * 48 * (int(world[-1]) - 1)}
+    assert before == after
 
 
 @pytest.mark.parametrize("engine", ["https", "flower"])

@@ -12,9 +12,10 @@ from sottovoce.algorithms.fpl.system import FPL, FPLConfig
 from sottovoce.core.consent import Choice, Consent
 from sottovoce.core.interactions import Vocabulary
 from sottovoce.core.ledger import Ledger
-from sottovoce.core.links import Direct, Gateway, Proxied
-from sottovoce.core.messages import add_up
+from sottovoce.core.links import Direct, Gateway, Hop, Proxied, hop_party
+from sottovoce.core.messages import BitReports, SealedBatch, add_up
 from sottovoce.engines.flower.node import answer_task
+from sottovoce.engines.transcripts import Recorder, Transcript, read_transcript
 from sottovoce.parties.device import Devices
 from sottovoce.parties.server import Server
 from sottovoce.privacy.mechanisms import ShareFraction
@@ -137,3 +138,30 @@ def test_behind_a_proxy_the_server_sees_reports_in_no_order_and_of_no_one():
     assert sorted(batch.reports.tolist()) == sorted(sent.reports.ravel().tolist())
     assert batch.reports.tolist() != sent.reports.ravel().tolist()
     assert set((sent.sender % 2).tolist()) == {1}
+
+
+@pytest.mark.parametrize("shufflers", [2, 3])
+def test_in_a_chain_each_shuffler_sees_what_the_table_says_and_no_more(tmp_path, shufflers):
+    """Those behind the first one see how many records a batch has; so it is kept of a run."""
+    consent = Consent.uniform(USERS, Choice(epsilon=2.0, max_reports=20))
+    link, release = Proxied(chain=(Hop(),) * (shufflers - 1)), KReports(20, (Tier(2.0, 5),))
+    made = Federation.build(
+        FMFConfig(embedding_size=4, rounds=2), TRAIN, consent, release, Streams(1), link=link
+    )
+    heard, written = Recorder(), Transcript(tmp_path / "transcript")
+    made.run(message_observers=[heard, written])
+    behind = [hop_party(hop) for hop in range(1, shufflers)]
+    assert set(heard.seen) == {"device", "server", "proxy", *behind}
+    for party, rounds in heard.seen.items():
+        table = link.sees[party.partition("-")[0]]
+        for message in (m for messages in rounds.values() for m in messages):
+            shown = {field.name for field in fields(message)}
+            if isinstance(message, BitReports):
+                assert message.reports.size == 0  # they are sealed
+                shown.remove("reports")
+            assert shown == table[type(message).__name__]
+    for party in behind:
+        for round, (batch,) in heard.seen[party].items():
+            assert batch == SealedBatch(round, 0, 24, 24 * 20)
+    kept = read_transcript(tmp_path / "transcript", "")
+    assert [kept[party] for party in behind] == [heard.seen[party] for party in behind]

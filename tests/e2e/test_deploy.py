@@ -636,6 +636,78 @@ def _check_a_proxy_that_was_put_back(machines: SumMachines) -> None:
     assert (found["round"], found["refused"]) == (ROUNDS + 3, {"sum_refused": 1})
 
 
+# --- with a checked sum ---------------------------------------------------------------------------
+
+CHECKED = ("jana", "karl", "lena")
+AGGREGATORS = ("one", "two")
+
+
+class CheckedMachines(Machines):
+    """The machines of three organisations that check what none of them reads."""
+
+    mark, people = "checked", CHECKED
+    ready: ClassVar[dict[str, str]] = {
+        **Machines.ready, **dict.fromkeys(AGGREGATORS, "sums/aggregator.json"),
+    }  # fmt: skip
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root, ("operator", *AGGREGATORS, *CHECKED))
+        for name, end, port in zip(AGGREGATORS, ("net", "com"), free_ports(2), strict=True):
+            self.ports[f"sums.example.{end}:8448"] = port
+            self.listening[name] = f"--port {port}"
+        [text] = re.findall(r"`checked.toml`:\n\n```\n(.*?)```", PAGE, re.DOTALL)
+        quick = {
+            "min_devices = 50 ": "min_devices = 2 ",
+            "min_devices = 100 ": "min_devices = 3 ",
+            "poll_seconds = 60\n": "poll_seconds = 0.2\n",
+        }
+        visitors = {owner: place for place, owner in enumerate(CHECKED)}
+        write_inputs(root / "operator", "checked.toml", changed(text, quick), visitors, 12)
+
+    def who(self, machine: str, block: str) -> tuple[str, ...]:
+        return AGGREGATORS if machine == AGGREGATORS[0] else super().who(machine, block)
+
+    def on(self, machine: str, block: str) -> str:
+        if machine == AGGREGATORS[1]:
+            block = block.replace("town-1", "town-2")
+        return super().on(machine, block)
+
+    def before(self, machine: str, block: str) -> None:
+        operator = self.root / "operator"
+        if "--introduction" in block:
+            for number, name in enumerate(AGGREGATORS, 1):
+                shutil.move(operator / f"town-{number}.json", self.root / name)
+        if "serve status" in block:
+            self.wait_for(lambda: len(self.events("operator", "round over")) == 2)
+
+    def after(self, block: str) -> None:
+        if "--init" in block:
+            for name, end in zip(AGGREGATORS, ("net", "com"), strict=True):
+                sums, operator = self.root / name / "sums", self.root / "operator"
+                shutil.copy(sums / "keys" / "ca.crt", operator / f"{end}.crt")
+                shutil.copy(sums / "seal.pub", operator / f"{end}.pub")
+
+
+@pytest.mark.slow
+def test_the_document_from_nothing_to_a_federation_with_a_checked_sum(tmp_path):
+    """By a server, two aggregators and three devices."""
+    with CheckedMachines(tmp_path) as machines:
+        said = machines.walk()
+        assert "Round 2 of 2, attempt 0: finished" in said["operator"]
+        assert "3 of 3 reported; missing: nobody" in said["operator"]
+        jana = said["jana"]
+        assert "Any two of them together read everything." in jana
+        assert "Each of the three adds half of the noise" in jana
+        for name, port in machines.ports.items():
+            assert ("sums" not in name) or f"https://127.0.0.1:{port}" in jana
+        for owner in CHECKED:
+            lines = machines.ledger(owner)["lines"]
+            assert [line["round"] for line in lines] == [0, 1]
+            assert lines[0]["bytes"] == 4 * (4 * 241 + 13) + 560
+            for name in AGGREGATORS:
+                assert owner not in (machines.root / name / "log").read_text().lower()
+
+
 # --- with data owners -----------------------------------------------------------------------------
 
 USERS = ("ines", "jonas")
@@ -840,9 +912,10 @@ def read_unit(path: Path) -> dict[str, list[str]]:
 
 
 def test_there_is_a_unit_for_every_service():
-    first = [f"sottovoce-{name}" for name in ("device", "helper", "orchestrator", "owner")]
-    second = [f"sottovoce-{name}" for name in ("server", "shuffler", "superlink", "supernode")]
-    assert [path.stem for path in UNITS] == [*first, *second]
+    first = [f"sottovoce-{name}" for name in ("aggregator", "device", "helper", "orchestrator")]
+    second = [f"sottovoce-{name}" for name in ("owner", "server", "shuffler")]
+    third = [f"sottovoce-{name}" for name in ("superlink", "supernode")]
+    assert [path.stem for path in UNITS] == [*first, *second, *third]
     told = (DEPLOY / "README.md").read_text()
     assert all(f"`systemd/{path.name}`" in told for path in UNITS)
 

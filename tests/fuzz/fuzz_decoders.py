@@ -14,17 +14,27 @@ from fuzz_watch import Trouble, escaped
 from orchestrator_world import application
 from secure_sum_world import MODEL, SeedKeeper, summed_terms
 from server_world import terms
+from wire_vectors import HERE, TRAVELLED, checked_terms, record_of_shares
 
 from sottovoce import wire
 from sottovoce.algorithms.drift.messages import Gradients, RowRequest, Rows
 from sottovoce.algorithms.drift.system import DRIFTConfig
-from sottovoce.core.messages import BitReports, DeviceReports, MaskSum, ModelView, SummedReports
-from sottovoce.errors import SottovoceError
+from sottovoce.core.messages import (
+    BitReports,
+    CheckParts,
+    DeviceReports,
+    MaskSum,
+    ModelView,
+    SummedReports,
+    SumPart,
+)
+from sottovoce.errors import MessageError, SottovoceError
 from sottovoce.stores.server_folder import parse_introduction
 from sottovoce.wire import cohort_rounds, frames, sealing, signing, silo_rounds, versions
 from sottovoce.wire import masked as masked_wire
 from sottovoce.wire import owners as owner_wire
 from sottovoce.wire import reports as report_wire
+from sottovoce.wire import shared as shared_wire
 from sottovoce.wire import shuffled as proxy_wire
 from sottovoce.wire import users as orchestrator_wire
 from sottovoce.wire.descriptor import Descriptor
@@ -203,6 +213,43 @@ class Decoders:
         head = frames.ENVELOPE.pack(1, 2, 3, bytes(16))
         self._bytes(signing.open_envelope, head + bytes(80), frames.ENVELOPE.head)
         self._sealed()
+        self._shares()
+
+    def _shares(self):
+        """What is said where sums are checked."""
+        terms, one = checked_terms(), record_of_shares(checked_terms())
+        sent, about = TRAVELLED, shared_wire.About.of(checked_terms(), 5, 1, bytes(32), 21)
+        body = shared_wire.encode_shared(sent, one, 5, 1)
+        read = lambda content: shared_wire.decode_shared(content, 5, 1, 277)  # noqa: E731
+        self._bytes(shared_wire.decode_shared, body, frames.SHARED.head, read)
+        passed = shared_wire.encode_shares(about, [(one, sent), (one, sent)])
+        self._bytes(shared_wire.decode_shares, passed, frames.SHARES.head)
+        names, coins = tuple(bytes([k]) * 32 for k in (1, 2, 9)), (bytes(32),) * 3
+        kept = np.array([True, False, True])
+        asked = shared_wire.SetQuestion(about, names, coins, kept)
+        question = shared_wire.encode_question(asked)
+        ask = lambda content: shared_wire.decode_question(content, coins=True, kept=True)  # noqa: E731
+        self._bytes(shared_wire.decode_question, question, frames.PART_QUESTION.head, ask)
+        coin = shared_wire.encode_coin(5, bytes(32))
+        tell = lambda content: shared_wire.decode_coin(content, 5)  # noqa: E731
+        self._bytes(shared_wire.decode_coin, coin, frames.COIN.head, tell)
+        numbers = np.arange(6, dtype=np.uint32)
+        checks = shared_wire.encode_checks(CheckParts(5, 1, numbers.reshape(3, 2)))
+        check = lambda content: shared_wire.decode_checks(content, 5, 1, 3)  # noqa: E731
+        self._bytes(shared_wire.decode_checks, checks, frames.CHECK_PARTS.head, check)
+        part = shared_wire.encode_part(SumPart(5, 1, 3, numbers))
+        add = lambda content: shared_wire.decode_part(content, 5, 1, 3, 6)  # noqa: E731
+        self._bytes(shared_wire.decode_part, part, frames.SUM_PART.head, add)
+        key = X25519PrivateKey.from_private_bytes(HERE.private_bytes())
+        bound = shared_wire.binding(terms, 5, 1, bytes(32), 21)
+
+        def opened(content):
+            record = shared_wire.SharedRecord.of(content)
+            if not shared_wire.is_signed(record, bound):
+                raise MessageError("not signed")
+            return shared_wire.open_secrets(record, 0, key, bound)
+
+        self._bytes(shared_wire.open_secrets, one.content, None, opened)
 
     def _short_numbers(self, summed, record, words):
         """The readers of masked numbers, of 40 bits."""
@@ -238,6 +285,11 @@ class Decoders:
         raw = private.private_bytes_raw()
         read = lambda content: sealing.open_reports(content, raw, federation="town", **place)  # noqa: E731
         self._bytes(sealing.open_reports, sealed, None, read)
+        name = bytes(32)
+        info = sealing.layer_info(public, federation="town", **place, hop=1, key=name, terms=name)
+        layered = sealing.seal_layer(sealed, sealing.SEALED_BYTES, public, info)
+        one_off = lambda content: sealing.open_records(content, 100, raw, info)  # noqa: E731
+        self._bytes(sealing.open_records, layered, None, one_off)
 
     def _silos(self, path):
         issuer, user, other = Issuer("town"), Identity(), Identity()

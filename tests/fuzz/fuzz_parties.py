@@ -1,5 +1,5 @@
-"""The other services as targets: the proxy that shuffles, the one of a secure sum, data owners and
-orchestrators, with DRIFT as printed and aggregated."""
+"""The other services as targets: the proxy that shuffles, the one of a secure sum, an
+aggregator, data owners and orchestrators, with DRIFT as printed and aggregated."""
 
 import json
 import secrets
@@ -7,9 +7,14 @@ import struct
 import time
 from dataclasses import replace
 
+import numpy as np
+from checked_world import LEAST as CHECKED_LEAST
+from checked_world import TOKENS, AggregatorApp, checked_folders
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from fuzz_choices import Choices
 from fuzz_targets import POST, ServiceTarget, table
 from fuzz_watch import Here, Trouble
+from hop_world import ACCEPTS, layered, random_records, second_of
 from orchestrator_world import ITEMS as FILMS
 from orchestrator_world import App as OrchestratorApp
 from orchestrator_world import User, let_in
@@ -20,12 +25,14 @@ from proxy_world import Device, challenge_of, proxied
 from secure_sum_world import LEAST, MODEL, TOKEN, MaskerApp, SeedKeeper, masker_folder
 
 from sottovoce.algorithms.drift.system import DRIFTConfig
+from sottovoce.core.shares import bits_of, split
 from sottovoce.services.owner import FORGET_PATH, ITEMS_PATH
 from sottovoce.stores.keys import operator_token
 from sottovoce.stores.orchestrator_folder import create_orchestrator_folder, invite
 from sottovoce.wire import frames, interactions
 from sottovoce.wire import masked as masked_wire
 from sottovoce.wire import owners as owner_wire
+from sottovoce.wire import shared as shared_wire
 from sottovoce.wire import shuffled as proxy_wire
 from sottovoce.wire import users as orchestrator_wire
 from sottovoce.wire.interactions import Identity
@@ -137,6 +144,58 @@ class Shuffler(PartyTarget):
             time.sleep(0.01)
 
 
+class LaterShuffler(Shuffler):
+    """The second one of a chain."""
+
+    name = "shuffler-behind"
+    BATCHES = POST, "/v1/batches"
+
+    def opened(self, path, stack):
+        self.server, folder = stack.enter_context(second_of(path, poll_seconds=8.0))
+        self.app = app = stack.enter_context(FuzzedProxy(folder))
+        self.operator = operator_token(folder.keys)
+        self._until(lambda: app.store.position.round >= 0)
+        self.makers[self.BATCHES] = self.part
+        self._whole = {}
+        return app
+
+    def token(self, address):
+        return ACCEPTS if address == self.BATCHES else super().token(address)
+
+    def part(self, choices):
+        now, tier = self.app.store.position, choices.below(2)
+        where = now.round, tier
+        if where not in self._whole:
+            sealed = layered(self.server, random_records(4 * 4), tier, round=now.round)
+            self._whole = {where: sealed}
+        sealed, size = self._whole[where], len(self._whole[where]) // 16
+        many = 1 + (choices.below(4) if choices.chance(4) else 0)
+        number, cuts = choices.below(many), [16 * n // many * size for n in range(many + 1)]
+        body = sealed[cuts[number] : cuts[number + 1]]
+        if choices.chance(8):
+            body = choices.perhaps_damaged(body, 2)
+        mark = choices.pick((bytes(16), secrets.token_bytes(16)))
+        made = (max(0, now.round), tier, now.key, 4, number, many, mark, body, size)
+        content = proxy_wire.encode_part(proxy_wire.BatchPart(*made))
+        content = choices.refielded(frames.BATCH_PART.head, content, one_in=4)
+        return choices.perhaps_damaged(content, 10)
+
+    def heard(self, answer):
+        pass
+
+    def check(self):
+        for held in self.app.store.held():
+            arrival, most = held.arrival, held.devices * 4
+            if not arrival.kept <= arrival.records <= most or arrival.stored > arrival.parts:
+                raise Trouble("counts", f"{held} has more than there is: {arrival}")
+
+    def honest(self):
+        self.tick()
+        answer = self.send_good(self.BATCHES)
+        if answer.status != 204:
+            raise Trouble("honest", f"an honest shuffler is refused: {answer}")
+
+
 # --- the proxy of a secure sum --------------------------------------------------------------------
 
 
@@ -232,6 +291,120 @@ class Masker(PartyTarget):
 
     def honest(self):
         answer = self.send_good(self.SUMS)
+        if answer.status != 200:
+            raise Trouble("honest", f"an honest server is refused: {answer}")
+
+
+# --- an aggregator of a checked sum ---------------------------------------------------------------
+
+
+class FuzzedAggregator(AggregatorApp, Here):
+    pass
+
+
+class Aggregator(PartyTarget):
+    name = "aggregator"
+    SHARES, COINS = (POST, "/v1/shares"), (POST, "/v1/coins")
+    CHECKS, PARTS = (POST, "/v1/checks"), (POST, "/v1/parts")
+    NUMBERS = 21
+
+    def opened(self, path, stack):
+        self.terms, folders = checked_folders(path, items=self.NUMBERS - 1)
+        folder = folders[1]
+        app = stack.enter_context(FuzzedAggregator(folder))
+        self.operator = operator_token(folder.keys)
+        self.keys = [Ed25519PrivateKey.generate() for _ in range(CHECKED_LEAST + 1)]
+        self.round, self._sent = 0, {}
+        self.makers |= {
+            self.SHARES: self.shares,
+            self.COINS: lambda choices: self.question(choices),
+            self.CHECKS: lambda choices: self.question(choices, coins=True),
+            self.PARTS: lambda choices: self.question(choices, coins=True, kept=True),
+        }
+        return app
+
+    def token(self, address):
+        ours = (self.SHARES, self.COINS, self.CHECKS, self.PARTS)
+        return TOKENS[1] if address in ours else self.operator
+
+    def about(self, round):
+        return shared_wire.About.of(self.terms, round, 0, MODEL, self.NUMBERS)
+
+    def sent(self, round):
+        """Submissions of a first stage, in order."""
+        if round not in self._sent:
+            about, link = self.about(round), self.terms.link
+            form = link.form(self.NUMBERS, False)
+            bits = bits_of(form, np.zeros((1, self.NUMBERS), int))[0]
+            made = []
+            for key in self.keys:
+                secret = tuple(secrets.token_bytes(32) for _ in range(3))
+                travelled = split(bits, secret).astype("<u4").tobytes()
+                bound = about.bound(self.terms)
+                record = shared_wire.make_record(secret, travelled, key, link, bound)
+                made.append((record, travelled))
+            self._sent = {k: v for k, v in self._sent.items() if k >= round - 2}
+            self._sent[round] = sorted(made, key=lambda one: one[0].name)
+        return self._sent[round]
+
+    def shares(self, choices):
+        sent = list(self.sent(self.round))
+        if choices.chance(3):
+            at = choices.below(len(sent))
+            record, travelled = sent[at]
+            match choices.below(5):
+                case 0:
+                    sent[at] = (
+                        record,
+                        choices.damaged(travelled)[: len(travelled)].ljust(len(travelled), b"\0"),
+                    )
+                case 1:
+                    sent[at] = replace(record, device=choices.bytes(32)), travelled
+                case 2:
+                    sent[at] = replace(record, sealed=(bytes(112),) * 3), travelled
+                case 3:
+                    sent.pop(at)
+                case _:
+                    sent.append(sent[at])
+        said = choices.other(self.round, one_in=24)
+        if said > self.round:  # a server could end all rounds with the last
+            said = max(0, self.round - 1)
+        content = shared_wire.encode_shares(self.about(said), sent)
+        return choices.perhaps_damaged(content, 8)
+
+    def question(self, choices, coins=False, kept=False):
+        sent = self.sent(self.round)
+        self.app.answering.take(shared_wire.encode_shares(self.about(self.round), sent))
+        names = [record.name for record, _ in sent]
+        if choices.chance(6):
+            names.pop(choices.below(len(names)))
+        if choices.chance(12):
+            names.append(choices.bytes(32))
+        if not choices.chance(12):
+            names.sort()
+        told = tuple(choices.bytes(32) for _ in range(3)) if coins else ()
+        who = np.ones(len(names), bool) if kept else None
+        if kept and choices.chance(6):
+            who[choices.below(len(names))] = False
+        about = self.about(self.round)
+        if choices.chance(12):
+            about = about._replace(numbers=choices.other(self.NUMBERS, one_in=2))
+        asked = shared_wire.SetQuestion(about, tuple(names), told, who)
+        content = shared_wire.encode_question(asked)
+        return choices.perhaps_damaged(content, 8)
+
+    def heard(self, answer):
+        if answer.status == 200 and answer.path == self.PARTS[1]:
+            self.acknowledged += 1
+            self.round = self.app.answering.round + 2
+
+    def check(self):
+        told = self.app.answering.told
+        if told != self.acknowledged:
+            raise Trouble("counts", f"{self.acknowledged} parts were heard, {told} told")
+
+    def honest(self):
+        answer = self.send_good(self.PARTS)
         if answer.status != 200:
             raise Trouble("honest", f"an honest server is refused: {answer}")
 
@@ -540,4 +713,13 @@ class AggregatedOrchestrator(Orchestrator):
         return super().opened(path, stack)
 
 
-TARGETS = (Shuffler, Masker, Owner, AggregatedOwner, Orchestrator, AggregatedOrchestrator)
+TARGETS = (
+    Shuffler,
+    LaterShuffler,
+    Masker,
+    Aggregator,
+    Owner,
+    AggregatedOwner,
+    Orchestrator,
+    AggregatedOrchestrator,
+)

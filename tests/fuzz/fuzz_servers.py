@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import sqlalchemy as sa
+from checked_world import AggregatorApp, checked_folders, forged
 from collector_world import FACTORS, TIERS, K, parts_of, proxied_terms
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from fuzz_choices import Choices
@@ -26,17 +27,21 @@ from sottovoce.algorithms.uc.settings import UCConfig
 from sottovoce.core.links import SecureSum
 from sottovoce.core.masking import masked
 from sottovoce.core.messages import GRID, DeviceReports
+from sottovoce.core.shares import P, bits_of, split
 from sottovoce.engines.client import Answer
+from sottovoce.parties.aggregator import form_of
 from sottovoce.privacy.mechanisms import ShareFraction
 from sottovoce.privacy.updates import Clipped
 from sottovoce.rng import Streams
 from sottovoce.services.kit.application import Hosting
 from sottovoce.services.server.application import ServerApplication, ServerLimits
+from sottovoce.services.server.checked_rounds import CheckedCoordinator
 from sottovoce.services.server.process import RoundsThread
 from sottovoce.services.server.shuffled_rounds import coordinator_of
 from sottovoce.services.server.state import RoundState
 from sottovoce.services.server.summed_rounds import SummedCoordinator
 from sottovoce.stores import server as roster
+from sottovoce.stores.aggregator_folder import first_rules
 from sottovoce.stores.database import rounds
 from sottovoce.stores.helper_folder import HelperIntroduction, create_helper, init_helper
 from sottovoce.stores.keys import operator_token
@@ -44,13 +49,22 @@ from sottovoce.stores.server_folder import ShufflerSecrets, create_folder, invit
 from sottovoce.wire import frames, signing
 from sottovoce.wire import masked as masked_wire
 from sottovoce.wire import reports as report_wire
+from sottovoce.wire import shared as shared_wire
 from sottovoce.wire.refusals import RefusalCounts
 from sottovoce.wire.shuffled import encode_part
 from sottovoce.wire.terms import Terms
 
 RULES = {"deadline_seconds": 2.0, "dormant_after": 1000, "min_fraction": 0.3}
 NEWCOMERS = 24
-_USUAL = ("round opened", "round over", "round is closing", "round given up", "secure sum")
+_USUAL = (
+    "round opened",
+    "round over",
+    "round is closing",
+    "round given up",
+    "secure sum",
+    "version published",
+    "version held back",
+)
 """What a server logs."""
 REPORTS, CHECK_IN, ENROL = (POST, "/v1/reports"), (POST, "/v1/checkin"), (POST, "/v1/enrol")
 TARGET, BATCHES = (POST, "/v1/operator/target"), (POST, "/v1/batches")
@@ -417,6 +431,70 @@ class Summed(ServerTarget):
                 return keeper.record(self.federation, round, attempt, seed=choices.bytes(32))
 
 
+class Checked(ServerTarget):
+    """Contributions in shares, of which the server has two of three."""
+
+    name = "server-checked"
+
+    def terms(self, path, stack):
+        federation, folders = checked_folders(path, ITEMS, server="server/keys")
+        self.aggregators = {n: stack.enter_context(AggregatorApp(f)) for n, f in folders.items()}
+        self.keys_at, self._made = path / "server" / "keys", {}
+        return federation
+
+    def coordinator(self, plan):
+        asks = {
+            n: lambda question, path, app=app: app.post(path, question)
+            for n, app in self.aggregators.items()
+        }
+        rules = first_rules(plan.terms, self.keys_at)
+        return CheckedCoordinator(plan, time.monotonic, *rules, asks)
+
+    def report(self, choices, number=None):
+        """The first devices are honest, so that there is always a sum."""
+        if number is None:
+            strange = [number for number in sorted(self.keys) if number >= USERS]
+            number = choices.pick(strange) if strange else 0
+            choices = choices if strange else Choices(b"")
+        return super().report(choices, number)
+
+    def body(self, choices, number, round, attempt):
+        version = self.app.board.now.versions.get(self.position.round)
+        if version is None:
+            return b""
+        federation, view = self.federation, version.view
+        numbers = federation.build().report_shape(view)[0]
+        name = masked_wire.model_name(view.items)
+        about = shared_wire.About.of(federation, round, attempt, name, numbers)
+        form = form_of(federation.build(), federation.link, view.round, numbers)
+        if choices.chance(24):
+            about = about._replace(numbers=numbers + 1)
+        key = (number, about)
+        if key not in self._made or choices.chance(3):
+            bits = bits_of(form, np.zeros((1, form.places), int))[0]
+            if choices.chance(3):
+                bits[choices.below(len(bits))] = choices.pick((2, P - 1, (P + 1) // 2))
+            secret = tuple(secrets.token_bytes(32) for _ in range(3))
+            travelled = split(bits, secret).astype("<u4").tobytes()
+            other = {}
+            if choices.chance(4):
+                other["sealed"] = {choices.below(3): choices.bytes(64)}
+            if choices.chance(6):
+                other["committed"] = {choices.below(3): choices.bytes(32)}
+            bound = about.bound(federation)
+            record = forged(secret, travelled, self.keys[number], federation.link, bound, **other)
+            self._made = self._made if len(self._made) < 500 else {}
+            self._made[key] = travelled, record
+        travelled, record = self._made[key]
+        if choices.chance(12):
+            travelled = choices.damaged(travelled)
+        if choices.chance(12):
+            record = replace(record, device=choices.pick((bytes(32), b"\xff" * 32)))
+        body = shared_wire.encode_shared(travelled, record, round, attempt)
+        body = choices.refielded(frames.SHARED.head, body, one_in=12)
+        return choices.perhaps_damaged(body, 12)
+
+
 class Proxied(ServerTarget):
     """Batches that a proxy hands over."""
 
@@ -465,4 +543,4 @@ class Proxied(ServerTarget):
             self._call(BATCHES, request)
 
 
-TARGETS = (Direct, UC, Postgres, Summed, Proxied)
+TARGETS = (Direct, UC, Postgres, Summed, Checked, Proxied)

@@ -20,6 +20,7 @@ import pytest
 import secure_sum_world
 from chaos_world import Forked, Mishaps, Nursery
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from hop_world import BEFORE, layered, parts, random_records, second_of
 from proxy_world import PATIENT, App, Link, proxied, proxy_terms
 from server_world import USERS, Client, Fleet, new_folder, simulated
 from test_owner_process import Phone
@@ -42,6 +43,7 @@ from sottovoce.stores.orchestrator import OrchestratorStore
 from sottovoce.stores.orchestrator_folder import invite
 from sottovoce.stores.server_folder import create_folder
 from sottovoce.wire.masked import seal_masked
+from sottovoce.wire.shuffled import encode_part
 from sottovoce.wire.signing import seal
 from sottovoce.wire.terms import Terms
 
@@ -279,6 +281,35 @@ def _submit(senders, post):
         if got.status == 204 or got.error != "early":
             return got, lost
         time.sleep(0.02)
+
+
+@pytest.mark.parametrize("kills", [FEW, often])
+def test_shuffler_behind_another_one(tmp_path, kills):
+    """Of each batch that it has acknowledged every report goes on, once, without its layer."""
+    devices_of, many = 30, 6
+    with second_of(tmp_path, minimum=(devices_of, 2)) as (server, folder):
+        with Nursery("proxy", tmp_path) as nursery:
+            options = {"limits": PATIENT}
+            here = Mishaps(
+                nursery, lambda: Forked(nursery, folder.path, **options), kills=kills, seed=7
+            )
+            senders = Senders(here, folder)
+            with here:
+                for round in itertools.count():
+                    inner = random_records(devices_of * 4)
+                    sealed = layered(server, inner)
+                    for part in parts(server, sealed, devices_of, many=many):
+                        post = ("POST", "/v1/batches", encode_part(part), BEFORE)
+                        settled(here.figures, *_submit(senders, post))
+                    batch = wait_for(lambda r=round: server.batch(r, 0), 180)
+                    assert sorted(batch) == sorted(inner), "none lost, none doubled"
+                    if here.over.is_set():
+                        break
+                    server.move(round + 1)
+                senders.close()
+        names = {(part.round, part.mark) for part in server.parts.values()}
+    assert len(names) == round + 1, "one batch by one name"
+    here.figures.say(f"shuffler behind another one ({round + 1} rounds)")
 
 
 # --- the masker -----------------------------------------------------------------------------------

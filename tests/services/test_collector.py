@@ -1,6 +1,7 @@
 """Rounds with a proxy, without a network: what counts, what is left out, what a crash leaves."""
 
 import secrets
+from collections import Counter
 from dataclasses import replace
 
 import numpy as np
@@ -20,12 +21,12 @@ from server_world import ITEMS, SEED, quick_rules
 from sottovoce.algorithms.fcf.system import FCFConfig
 from sottovoce.core.messages import Batch, SummedReports
 from sottovoce.errors import ConfigError, KeyTrouble, ServiceError
+from sottovoce.parties import shuffler as duplicates
 from sottovoce.parties.server import Server
 from sottovoce.privacy.mechanisms import Everything
 from sottovoce.rng import Streams
-from sottovoce.services.server import openers
+from sottovoce.services.kit import openers
 from sottovoce.services.server import shuffled_rounds as batches
-from sottovoce.services.server import shuffled_rounds as opening
 from sottovoce.services.server.shuffled_rounds import ShuffledCoordinator, coordinator_of
 from sottovoce.stores import server as records
 from sottovoce.stores import server as roster
@@ -381,14 +382,14 @@ def test_a_batch_in_which_nothing_is_good_leaves_the_model(world):
 
 @pytest.mark.parametrize("at_once", [1, 7, 1 << 24])
 def test_duplicates_are_found_with_little_memory(monkeypatch, at_once):
-    monkeypatch.setattr(opening, "AT_ONCE", at_once)
+    monkeypatch.setattr(duplicates, "AT_ONCE", at_once)
     rng = np.random.default_rng(3)
     table = rng.integers(0, 256, (60, SEALED_BYTES)).astype(np.uint8)
     table[[5, 50]] = table[31]
     table[59] = table[0]
     parts = [table[start : start + 20].tobytes() for start in (0, 20, 40)]
-    refused = opening.Counter()
-    kept = b"".join(opening._once(lambda: iter(parts), 60, refused))
+    refused = Counter()
+    kept = b"".join(duplicates.once(lambda: iter(parts), 60, SEALED_BYTES, refused))
     assert refused == {"duplicate": 3}
     expected = np.delete(table, [31, 50, 59], axis=0)
     assert kept == expected.tobytes()

@@ -269,7 +269,7 @@ def test_what_cannot_be_kept_is_not_told(app, terms, devices, monkeypatch):
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(folders, "replace_file", full)
+        patch.setattr("sottovoce.stores.sum_folder.replace_file", full)
         refused(app.sums(question(terms, 0, devices)), 503, "unavailable")
     told(app.sums(question(terms, 0, devices[1:])))
 

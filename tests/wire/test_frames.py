@@ -10,7 +10,7 @@ ALL = [thing for thing in vars(frames).values() if isinstance(thing, Frame)]
 
 
 def test_every_magic_is_one_messages():
-    assert len(ALL) == 18
+    assert len(ALL) == 26
     assert len({frame.magic for frame in ALL}) == len({frame.what for frame in ALL}) == len(ALL)
     for frame in ALL:
         assert frame.magic[:2] == b"SV"

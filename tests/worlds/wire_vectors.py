@@ -23,8 +23,31 @@ from server_world import terms as made_terms
 
 from sottovoce.algorithms.drift.messages import Gradients, RowRequest, Rows
 from sottovoce.algorithms.drift.system import DRIFTConfig
-from sottovoce.core.messages import BitReports, DeviceReports, MaskSum, ModelView, SummedReports
-from sottovoce.wire import masked, owners, reports, sealing, shuffled, silo_rounds, users, versions
+from sottovoce.algorithms.gram.system import GramConfig
+from sottovoce.core.links import CheckedSum
+from sottovoce.core.messages import (
+    BitReports,
+    CheckParts,
+    DeviceReports,
+    MaskSum,
+    ModelView,
+    SummedReports,
+    SumPart,
+)
+from sottovoce.core.shares import drawn
+from sottovoce.errors import MessageError
+from sottovoce.privacy.own_epsilon import OwnEpsilon
+from sottovoce.wire import (
+    masked,
+    owners,
+    reports,
+    sealing,
+    shared,
+    shuffled,
+    silo_rounds,
+    users,
+    versions,
+)
 from sottovoce.wire.cohort_rounds import CohortAnswer, CohortQuestion, CohortTask
 from sottovoce.wire.directory import Directory, OwnerEntry
 from sottovoce.wire.interactions import SEALED_BYTES, Identity, Offer, SessionSender
@@ -116,11 +139,87 @@ def sealed_reports(values):
     return b"".join(hpke(int(value).to_bytes(4, "little"), public, info) for value in values)
 
 
+def layered_reports(values):
+    """Sealed to the server and then to the second shuffler of a chain."""
+    inner, size = sealed_reports(values), sealing.SEALED_BYTES
+    place = (5).to_bytes(4, "little") + b"\1" + hashlib.sha256(THERE.public).digest() + b"\1"
+    info = b"sottovoce layer\0town\0" + place + hashlib.sha256(HERE.public).digest() + bytes(32)
+    return b"".join(
+        hpke(inner[at : at + size], HERE.public, info) for at in range(0, len(inner), size)
+    )
+
+
 def sealed_seed(terms):
     bound, device = masked.binding(terms, 5, 1, bytes(32)), SIGNER.public_key().public_bytes_raw()
     found = hpke(bytes(range(32)), THERE.public, b"sottovoce mask seed\0" + bound + device)
     signature = SIGNER.sign(b"sottovoce sealed mask seed\0" + bound + found)
     return masked.SealedSeed(device, found, signature)
+
+
+def checked_terms():
+    keys = tuple(one.public.hex() for one in (HERE, THERE, Identity(EPHEMERAL)))
+    link = CheckedSum(3, urls=("https://one", "https://two"), authorities=("1", "2"), keys=keys)
+    return Terms("town", 20, GramConfig(popularity_share=0.5), OwnEpsilon(2.0), link)
+
+
+SECRETS = tuple(bytes([k]) * 32 for k in range(3))
+TRAVELLED = np.arange(21 * 12 + 25, dtype="<u4").tobytes()
+"""Of a round with 21 places, each of 12 bits, and 25 bits of slack."""
+
+
+def record_of_shares(terms):
+    """With a fixed ephemeral key, which a device draws."""
+    bound = shared.binding(terms, 5, 1, bytes(32), 21)
+    device = SIGNER.public_key().public_bytes_raw()
+    committed = tuple(
+        hashlib.sha256(b"sottovoce secret of a share\0" + bound + bytes([k]) + one).digest()
+        for k, one in enumerate(SECRETS)
+    )
+    sealed = tuple(
+        hpke(
+            SECRETS[k] + SECRETS[(k + 1) % 3],
+            bytes.fromhex(key),
+            b"sottovoce secrets of shares\0" + bound + bytes([k]) + device,
+        )
+        for k, key in enumerate(terms.link.keys)
+    )
+    digest = hashlib.sha256(TRAVELLED).digest()
+    said = b"".join([device, *committed, digest, *sealed])
+    signature = SIGNER.sign(b"sottovoce record of shares\0" + bound + said)
+    return shared.SharedRecord(device, committed, digest, sealed, signature)
+
+
+def shares_of(body):
+    terms = checked_terms()
+    found = shared.SharedRecord.of(body)
+    bound = shared.binding(terms, 5, 1, bytes(32), 21)
+    keys = HERE, THERE, Identity(EPHEMERAL)
+    opened = [
+        shared.open_secrets(
+            found, k, X25519PrivateKey.from_private_bytes(one.private_bytes()), bound
+        )
+        for k, one in enumerate(keys)
+    ]
+    return {
+        **plain(found),
+        "name": plain(found.name),
+        "signed": shared.is_signed(found, bound),
+        "secrets": plain(opened),
+        "fits": shared.fits(found, TRAVELLED, 277),
+    }
+
+
+def refuse():
+    raise MessageError("this is none")
+
+
+def pair_of_aggregators(body):
+    """What each shares with the next one and with the one before, from its private key."""
+    number, private = body[0], body[1:]
+    if len(private) != 32 or number > 2:
+        refuse()
+    key = X25519PrivateKey.from_private_bytes(private)
+    return plain(shared.pair_secrets(checked_terms(), number, key))
 
 
 def session():
@@ -200,6 +299,15 @@ def opened(body):
     return {"reports": found.tolist(), "refused": bad}
 
 
+def one_layer_off(body):
+    info = sealing.layer_info(
+        HERE.public, federation="town", round=5, tier=1, hop=1, key=sealing.key_id(THERE.public),
+        terms=bytes(32),
+    )  # fmt: skip
+    inner, bad = sealing.open_records(body, 100, HERE.private_bytes(), info)
+    return {"records": inner.hex(), "refused": bad, "inside": opened(inner)}
+
+
 def interactions_of(body):
     receiver, size = session()[1], SEALED_BYTES
     return [plain(receiver.open(body[at : at + size])) for at in range(0, len(body), size)]
@@ -221,7 +329,19 @@ READERS = {
     "question for masks": lambda b: plain(masked.decode_question(b)),
     "sum of masks": lambda b: plain(masked.decode_mask_sum(b, summed_terms())),
     "sum of masks of 40 bits": lambda b: plain(masked.decode_mask_sum(b, SHORT)),
+    "contribution in shares": lambda b: plain(shared.decode_shared(b, 5, 1, 277)),
+    "record of shares": shares_of,
+    "pair of aggregators": pair_of_aggregators,
+    "shares for an aggregator": lambda b: plain(shared.decode_shares(b)),
+    "question for a coin": lambda b: plain(shared.decode_question(b)),
+    "question for checks": lambda b: plain(shared.decode_question(b, coins=True)),
+    "question for a part": lambda b: plain(shared.decode_question(b, coins=True, kept=True)),
+    "numbers of a secret": lambda b: plain(drawn(b, 8)) if len(b) == 32 else refuse(),
+    "coin": lambda b: plain(shared.decode_coin(b, 5)),
+    "parts of checks": lambda b: plain(shared.decode_checks(b, 5, 1, 3)),
+    "part of a sum": lambda b: plain(shared.decode_part(b, 5, 1, 3, 4)),
     "sealed reports": opened,
+    "layered reports": one_layer_off,
     "submission": submission_of,
     "part of a batch": lambda b: plain(shuffled.decode_part(b)),
     "pass": lambda b: plain(Pass.decode(b)),
@@ -291,9 +411,13 @@ def _federation():
     short = masked.encode_mask_sum(MaskSum(5, 2, words[:3] >> np.uint64(24), 40))
     yield "sum of masks of 40 bits", short, [told, short[:-1]]
 
+    yield from _checked()
     sealed = sealed_reports([8, 13])
     yield "sealed reports", sealed, [sealed[:-1]]
     yield "sealed reports", sealed[:52] + bytes(52), []
+    layered = layered_reports([8, 13])
+    yield "layered reports", layered, [layered[:-1], sealed]
+    yield "layered reports", layered[:100] + bytes(100), []
     name, key = shuffled.terms_name(made_terms()), sealing.key_id(THERE.public)
     submitted = shuffled.encode_submission(NONCE, bytes(32), 5, 1, key, sealed, terms=name)
     yield "submission", submitted, [b"SVP1" + submitted[4:], submitted[:-1], submitted + sealed]
@@ -309,6 +433,43 @@ def _federation():
     table = made_terms().to_table()
     other = json.dumps({**table, "protocol": 3}).encode()
     yield "terms", json.dumps(table, sort_keys=True).encode(), [other, b"[]"]
+
+
+def _checked():
+    """What devices, server and aggregators say to each other where sums are checked."""
+    terms = checked_terms()
+    one, about = record_of_shares(terms), shared.About.of(terms, 5, 1, bytes(32), 21)
+    sent = shared.encode_shared(TRAVELLED, one, 5, 1)
+    large = sent[:16] + b"\xff\xff\xff\x7f" + sent[20:]
+    yield "contribution in shares", sent, [b"SVT2" + sent[4:], sent[:-1], sent + b"\0", large]
+    yield "numbers of a secret", SECRETS[1], [bytes(31)]
+    yield "record of shares", one.content, []
+    yield "record of shares", one.content[:40] + b"\0" + one.content[41:], []
+    for number, who in enumerate((HERE, THERE, Identity(EPHEMERAL))):
+        yield "pair of aggregators", bytes([number]) + who.private_bytes(), [b"\3" + bytes(32)]
+    passed = shared.encode_shares(about, [(one, TRAVELLED), (one, TRAVELLED)])
+    yield "shares for an aggregator", passed, [passed[:-1], b"SVA2" + passed[4:], passed[:90]]
+    names, coins = (
+        tuple(bytes([k]) * 32 for k in (1, 2, 9)),
+        tuple(bytes([k]) * 32 for k in range(3)),
+    )
+    asked = shared.encode_question(shared.SetQuestion(about, names))
+    unordered = shared.encode_question(shared.SetQuestion(about, names[::-1]))
+    yield "question for a coin", asked, [asked[:-1], b"SVC2" + asked[4:], unordered, asked[:84]]
+    checks = shared.encode_question(shared.SetQuestion(about, names, coins))
+    yield "question for checks", checks, [checks[:-32], asked, b"SVF2" + checks[4:]]
+    kept = np.array([True, False, True])
+    part = shared.encode_question(shared.SetQuestion(about, names, coins, kept))
+    yield "question for a part", part, [part[:-1], part[:-1] + b"\xff", checks]
+    coin = shared.encode_coin(5, coins[1])
+    yield "coin", coin, [coin[:-1], shared.encode_coin(6, coins[1]), coin + b"\0"]
+    numbers = np.arange(6, dtype=np.uint32)
+    told = shared.encode_checks(CheckParts(5, 1, numbers.reshape(3, 2)))
+    other = shared.encode_checks(CheckParts(6, 1, numbers.reshape(3, 2)))
+    yield "parts of checks", told, [told[:-4], other, told[:-4] + b"\xff\xff\xff\xff"]
+    told = shared.encode_part(SumPart(5, 1, 3, numbers[:4]))
+    wrong = shared.encode_part(SumPart(5, 1, 2, numbers[:4]))
+    yield "part of a sum", told, [told[:-4], wrong, told[:-4] + b"\xff\xff\xff\xff"]
 
 
 def _silos():
@@ -362,6 +523,12 @@ GIVENS = {
         "federation": "town", **PLACE, "attempt": 1, "tier": 1, "tiers": 2, "reports": 2,
         "model before": "round 4, 40 rows of two ones", "model name": bytes(32).hex(),
         "account key": bytes(32).hex(), "sealed to": "there", "signed by": "signer",
+        "checked sum": {
+            "terms": checked_terms().to_table(), "numbers": 21,
+            "keys of aggregators": ["here", "there", "ephemeral"],
+            "secrets": [one.hex() for one in SECRETS], "travels": "numbers 0 to 276",
+        },
+        "second shuffler": "here", "name of its terms": bytes(32).hex(),
     },
     "silos": {
         "federation": "town", "user": 7, "her key": "here", "data owner": 3,

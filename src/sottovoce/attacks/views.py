@@ -23,8 +23,9 @@ from sottovoce.core.redacted import Redacted
 from sottovoce.errors import ConfigError
 from sottovoce.registry import Registry
 
-Party = Literal["server", "proxy", "orchestrator", "owner", "network", "anyone"]
-"""Who attacks. "network" is whoever reads what passes, "anyone" knows what is published."""
+Party = Literal["server", "proxy", "coalition", "orchestrator", "owner", "network", "anyone"]
+"""Who attacks. "network" is whoever reads what passes, "anyone" knows what is published. The
+"coalition" is a server and all shufflers of a chain but one."""
 M = TypeVar("M")
 CONFIDENCE_Z = 1.959964
 PERMITTED = "AUC, by ε"

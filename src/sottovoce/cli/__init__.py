@@ -29,6 +29,7 @@ from sottovoce.cli import (
     keys,
     output,
     published,
+    serve_aggregator,
     serve_device,
     serve_flower,
     serve_helper,
@@ -197,6 +198,7 @@ serve_app.command("shut-out")(serve_server.shut_out)
 serve_app.command("device")(serve_device.device)
 serve_app.command("shuffler")(serve_shuffler.shuffler)
 serve_app.command("helper")(serve_helper.helper)
+serve_app.command("aggregator")(serve_aggregator.aggregator)
 serve_app.command("owner")(serve_owner.owner)
 serve_app.command("orchestrator")(serve_orchestrator.orchestrator)
 serve_app.command("superlink")(serve_flower.superlink)

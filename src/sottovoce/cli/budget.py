@@ -13,6 +13,7 @@ from sottovoce.errors import UsageError
 from sottovoce.privacy.statements import (
     ASSUMED,
     certificate_table,
+    chain_sentences,
     draw_certificates,
     fitting_text,
     grid,
@@ -29,6 +30,10 @@ def budget(
     delta: Annotated[
         float, typer.Option(help="The chance with which the figure with a proxy may fail.")
     ] = 1e-6,
+    shufflers: Annotated[
+        int,
+        typer.Option(min=1, max=16, help="Shufflers in a chain: say what holds if some collude."),
+    ] = 1,
     limit: Annotated[
         float | None, typer.Option(help="Also say how many rounds keep to this total ε.")
     ] = None,
@@ -48,13 +53,17 @@ def budget(
     ε says how much more likely what somebody sees can be with her data than with any other data:
     at most e^ε times. Below 1 is strong; above 10 protects nothing.
 
+    In a chain of shufflers the second certificate holds as long as one of them does not collude;
+    with --shufflers it is said for every number of those who do.
+
     \b
     Examples:
       sottovoce budget --epsilon 2.5 --reports 100 --rounds 20 --users 6040
       sottovoce budget --epsilon 1 --reports 10 --rounds 20 --users 6040 --limit 2
+      sottovoce budget --epsilon 1 --reports 10 --rounds 20 --users 6040 --shufflers 3
       sottovoce budget --epsilon 2.5 --reports 100 --rounds 20 --users 75040 --out budget.png
     """
-    from sottovoce.privacy.accountant import certificates, certify, rounds_within
+    from sottovoce.privacy.accountant import certificates, certify, holding, rounds_within
 
     _check_out(out)
     asked = certify(epsilon, reports, rounds, users, delta)
@@ -65,6 +74,7 @@ def budget(
         curve = certificates(epsilon, reports, places(rows[-1].rounds), users, delta)
         figures = draw_certificates(out, curve, [row.rounds for row in rows], limit)
     said = sentences(asked)
+    chain = holding(asked, shufflers) if shufflers > 1 else []
     if as_json:
         content: dict[str, Any] = {
             "certificate": asked,
@@ -72,11 +82,14 @@ def budget(
             "sentences": said,
             "assumes": ASSUMED,
         }
+        if chain:
+            content["chain"] = {"holding": chain, "sentences": chain_sentences(chain)}
         if fitting is not None:
             content["rounds_within"] = fitting
         output.emit(content | ({"figures": figures} if figures else {}))
         return
-    output.show(certificate_table(rows, asked), *said.values(), *ASSUMED)
+    more = chain_sentences(chain) if chain else []
+    output.show(certificate_table(rows, asked), *said.values(), *ASSUMED, *more)
     if fitting is not None:
         output.show(fitting_text(fitting, reports))
     if figures is not None:

@@ -40,7 +40,7 @@ def backup(
 ) -> Said:
     """Copy the folder of a service, also while it runs.
 
-    DIR is the folder of `serve server`, `superlink`, `shuffler`, `helper`, `owner` or
+    DIR is the folder of `serve server`, `superlink`, `shuffler`, `helper`, `aggregator`, `owner` or
     `orchestrator`, or a store. BACKUP is a new folder of mode 700 with files of mode 600: databases
     as they are at one moment, the keys (unless --without-keys), and backup.json with a checksum of
     everything. It is there whole or not at all and is as secret as DIR: whoever reads it has the

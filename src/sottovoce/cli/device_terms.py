@@ -166,8 +166,8 @@ def _flat(terms: Terms) -> dict[str, Any]:
 
 def _short(value: Any) -> Any:
     """A setting on one line."""
-    if isinstance(value, str) and "-----BEGIN" in value:
-        return f"certificate {hashlib.sha256(value.encode()).hexdigest()[:32]}"
+    if isinstance(value, str):
+        return _fingerprint(value)
     if isinstance(value, list | tuple):
         return "; ".join(
             ", ".join(f"{k} {_few(v)}" for k, v in one.items())
@@ -181,9 +181,16 @@ def _short(value: Any) -> Any:
 def _few(value: Any) -> str:
     """The first of many classes, or of their shares."""
     if not isinstance(value, list | tuple):
-        return str(value)
+        return _fingerprint(str(value))
     more = " | …" if len(value) > _MOST_CLASSES else ""
     return f"({' | '.join(map(str, value[:_MOST_CLASSES]))}{more})"
+
+
+def _fingerprint(text: str) -> str:
+    """In the place of a certificate; any other text as it is."""
+    if "-----BEGIN" not in text:
+        return text
+    return f"certificate {hashlib.sha256(text.encode()).hexdigest()[:32]}"
 
 
 def _changes(before: Terms | None, after: Terms | None) -> list[tuple[str, Any, Any]]:
@@ -201,8 +208,9 @@ def _changes(before: Terms | None, after: Terms | None) -> list[tuple[str, Any, 
 
 if TYPE_CHECKING:
     from sottovoce.algorithms.base import AlgorithmSettings
-    from sottovoce.core.links import SecureSum
+    from sottovoce.core.links import CheckedSum, Proxied, SecureSum
     from sottovoce.privacy.own_epsilon import OwnEpsilon
+    from sottovoce.privacy.reports import KReports
     from sottovoce.wire.terms import Terms
 
 _SAME_PEOPLE = (
@@ -221,6 +229,8 @@ def who_reads(terms: Terms, *, gateway: bool = False) -> list[str]:
         told = _reports(terms)
     elif terms.release.contributing is not None and terms.secure_sum is not None:
         told = _contributions(terms.release.contributing, terms.secure_sum, gateway=gateway)
+    elif terms.release.contributing is not None and terms.link.checking is not None:
+        told = _checked(terms.release.contributing, terms.link.checking)
     elif terms.secure_sum is not None:
         told = [*filters, *_summed(terms.secure_sum)]
     elif gateway:
@@ -257,6 +267,8 @@ def _reports(terms: Terms) -> list[str]:
     if release is None or link is None:
         return []
     k, where = release.max_reports, f" at {one_line(link.url)}" * bool(link.url)
+    if link.chain:
+        return _chained_reports(release, link)
     return [
         f"What leaves in a round: {count_of(k, 'randomised report')} of one bit, each sealed to "
         f"the server, by way of the proxy{where}.",
@@ -269,6 +281,28 @@ def _reports(terms: Terms) -> list[str]:
         "is bounded by the plain sum: "
         + "; ".join(f"{bound_text(k * tier.epsilon)} a round" for tier in release.tiers)
         + " by tier. What rounds cost adds up.",
+    ]
+
+
+def _chained_reports(release: KReports, link: Proxied) -> list[str]:
+    """FMF-LDP, through a chain of shufflers."""
+    k, many = release.max_reports, link.shufflers
+    places = ", then ".join(one_line(url) for url in (link.url, *(hop.url for hop in link.chain)))
+    costs = "; ".join(f"{bound_text(k * tier.epsilon)} a round" for tier in release.tiers)
+    return [
+        f"What leaves in a round: {count_of(k, 'randomised report')} of one bit, each sealed to "
+        f"the server and to the shufflers that it passes, {many} one after the other: {places}.",
+        "Whoever runs the first shuffler sees that your device sends, from which address, when, "
+        "and in which tier, which is the largest ε that you accept. The others see batches of a "
+        "tier. None of them can read a report.",
+        "Whoever runs the server knows that your device has enrolled, and reads all reports of a "
+        "tier in an order that says nothing: not whose they are, nor which belong together. That "
+        f"holds as long as one of the {many} shufflers is honest, also if the server and all "
+        "others put together what they have, and while the others in a batch are people: whoever "
+        "runs the server or the first shuffler could make up devices, and each shuffler can leave "
+        f"reports out. If all {many} work with the server, it reads your reports as yours, and "
+        f"what it can compute is bounded by the plain sum: {costs} by tier. What rounds cost adds "
+        "up.",
     ]
 
 
@@ -325,6 +359,35 @@ def _contributions(release: OwnEpsilon, link: SecureSum, *, gateway: bool) -> li
         *told,
         "This holds while whoever runs the server and whoever runs the proxy do not put together "
         "what they have: together they read your contribution.",
+    ]
+
+
+def _checked(release: OwnEpsilon, link: CheckedSum) -> list[str]:
+    """gram, over a checked sum."""
+    from sottovoce.core.links import NOISE_BY
+
+    where = listed([f"at {one_line(url)}" for url in link.urls])
+    told = [
+        "What leaves: one contribution in each stage of a period, as long as your ε permits and no "
+        "longer, divided into three shares. Three organisations have two of the shares each: "
+        f"whoever runs the server, and whoever runs the aggregators{f' {where}' * bool(where)}. No "
+        "one of them alone can read anything of it. Any two of them together read everything.",
+        "What they check without seeing it: that every number of a contribution, and all of it "
+        "together, keeps to the bounds. They learn whether it does, and leave out who does not. "
+        f"What is opened is one sum over at least {link.min_devices:,} devices, with noise. All "
+        "three see that your device takes part in a round.",
+        "What everybody can tell of you from all that is published in a period is bounded by the ε "
+        f"that you choose, at most {release.epsilon:g}, but for a chance of {release.delta:g}. "
+        "Nobody learns which ε that is.",
+        NOISE_BY[link.noise_by],
+    ]
+    if release.period_days:
+        told.append(f"Between two periods your device waits {release.period_days:,} days.")
+    return [
+        *told,
+        "This holds while no two of the three organisations put together what they have, and while "
+        "the others in the sum are people: a server that makes up all other devices can read "
+        "yours, but for the noise.",
     ]
 
 

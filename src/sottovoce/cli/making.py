@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import csv
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sottovoce.errors import ConfigError, CorruptData, DataNotFound, KeyTrouble, UsageError
 
 if TYPE_CHECKING:
-    from sottovoce.core.links import Link
+    from sottovoce.core.links import CheckedSum, Link
     from sottovoce.experiment import Experiment
     from sottovoce.stores.server_folder import ServerFolder
 
 _MOST_DEVICES = 1 << 20
 """In a sum of which nobody says how many devices it is over."""
+
+
+_NOBODYS_KEY = "00" * 32
 
 
 def make_federation(
@@ -27,12 +32,16 @@ def make_federation(
     proxy: tuple[str, Path] | None = None,
     proxy_key: Path | None = None,
     *,
+    aggregators: Sequence[tuple[str, Path, Path]] = (),
+    chain: Sequence[Path] = (),
     gateways: bool = False,
     spare: int = 0,
 ) -> ServerFolder:
     """The folder of a new federation, from an experiment file; `proxy` is the address of its proxy
     and the file with the proxy's authority, `proxy_key` the file with its public key, for a secure
-    sum. `gateways`: it will run on Flower. `spare`: places for items that are yet to come."""
+    sum. `aggregators`: of a checked sum, address, authority and key of those besides the server;
+    `chain` are the files of the shufflers behind the first one. `gateways`: it will run on Flower.
+    `spare`: places for items that are yet to come."""
     import secrets
 
     from sottovoce.experiment import Experiment, find_experiment
@@ -62,7 +71,14 @@ def make_federation(
     built = algorithm.build_under(release, chosen, algorithm.draws)
     most = _MOST_DEVICES if size == "all" else size
     fitting = fitted(built, release, chosen, algorithm.draws, most)
-    link = _link(fitting, proxy, proxy_key)
+    if fitting.checking is not None:
+        if proxy is not None:
+            raise ConfigError("a checked sum has aggregators, not a proxy; use --aggregator")
+        link: Link = _checked(folder, fitting.checking, aggregators)
+    elif aggregators:
+        raise ConfigError("--aggregator is for a checked sum; set link.name to checked-sum")
+    else:
+        link = _chained(_link(fitting, proxy, proxy_key), chain)
     terms = Terms.of(federation, len(items), algorithm, algorithm.draws, release, link)
     return create_folder(
         folder,
@@ -105,40 +121,94 @@ def _link(link: Link, proxy: tuple[str, Path] | None, key: Path | None) -> Link:
     return link.at(**found)
 
 
-def _require_proxy(url: str, authority: str) -> None:
+def _checked(
+    folder: Path, link: CheckedSum, others: Sequence[tuple[str, Path, Path]]
+) -> CheckedSum:
+    """The link of an experiment file, with three aggregators, of which the server is the first; its
+    keys are made here."""
+    from sottovoce.stores.aggregator_folder import init_first
+
+    if (folder / "federation.json").exists():
+        raise UsageError(f"{folder} holds a federation already; start it without --experiment")
+    if not others:
+        raise ConfigError(
+            "a checked sum needs two organisations besides the server's: say where their "
+            "aggregators are with --aggregator URL, --aggregator-ca FILE and --aggregator-key "
+            "FILE, twice each"
+        )
+    authorities, keys = [], []
+    for url, ca, key in others:
+        try:
+            authorities.append(ca.read_text("ascii"))
+        except (OSError, ValueError):
+            raise DataNotFound(f"the aggregator's authority {ca} cannot be read") from None
+        keys.append(_sealing_key(key, "--aggregator-key"))
+        _require_proxy(url, authorities[-1], "--aggregator")
+    urls = tuple(url for url, *_ in others)
+    # Raises where one is named twice, before keys are made.
+    found = replace(link, urls=urls, authorities=tuple(authorities), keys=(_NOBODYS_KEY, *keys))
+    return replace(found, keys=(init_first(folder / "keys"), *keys))
+
+
+def _chained(link: Link, files: Sequence[Path]) -> Link:
+    """The same with the further shufflers of a real federation."""
+    from sottovoce.stores.shuffler_folder import read_hop
+
+    if link.mixing is None:
+        if files:
+            raise ConfigError("--then is for randomised reports, which pass shufflers, like fmf's")
+        return link
+    hops = tuple(read_hop(file) for file in files) or link.mixing.chain
+    for hop in hops:
+        if not (hop.url and hop.authority and hop.key):
+            raise ConfigError(
+                f"link.chain has {len(hops)} further shuffler(s): say who they are with --then "
+                "FILE for each, the hop.json of `sottovoce serve shuffler --init`"
+            )
+        _require_proxy(hop.url, hop.authority, "--then")
+    return replace(link.mixing, chain=hops)
+
+
+def _require_proxy(url: str, authority: str, option: str = "--proxy") -> None:
     """Raises where nobody could reach a proxy there."""
     from sottovoce.engines.client import loopback
     from sottovoce.stores.server_folder import require_address
 
-    require_address(url, "--proxy")
+    require_address(url, option)
     if url.startswith("http:") and not loopback(url):
         raise UsageError(
-            f"--proxy must be an https:// address, not {url}: without TLS devices would send "
+            f"{option} must be an https:// address, not {url}: without TLS devices would send "
             "to nobody, and the terms of a federation do not change"
         )
-    _require_authority(authority)
+    _require_authority(authority, option)
 
 
-def _sealing_key(file: Path) -> str:
-    """The public key of a secure sum's proxy, as its own `--init` wrote it."""
+def _sealing_key(file: Path, option: str = "--proxy-key") -> str:
+    """The public key of a secure sum's proxy or of an aggregator, as its own `--init` wrote it."""
     try:
         text = file.read_text("ascii").strip().lower()
         good = len(bytes.fromhex(text)) == 32 and len(text) == 64
     except OSError:
-        raise DataNotFound(f"the proxy's key {file} cannot be read") from None
+        raise DataNotFound(f"the {_whose(option)}'s key {file} cannot be read") from None
     except ValueError:
         good = False
     if not good:
         raise KeyTrouble(
-            "--proxy-key must be the file seal.pub of the proxy, with its public key in "
+            f"{option} must be the file seal.pub of the {_whose(option)}, with its public key in "
             "hexadecimal, and nothing else"
         )
     if file.name.endswith(".key"):
-        raise KeyTrouble("--proxy-key is the proxy's public key, seal.pub; seal.key is a secret")
+        raise KeyTrouble(
+            f"{option} is the {_whose(option)}'s public key, seal.pub; seal.key is a secret"
+        )
     return text
 
 
-def _require_authority(text: str) -> None:
+def _whose(option: str) -> str:
+    return option.removeprefix("--").split("-")[0]
+
+
+def _require_authority(text: str, option: str = "--proxy") -> None:
     """Raises where this is no certificate authority: no device would ever trust the proxy then, and
     the terms of a federation do not change."""
     from cryptography import x509
@@ -152,8 +222,8 @@ def _require_authority(text: str) -> None:
         found, signs = [], False
     if not found or not signs or "PRIVATE KEY" in text:
         raise KeyTrouble(
-            "--proxy-ca must be the certificate of the proxy's authority, the file ca.crt of its "
-            "keys, and nothing else"
+            f"{option}-ca must be the certificate of the {_whose(option)}'s authority, the file "
+            "ca.crt of its keys, and nothing else"
         )
 
 

@@ -94,6 +94,56 @@ ProxyKey = Annotated[
         help="With --proxy, for a secure sum: its public key, seal.pub.",
     ),
 ]
+AggregatorUrls = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--aggregator",
+        metavar="URL",
+        help="Where an aggregator of a checked sum is reached; twice, for the two organisations "
+        "besides the server's; goes into the terms.",
+    ),
+]
+AggregatorCas = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--aggregator-ca", metavar="FILE", help="For each --aggregator, in order: its ca.crt."
+    ),
+]
+AggregatorKeys = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--aggregator-key",
+        metavar="FILE",
+        help="For each --aggregator, in order: its public key, seal.pub.",
+    ),
+]
+
+
+def three_aggregators(
+    urls: list[str] | None, cas: list[Path] | None, keys: list[Path] | None
+) -> list[tuple[str, Path, Path]]:
+    """Address, authority and key of the two aggregators besides the server, as they were given.
+    Raises where something is missing."""
+    found = urls or [], cas or [], keys or []
+    if not any(found):
+        return []
+    if {len(one) for one in found} != {2}:
+        raise UsageError(
+            "--aggregator, --aggregator-ca and --aggregator-key are given twice each, for the two "
+            "organisations besides the server's"
+        )
+    return list(zip(*found, strict=True))
+
+
+NextShufflers = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--then",
+        metavar="FILE",
+        help="With --proxy, for FMF-LDP: hop.json of the next shuffler of a chain, in the order in "
+        "which reports pass them; repeatable.",
+    ),
+]
 
 
 def through_proxy(

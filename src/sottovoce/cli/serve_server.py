@@ -13,9 +13,13 @@ import typer
 from sottovoce.cli import output
 from sottovoce.cli.making import make_federation
 from sottovoce.cli.options import (
+    AggregatorCas,
+    AggregatorKeys,
+    AggregatorUrls,
     CatalogueFile,
     ExperimentFile,
     HostNames,
+    NextShufflers,
     ProxyCa,
     ProxyKey,
     ProxyUrl,
@@ -23,6 +27,7 @@ from sottovoce.cli.options import (
     Settings,
     says,
     served,
+    three_aggregators,
     through_proxy,
 )
 from sottovoce.errors import UsageError
@@ -64,6 +69,10 @@ def server(
     proxy: ProxyUrl = None,
     proxy_ca: ProxyCa = None,
     proxy_key: ProxyKey = None,
+    aggregators: AggregatorUrls = None,
+    aggregator_cas: AggregatorCas = None,
+    aggregator_keys: AggregatorKeys = None,
+    chain: NextShufflers = None,
     spare: Annotated[
         int,
         typer.Option(
@@ -87,8 +96,11 @@ def server(
     """Serve a federation: publish rounds and models, take reports, fold them.
 
     The first start makes DIR from an experiment file, in which algorithm.triples is a number where
-    the algorithm is FPL; later starts need DIR only. FMF-LDP needs --proxy and --proxy-ca, too; a
-    secure sum also --proxy-key, from `sottovoce serve helper --init`.
+    the algorithm is FPL; later starts need DIR only. FMF-LDP needs --proxy and --proxy-ca, too, and
+    --then for each further shuffler of a chain; a secure sum also --proxy-key, from `sottovoce
+    serve helper --init`. A checked sum needs --aggregator, --aggregator-ca and --aggregator-key,
+    twice each, from two organisations that run `sottovoce serve aggregator --init`; this server is
+    the third aggregator.
     Everything that was acknowledged survives a crash, and the next start goes on where the last one
     was. DIR/server.json says where a running server listens. Logs are JSON lines on standard error.
     SIGTERM and Ctrl-C stop it; SIGHUP takes up a renewed certificate.
@@ -106,18 +118,21 @@ def server(
     from sottovoce.services.server.process import ServerService
 
     through = through_proxy(proxy, proxy_ca, proxy_key)
+    others = three_aggregators(aggregators, aggregator_cas, aggregator_keys)
     if experiment is not None:
         made = make_federation(
             *(folder, experiment, settings or [], catalogue, names or [], rounds, through),
             proxy_key,
+            aggregators=others,
+            chain=chain or (),
             spare=spare,
         )
         words = f"{folder} holds the federation {made.plan.terms.federation}"
         output.note(f"{words}, {made.plan.terms.n_items:,} items")
-    elif catalogue is not None or settings or names or through or spare:
+    elif catalogue is not None or settings or names or through or others or chain or spare:
         raise UsageError(
-            "--catalogue, --spare, --set, --name and --proxy go with --experiment, at the first "
-            "start"
+            "--catalogue, --spare, --set, --name, --proxy and --aggregator go with --experiment, "
+            "at the first start"
         )
     return ServerService(database, rounds, skip_to_round)
 
@@ -179,16 +194,23 @@ def introduce(
             metavar="URL", help="Where the shuffler reaches the server; the running one by default."
         ),
     ] = None,
+    hop: Annotated[
+        int, typer.Option(min=1, help="Which shuffler of a chain it is for; 1 is the first.")
+    ] = 1,
 ) -> Said:
     """Write the introduction of the federation's shuffler or helper, a file for whoever runs it.
 
     It says where the server is, how it is known and how it knows the shuffler; or, to the helper of
     a secure sum (`sottovoce serve helper`), what the terms are and how it knows the server. It is a
-    secret: hand it over in confidence. The federation's terms must name one of the two.
+    secret: hand it over in confidence. The federation's terms must name one of the two. In a chain
+    of shufflers each has an introduction of its own, which also says how it knows the one before it
+    and how the one behind it knows it. Where sums are checked, each of the two other aggregators
+    (`sottovoce serve aggregator`) gets a file of its own, whose name ends in its number.
 
     \b
-    Example:
+    Examples:
       sottovoce serve introduce town --out town.json --server https://example.org:8443
+      sottovoce serve introduce town --hop 2 --out second.json --server https://example.org:8443
     """
     from sottovoce.stores import server_folder as folders
     from sottovoce.stores.server_folder import write_introduction
@@ -200,10 +222,26 @@ def introduce(
         write_helper_introduction(out, helper_introduction(found))
         told = f"The introduction of the helper is {out}; it is a secret"
         return {"server": None, "file": out}, [told]
+    if found.plan.checked:
+        from sottovoce.stores.aggregator_folder import OTHERS, aggregator_introduction
+
+        files = [out.with_stem(f"{out.stem}-{number}") for number in OTHERS]
+        for number, file in zip(OTHERS, files, strict=True):
+            aggregator_introduction(found.plan.terms, found.keys, number).write(file)
+        return {"server": None, "files": files}, [
+            f"The introduction of aggregator {number}, for {url}, is {file}; it is a secret"
+            for number, url, file in zip(OTHERS, _urls(found), files, strict=True)
+        ]
     address = _address(found, server)
-    write_introduction(out, folders.introduction(found, address))
-    told = f"The introduction of the shuffler to {address} is {out}; it is a secret"
+    write_introduction(out, folders.introduction(found, address, hop - 1))
+    which = f"shuffler number {hop}" if found.plan.terms.chained else "the shuffler"
+    told = f"The introduction of {which} to {address} is {out}; it is a secret"
     return {"server": address, "file": out}, [told]
+
+
+def _urls(folder: ServerFolder) -> tuple[str, ...]:
+    link = folder.plan.terms.link.checking
+    return () if link is None else link.urls
 
 
 @says
@@ -239,6 +277,8 @@ def status(
         lines.append(f"Shut out: {', '.join(map(str, content['shut_out']))}")
     for number, why in content.get("shut_out_why", {}).items():
         lines.append(f"  {number}: {why}")
+    if content.get("waits"):
+        lines.append(f"Waits: {content['waits']}")
     lines += _search_words(content.get("search", {}))
     lines += _version_words(content)
     lines.append(f"Refused: {output.words(content['refused'])}")
@@ -250,6 +290,8 @@ def status(
             ended += f" of {past['asked']} reported; missing: {silent}{more}"
         else:
             ended += " devices in batches"
+        if past.get("left_out"):
+            ended += f"; left out: {output.words(past['left_out'])}"
         lines.append(f"  round {past['round']}.{past['attempt']}: {ended}")
     return content, lines
 

@@ -15,6 +15,19 @@ from sottovoce.errors import UsageError
 @served(8444, "The shuffler listens at")
 def shuffler(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of the shuffler.")],
+    init: Annotated[
+        bool,
+        typer.Option(
+            "--init",
+            help="Only make the keys of a shuffler behind another one, which the terms will name.",
+        ),
+    ] = False,
+    url: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL", help="With --init: where the shuffler before reaches this one."
+        ),
+    ] = None,
     introduction: IntroductionFile = None,
     names: HostNames = None,
     goal: Annotated[
@@ -47,6 +60,13 @@ def shuffler(
     DIR/keys`, and the first start will use them. Whoever runs the shuffler must not run the server,
     nor share what it sees with those who do.
 
+    In a chain of shufflers of different organisations reports pass all of them, and nobody can tell
+    whose they are as long as one keeps to the rules. Each but the first makes its keys with --init,
+    and DIR/hop.json goes to the server's operator. It takes a layer off each report of a whole
+    batch, leaves out what does not open or comes twice (counted, by reason), mixes again and hands
+    on; below the tier's minimum it drops what is left. --goal and --hold-seconds are the first
+    one's.
+
     What was acknowledged survives a crash. While the server is down, the shuffler holds it.
     DIR/proxy.json says where a running shuffler listens. Logs are JSON lines on standard error and
     name no device and no address. /health says whether it runs, /metrics counts for Prometheus and
@@ -58,17 +78,35 @@ def shuffler(
       sottovoce serve shuffler mixer --introduction town.json --name proxy.example.net
       sottovoce serve shuffler mixer --host 0.0.0.0 --goal 500 --hold-seconds 600
       sottovoce serve shuffler mixer --goal 0=2000 --goal 1=300
+      sottovoce serve shuffler second --init --url https://b.example.net:8444 --name b.example.net
     """
     goals = _goals(goal or [])
     from sottovoce.services.shuffler import ShufflerService
     from sottovoce.stores.server_folder import read_introduction
-    from sottovoce.stores.shuffler_folder import create_shuffler_folder
+    from sottovoce.stores.shuffler_folder import (
+        HOP_FILE,
+        create_shuffler_folder,
+        init_shuffler,
+        open_shuffler_folder,
+    )
 
+    if init != (url is not None):
+        raise UsageError("--init and --url go together, when the keys are made")
+    if init and introduction is not None:
+        raise UsageError("--init makes the keys before there is an introduction; use one of them")
+    if init and url is not None:
+        hop, file = init_shuffler(folder, url, names or []), folder / HOP_FILE
+        return {"key": hop.key, "url": hop.url, "file": file}, [
+            f"{folder} has the keys of a shuffler behind another one; the server's operator needs "
+            f"{file}, which is no secret"
+        ]
     if introduction is not None:
         made = create_shuffler_folder(folder, read_introduction(introduction), names or [])
         output.note(f"{folder} holds a shuffler of the federation {made.introduction.federation}")
     elif names:
         raise UsageError("--name goes with --introduction, at the first start")
+    if goals and open_shuffler_folder(folder).introduction.hop:
+        raise UsageError("--goal is the first shuffler's: those behind it hand on what they get")
     return ShufflerService(goals, hold_seconds)
 
 

@@ -31,6 +31,12 @@ LEAST_SIGMA, MOST_SIGMA = 32.0, 2.0**41
 MOST_GROUPS = 64
 SHARED_RECORD_BYTES = 560
 """Beside a device's shares: its key, commitments, the sealed secrets, a signature."""
+MOST_SHUFFLERS = 16
+"""In a chain."""
+HOP_KEY_BYTES, LAYER_BYTES = 32, 48
+"""Of a shuffler's key, and of what a seal to it adds to a report."""
+HOP = "hop"
+"""In a sight table, every shuffler but the first one."""
 SEALED_SEED_BYTES = 176
 """Of a mask's seed on its way to the proxy: the device's key, the sealed seed, a signature."""
 
@@ -107,6 +113,11 @@ class Link(Component, ABC):
         """Of each device's message: so many rows of the model's `numbers`."""
         return rows * row_bytes
 
+    @property
+    def layer_bytes(self) -> int:
+        """That a randomised report has more on this way than its seal to the server."""
+        return 0
+
     def check(self, algorithm: Any, release: Any) -> None:
         """Raises where this link cannot carry what these components make together."""
 
@@ -179,32 +190,100 @@ class Gateway:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class Hop:
+    """A shuffler behind the first one, of another organisation than all before it. In simulation
+    there is none, and everything stays empty."""
+
+    url: str = ""
+    """Its address, to which the shuffler before it turns."""
+    authority: str = ""
+    """Certificate authority that vouches for it (PEM)."""
+    key: str = ""
+    """Its public key in hexadecimal, to which devices seal their reports for it."""
+
+    def __post_init__(self) -> None:
+        given = (self.url, self.key)
+        if any(given) and not all(given):
+            raise ConfigError("a shuffler of link.chain needs url, authority and key")
+        if self.key:
+            self.public()
+
+    def public(self) -> bytes:
+        """Its key. Raises where it is none."""
+        try:
+            found = bytes.fromhex(self.key)
+        except ValueError:
+            found = b""
+        if len(found) != HOP_KEY_BYTES or len(self.key) != 2 * HOP_KEY_BYTES:
+            raise ConfigError(
+                f"the key of a shuffler in link.chain must be {HOP_KEY_BYTES} bytes in hexadecimal"
+            )
+        return found
+
+
 @LINKS.register("proxy")
 @dataclass(frozen=True, slots=True)
 class Proxied(Link):
-    """Through a proxy that strips who and when, mixes everybody's reports and cannot read them: the
-    server sees the reports of a tier in an order that says nothing, and how many devices sent them.
+    """Through a shuffler that strips who and when, mixes everybody's reports and cannot read them:
+    the server sees the reports of a tier in an order that says nothing, and how many devices sent
+    them. With a chain, through several, each of which mixes again: no report can be linked to
+    another one or to a device as long as one of them is honest.
 
-    The proxy's address and certificate authority are part of the terms, so that a server cannot put
-    another one in its place; in simulation there is none and both stay empty."""
+    Addresses, certificate authorities and keys are part of the terms, so that a server cannot put
+    other shufflers in their place; in simulation there are none and they stay empty."""
 
     url: str = ""
-    """Address of the proxy."""
+    """Address of the first shuffler, to which devices turn."""
     authority: str = ""
     """Certificate authority that vouches for it (PEM)."""
+    chain: tuple[Hop, ...] = ()
+    """The shufflers behind the first one, in the order in which reports pass them."""
 
     deployed = ("url", "authority")
     sees: ClassVar[Sight] = MappingProxyType(
         {
             "proxy": {"BitReports": frozenset({"round", "sender", "tier"})},
+            HOP: {"SealedBatch": frozenset({"round", "tier", "devices", "records"})},
             "server": {"Batch": frozenset({"round", "tier", "devices", "reports"})},
             "device": {"ModelView": frozenset({"round", "items"})},
         }
     )
 
+    def __post_init__(self) -> None:
+        if len(self.chain) >= MOST_SHUFFLERS:
+            raise ConfigError(f"link.chain has at most {MOST_SHUFFLERS - 1} further shufflers")
+        for what, all_of_them in (
+            ("url", [_place(url) for url in (self.url, *(hop.url for hop in self.chain)) if url]),
+            ("key", [hop.public() for hop in self.chain if hop.key]),
+        ):
+            if len(set(all_of_them)) < len(all_of_them):
+                raise ConfigError(
+                    f"two shufflers of the chain have the same {what}: one organisation would be "
+                    "there twice, and two seals of one hide no more than one"
+                )
+
     @property
     def mixing(self) -> Proxied:
         return self
+
+    @property
+    def shufflers(self) -> int:
+        """How many there are, the first one among them."""
+        return 1 + len(self.chain)
+
+    @property
+    def layer_bytes(self) -> int:
+        return LAYER_BYTES * len(self.chain)
+
+    def table(self) -> dict[str, Any]:
+        """What was agreed to before there were chains says nothing of one."""
+        table = super(Proxied, self).table()
+        if not self.chain:
+            del table["chain"]
+        else:
+            table["chain"] = list(table["chain"])
+        return table
 
     def hosts(self, release: Any) -> str:
         return (
@@ -213,6 +292,8 @@ class Proxied(Link):
         )
 
     def describe(self) -> str:
+        if self.chain:
+            return f"through a chain of {self.shufflers} shufflers that mix and cannot read reports"
         return "through a proxy that mixes reports and cannot read them"
 
 
@@ -360,6 +441,17 @@ class SecureSum(Link):
         if self.bits == BITS[-1]:
             del table["bits"]
         return table
+
+
+def hop_party(hop: int) -> str:
+    """How message observers call a shuffler by its place in the chain, from 0."""
+    return f"{HOP}-{hop + 1}" if hop else "proxy"
+
+
+def _place(url: str) -> str:
+    """The same for addresses that lead to the same place."""
+    plain = url.lower().rstrip("/")
+    return plain.removesuffix(":443" if plain.startswith("https:") else ":80")
 
 
 CHECKED = (

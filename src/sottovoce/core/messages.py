@@ -146,6 +146,17 @@ class Batch:
         return f"<Batch round={self.round} tier={self.tier} devices={self.devices}>"
 
 
+@dataclass(frozen=True, slots=True)
+class SealedBatch:
+    """shuffler → shuffler: the same, every report sealed to shufflers that are still to come and to
+    the server. So many records of equal size are all that it shows."""
+
+    round: int
+    tier: int
+    devices: int
+    records: int
+
+
 @dataclass(frozen=True, slots=True, repr=False)
 class BitCounts:
     """What folding needs of a round's batches; a row per tier, zeros where there was no batch."""

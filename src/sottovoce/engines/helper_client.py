@@ -1,5 +1,5 @@
-"""The way to the helper of a secure sum for whoever adds up what it cannot read: a server over
-HTTPS, or the conductor of a Flower federation."""
+"""The way to the helper of a secure sum, or to an aggregator of a checked one, for whoever adds up
+what it cannot read: a server over HTTPS, or the conductor of a Flower federation."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import httpx2
 
-from sottovoce.core.links import SecureSum
+from sottovoce.core.links import Link
 from sottovoce.core.messages import MaskSum
 from sottovoce.engines.client import Answer, ServiceClient
 from sottovoce.errors import ConfigError, MessageError, Unreachable, WrongSum
@@ -32,17 +32,28 @@ class SumRefused(MessageError):
 
 
 class HelperClient:
-    """The server's way to the helper that the terms name."""
+    """The server's way to the helper that the terms name, or to one of their aggregators."""
 
-    def __init__(self, link: SecureSum, token: str, answer_bytes: int) -> None:
-        if not link.url or not link.key:
-            raise ConfigError("the terms of the federation name no helper for its secure sum")
-        self._link, self._token = link, token
+    def __init__(self, link: Link, token: str, answer_bytes: int, number: int = 1) -> None:
+        """`number` is that of an aggregator."""
+        summed, checked, key = link.summing, link.checking, ""
+        self._url, self._authority, self.who = "", "", "the helper"
+        if summed is not None:
+            self._url, self._authority, key = summed.url, summed.authority, summed.key
+        elif checked is not None:
+            self.who, key = f"aggregator {number}", "".join(checked.keys)
+            self._url = "".join(checked.urls[number - 1 : number])
+            self._authority = "".join(checked.authorities[number - 1 : number])
+        if not self._url or not key:
+            raise ConfigError(
+                f"the terms of the federation name no {self.who.removeprefix('the ')} for its sums"
+            )
+        self._token = token
         self._limit = max(answer_bytes, _LONGEST_REFUSAL)
         self._client()  # raises now where it cannot be one
 
     def __repr__(self) -> str:
-        return f"<HelperClient {self._link.url}, redacted>"
+        return f"<HelperClient {self._url}, redacted>"
 
     def ask(self, question: bytes, path: str) -> Answer:
         return asyncio.run(self._ask(question, path))
@@ -55,17 +66,16 @@ class HelperClient:
             await client.rest()
 
     def _client(self) -> ServiceClient:
-        link = self._link
-        plain = link.url.startswith("http://")
-        return ServiceClient(link.url, link.authority, plaintext=plain, timeout=_TIMEOUT)
+        plain = self._url.startswith("http://")
+        return ServiceClient(self._url, self._authority, plaintext=plain, timeout=_TIMEOUT)
 
 
-def check_reached(answer: Answer) -> None:
-    """Raises where it was not the helper of this federation that answered."""
+def check_reached(answer: Answer, who: str = "the helper") -> None:
+    """Raises where it was not the helper, or the aggregator, of this federation that answered."""
     if answer.status in _SETTLED_ELSEWHERE or answer.reason == "other_terms":
         raise Unreachable(
             f"it answered with status {answer.status}, {answer.reason or 'no reason'}: "
-            f"{answer.detail or 'nothing more'}; see whether it is the helper of this "
+            f"{answer.detail or 'nothing more'}; see whether it is {who} of this "
             "federation, of this release, and has its introduction"
         )
 

@@ -48,8 +48,8 @@ class MessageObserver(Protocol):
     """Sees every message. If there is one, messages are written out."""
 
     def on_message(self, party: str, message: object) -> None:
-        """A message of `messages` has reached this party: "server", "proxy", or, what is published,
-        "device"."""
+        """A message of `messages` has reached this party: "server", "proxy" (in a chain of
+        shufflers the first one, "hop-2" the one behind it), or, what is published, "device"."""
         ...
 
 

@@ -20,12 +20,14 @@ from sottovoce.algorithms.base import Accelerator, Contributing
 from sottovoce.core.consent import Consent
 from sottovoce.core.interactions import Interactions
 from sottovoce.core.ledger import Ledger
+from sottovoce.core.links import hop_party
 from sottovoce.core.messages import (
     BitReports,
     DeviceReports,
     MaskSeeds,
     MaskSum,
     ModelView,
+    SealedBatch,
     SummedReports,
     add_up,
 )
@@ -356,6 +358,9 @@ class Simulation:
                 "permit more"
             )
         for batch in batches:
+            for hop in range(1, proxy.shufflers):
+                facts = batch.round, batch.tier, batch.devices, len(batch.reports)
+                self._tell(hop_party(hop), SealedBatch(*facts))
             self._tell("server", batch)
         self.server.fold(self.server.count(batches))
 

@@ -3,6 +3,7 @@
 about.json                   whose run it is, which rounds and parties are there, what was left out
 server/round-000000.npz      the messages of a round that reached a party, in order
 proxy/…  device/…            what reaches devices is what is published
+hop-2/…                      what reaches the shufflers of a chain behind the first one
 
 Masked updates are large, and each looks like noise. Of those of a round the first 64 are kept, and
 behind the proxy's answer the sum that the server opens with it, which holds what all of them tell.
@@ -22,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sottovoce.attacks.views import SeenRound, TlsPacket
+from sottovoce.core.links import MOST_SHUFFLERS, hop_party
 from sottovoce.core.masking import Words, unmasked
 from sottovoce.core.messages import (
     Batch,
@@ -31,6 +33,7 @@ from sottovoce.core.messages import (
     MaskSeeds,
     MaskSum,
     ModelView,
+    SealedBatch,
     SummedReports,
 )
 from sottovoce.core.redacted import Redacted
@@ -45,11 +48,11 @@ MASKED_KEPT = 64
 _KINDS: Mapping[str, type[Any]] = {
     kind.__name__: kind
     for kind in (
-        *(ModelView, DeviceReports, Batch, BitReports),
+        *(ModelView, DeviceReports, Batch, BitReports, SealedBatch),
         *(MaskedReports, MaskSeeds, MaskSum, SummedReports),
     )
 }
-_PARTIES = ("device", "server", "proxy")
+_PARTIES = ("device", "server", *(hop_party(hop) for hop in range(MOST_SHUFFLERS)))
 
 SeenMessages = dict[str, dict[int, list[object]]]
 """By party and round: what reached it, in order."""

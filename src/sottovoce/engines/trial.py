@@ -7,6 +7,7 @@ their keys.
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
@@ -19,7 +20,7 @@ from numpy.typing import NDArray
 from sottovoce.algorithms.base import AlgorithmSettings, Cohort
 from sottovoce.core.interactions import Vocabulary
 from sottovoce.core.ledger import COLUMNS, Entries, entries_of
-from sottovoce.core.links import Proxied, SecureSum
+from sottovoce.core.links import CheckedSum, Proxied, SecureSum
 from sottovoce.core.messages import ModelView
 from sottovoce.core.one_bit import noise_root
 from sottovoce.engines.processes import Child, free_port, sottovoce_command, wait_for
@@ -155,10 +156,13 @@ def _keep_attributes(store: CohortStore, settings: AlgorithmSettings, part: Coho
                     store.set_attribute(number, attribute.name, attribute.classes[code])
 
 
-def make_server_folder(path: Path, world: TrialWorld) -> ServerFolder:
-    """The server's folder of a new federation that waits for its first target."""
+def make_server_folder(path: Path, world: TrialWorld, first: Path | None = None) -> ServerFolder:
+    """The server's folder of a new federation that waits for its first target. `first` has what it
+    needs as an aggregator (`prepare_aggregators`)."""
     from sottovoce.stores.server_folder import create_folder
 
+    if first is not None:
+        shutil.copytree(first, path / "keys")
     return create_folder(
         path,
         world.terms,
@@ -200,12 +204,30 @@ PROXY = "proxy"
 _PORT = "port"
 
 
-def prepare_proxy(folder: Path) -> Proxied:
+def hop_folder(folder: Path, hop: int) -> Path:
+    """Of a trial's shuffler at this place in the chain, from 0."""
+    return folder / (f"{PROXY}-{hop + 1}" if hop else PROXY)
+
+
+def prepare_chain(folder: Path, shufflers: int) -> Proxied:
+    """Addresses, authorities and keys of a trial's shufflers."""
+    from sottovoce.stores.shuffler_folder import HOP_FILE, init_shuffler, read_hop
+
+    chain = []
+    for hop in range(1, shufflers):
+        place = hop_folder(folder, hop)
+        if not (place / HOP_FILE).exists():
+            init_shuffler(place, prepare_proxy(folder, hop).url)
+        chain.append(read_hop(place / HOP_FILE))
+    return replace(prepare_proxy(folder), chain=tuple(chain))
+
+
+def prepare_proxy(folder: Path, hop: int = 0) -> Proxied:
     """Address and authority of a trial's shuffler, which the terms name and so must be there before
     them; the same ones where the trial is gone on with."""
     from sottovoce.stores.keys import CA_CERTIFICATE, authority_pem, init_keys, write_new_files
 
-    place = folder / PROXY
+    place = hop_folder(folder, hop)
     if not (place / "keys" / CA_CERTIFICATE).exists():
         init_keys(place / "keys")
     if not (place / _PORT).exists():
@@ -242,6 +264,53 @@ def start_helper(folder: Path, server: ServerFolder, logs: Path) -> Child:
     helper = Child("the proxy", command, log=logs / "proxy.log")
     wait_for(helper, lambda: found.running() is not None)
     return helper
+
+
+def aggregator_place(folder: Path, number: int) -> Path:
+    """The folder of an aggregator, within that of a trial; of the first, its secrets alone."""
+    return folder / f"aggregator-{number}"
+
+
+def prepare_aggregators(folder: Path, link: CheckedSum, root_key: int) -> CheckedSum:
+    """The same for the aggregators of a checked sum, of which the server is the first."""
+    from sottovoce.stores.aggregator_folder import OTHERS, init_aggregator, init_first
+    from sottovoce.stores.keys import authority_pem, write_new_files
+    from sottovoce.stores.sum_folder import PUBLIC_KEY
+
+    def noise(number: int) -> bytes:
+        return noise_root(streams_of(root_key).child("aggregator", number).root)
+
+    keys = [init_first(aggregator_place(folder, 0), noise_key=noise(0))]
+    urls, authorities = [], []
+    for number in OTHERS:
+        place = aggregator_place(folder, number)
+        if not (place / PUBLIC_KEY).exists():
+            init_aggregator(place, noise_key=noise(number))
+        if not (place / _PORT).exists():
+            write_new_files(place, {_PORT: str(free_port()).encode()})
+        keys.append((place / PUBLIC_KEY).read_text().strip())
+        urls.append(f"https://127.0.0.1:{kept_port(place)}")
+        authorities.append(authority_pem(place / "keys"))
+    return replace(link, urls=tuple(urls), authorities=tuple(authorities), keys=tuple(keys))
+
+
+def start_aggregator(folder: Path, server: ServerFolder, number: int, logs: Path) -> Child:
+    """An aggregator of a trial, at the address that the terms name; also after it was stopped."""
+    from sottovoce.stores.aggregator_folder import (
+        aggregator_introduction,
+        create_aggregator,
+        open_aggregator,
+    )
+    from sottovoce.stores.sum_folder import INTRODUCTION
+
+    place = aggregator_place(folder, number)
+    if not (place / INTRODUCTION).exists():
+        create_aggregator(place, aggregator_introduction(server.plan.terms, server.keys, number))
+    found, port = open_aggregator(place), str(kept_port(place))
+    command = sottovoce_command("serve", "aggregator", place, "--port", port)
+    started = Child(f"aggregator {number}", command, log=logs / f"aggregator-{number}.log")
+    wait_for(started, lambda: found.running() is not None)
+    return started
 
 
 def kept_port(place: Path) -> int:

@@ -273,9 +273,10 @@ def pair_of(
     form: Form,
     number: int,
     secrets: Sequence[tuple[bytes, bytes]],
-    travelled: Sequence[Elements] | Elements,
+    travelled: Sequence[Elements | None] | Elements,
 ) -> Pair:
-    """An aggregator's shares of some devices, from the secrets that it has of each."""
+    """An aggregator's shares of some devices, from the secrets that it has of each. The first has
+    no need of what travelled."""
     both = [
         [share(form, (number + k) % AGGREGATORS, one[k], sent) for k in range(2)]
         for one, sent in zip(secrets, travelled, strict=True)

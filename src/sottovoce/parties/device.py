@@ -409,7 +409,9 @@ class Devices(Redacted):
         """The same for randomised reports, which are in the book when they are returned."""
         release = self._reporting()[1]
         self._charge(rows, release.cost()[rows])
-        self.ledger.record(release.entries(rows, view.round))
+        entries = release.entries(rows, view.round)
+        more = entries.reports.astype(np.int64) * self._link.layer_bytes
+        self.ledger.record(replace(entries, bytes=entries.bytes + more))
         return BitReports(view.round, self.cohort.users[rows], release.tier[rows], reports)
 
     def _charge(

@@ -201,12 +201,23 @@ class ShufflerRules:
         return waited >= self.hold_seconds or bool(self.goal and devices >= self.goal[tier])
 
 
-class Shuffler:
-    """A shuffler in memory, for one whole round at a time."""
+Seeds = Callable[[int, int, int], bytes]
+"""By round, tier and place in the chain: from which seed a shuffler mixes."""
 
-    def __init__(self, minimum: Sequence[int], reports: int) -> None:
+
+def fresh_seeds(round: int, tier: int, hop: int) -> bytes:
+    return new_seed()
+
+
+class Shuffler:
+    """A shuffler in memory, or a chain of them, for one whole round at a time."""
+
+    def __init__(self, minimum: Sequence[int], reports: int, shufflers: int = 1) -> None:
         self._rules = ShufflerRules(reports, tuple(minimum), hold_seconds=0.0)
         self._last = -1
+        self.shufflers = shufflers
+        """Each mixes what the one before it hands over."""
+        self.seeds: Seeds = fresh_seeds
         self.held: Counter[int] = Counter()
         """Devices per tier whose reports were held back and dropped, over all rounds."""
 
@@ -235,7 +246,9 @@ class Shuffler:
                 continue
             everyone = devices == len(bits)
             sent = bits.reports if everyone else bits.reports[bits.tier == tier]
-            mixed = shuffled(sent.ravel(), new_seed(), threads=threads)
+            mixed = sent.ravel()
+            for hop in range(self.shufflers):
+                mixed = shuffled(mixed, self.seeds(bits.round, tier, hop), threads=threads)
             batches.append(Batch(bits.round, tier, devices, mixed))
         return batches
 
@@ -292,3 +305,52 @@ def _buckets(
         if filled[k] != len(content):
             raise MessageError("the records of a batch are not as many as they were")
         yield content[order_in(seed, first + k, len(content))]
+
+
+# --- reports that come twice ----------------------------------------------------------------------
+
+# Whoever takes a layer off passes each report on once: a copy of somebody's would show which one it
+# is.
+
+AT_ONCE = 1 << 24
+"""Reports among which duplicates are looked for at once."""
+
+Bodies = Callable[[], Iterator[bytes]]
+"""The parts of a batch from the first one on, each time it is called."""
+
+
+def once(bodies: Bodies, reports: int, size: int, refused: Counter[str]) -> Iterator[bytes]:
+    """The parts of a batch of so many sealed reports, `size` bytes each, of which each is there
+    once."""
+    twice = _repeated(bodies, reports, size)
+    seen: set[int] = set()
+    for body in bodies():
+        if not len(twice):
+            yield body
+            continue
+        table = np.frombuffer(body, np.uint8).reshape(-1, size)
+        marks, keep = _marks(table), np.ones(len(table), np.bool_)
+        for at in np.flatnonzero(np.isin(marks, twice)):
+            keep[at] = int(marks[at]) not in seen
+            seen.add(int(marks[at]))
+        refused["duplicate"] += int((~keep).sum())
+        yield table[keep].tobytes()
+
+
+def _repeated(bodies: Bodies, reports: int, size: int) -> NDArray[np.uint64]:
+    """Marks that more than one report has."""
+    shares = -(-reports // AT_ONCE)
+    found = [np.zeros(0, np.uint64)]
+    for share in range(shares):
+        marks = []
+        for body in bodies():
+            all_marks = _marks(np.frombuffer(body, np.uint8).reshape(-1, size))
+            marks.append(all_marks[all_marks % np.uint64(shares) == share])
+        values, times = np.unique(np.concatenate(marks), return_counts=True)
+        found.append(values[times > 1])
+    return np.concatenate(found)
+
+
+def _marks(table: NDArray[np.uint8]) -> NDArray[np.uint64]:
+    """The first bytes of each report's ephemeral key, which nobody draws twice."""
+    return np.ascontiguousarray(table[:, :8]).view("<u8")[:, 0]

@@ -23,6 +23,18 @@ assumes
 - that who takes part does not depend on anyone's data, and that a round's model may depend on
   earlier batches (adaptive composition) but on nothing else that is private.
 
+**With a chain of m shufflers** of which j work with the server, the figure is that with a proxy as
+long as j < m, and that without one if j = m (`holding`). One honest shuffler is enough, wherever it
+stands: it gets whole batches and sends each on as a whole, in an order that it alone knows, and
+nobody else can take its layer off; its key must stay secret, also later. What dishonest ones, or
+the server, still can do:
+
+- *make devices up.* The first shuffler and the server can fill a batch with reports of their own.
+  `users` counts the honest ones alone, which no minimum can check;
+- *leave reports out*, of whom they like before the honest one, and of nobody that they could name
+  behind it. Every shuffler counts what it gets; who it was nobody behind the first one can say. A
+  batch below the tier's minimum stops at the honest one.
+
 Neighbouring in both: one user's whole data replaced by any other, the same users taking part.
 
 **Optimistic** is the same with the clone rate of the 2023 paper. Its errata restrict the theorem
@@ -35,6 +47,7 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from sottovoce.core.links import MOST_SHUFFLERS
 from sottovoce.errors import ConfigError
 from sottovoce.privacy.clones import (
     MOST_REPORTS,
@@ -70,6 +83,15 @@ class Certificate:
     without_proxy: float
     with_proxy: float
     optimistic: float
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """What holds for one user if so many shufflers of a chain work with the server."""
+
+    dishonest: int
+    epsilon: float
+    delta: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +157,17 @@ def certificates(
         )
         found.append(Certificate(epsilon, reports, number, users, delta, plain, mixed, hoped))
     return found
+
+
+def holding(asked: Certificate, shufflers: int) -> list[Holding]:
+    """What holds with j = 0, 1, … dishonest ones in a chain of so many: the certificate with a
+    proxy as long as one is honest, and then that without."""
+    if not 1 <= shufflers <= MOST_SHUFFLERS:
+        raise ConfigError(
+            f"a chain has between 1 and {MOST_SHUFFLERS} shufflers, not {shufflers:,}"
+        )
+    mixed = [Holding(j, asked.with_proxy, asked.delta) for j in range(shufflers)]
+    return [*mixed, Holding(shufflers, asked.without_proxy, 0.0)]
 
 
 def account(sent: Iterable[Sent], delta: float = DELTA) -> Account:

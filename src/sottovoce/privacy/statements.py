@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from sottovoce.evaluation.plots import Figures
     from sottovoce.evaluation.tables import Table
-    from sottovoce.privacy.accountant import Certificate, RoundsWithin
+    from sottovoce.privacy.accountant import Certificate, Holding, RoundsWithin
 
 WITHOUT, WITH, OPTIMISTIC = "without a trusted proxy", "with a proxy", "optimistic"
 ASSUMED = (
@@ -78,6 +78,20 @@ def sentences(asked: Certificate) -> dict[str, str]:
             "if it held for these reports. This is no certificate."
         ),
     }
+
+
+def chain_sentences(found: Sequence[Holding]) -> list[str]:
+    """What holds with so many dishonest shufflers of a chain, and what they can do all the same."""
+    last, many = found[-1], found[-1].dishonest
+    honest = found[0]
+    upto = "none of them works" if many == 1 else f"at most {many - 1} of them work"
+    return [
+        f"With {count_of(many, 'shuffler')}: if {upto} with the server, ε = "
+        f"{bound_text(honest.epsilon)}, but for a chance of {_chance(honest.delta)}; if "
+        f"{'it does' if many == 1 else f'all {many} do'}, ε = {bound_text(last.epsilon)}.",
+        "A dishonest first shuffler, or the server, can fill a batch with devices of its own: "
+        "--users counts honest users alone. Any dishonest shuffler can leave reports out.",
+    ]
 
 
 def bound_text(epsilon: float) -> str:

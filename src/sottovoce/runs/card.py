@@ -32,6 +32,7 @@ READING = (
 _PARTIES = {
     "server": "the server",
     "proxy": "the proxy",
+    "coalition": "a coalition of the server and all shufflers but one",
     "orchestrator": "the orchestrator",
     "owner": "a data owner",
     "network": "whoever watches the network",

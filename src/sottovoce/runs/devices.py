@@ -229,6 +229,11 @@ def check_engine(options: RunOptions, federation: Federation, users: int) -> Non
                 "are, and Flower's gateways say who sends; use --engine https or --engine "
                 "simulation"
             )
+        if federation.aggregators:
+            raise ConfigError(
+                "in a checked sum every device is checked by itself, and Flower's gateways send "
+                "for many; use --engine https or --engine simulation"
+            )
         if federation.masker is not None:
             _check_gateways(federation, federation.masker.link, options.processes or _GATEWAYS)
         if federation.server.guard.defence != NO_DEFENCE:

@@ -94,7 +94,9 @@ class Federation:
         if reports is not None:
             willing = _check_tiers(devices, reports)
             plan = settings.plan(len(willing), int(train.counts[willing].sum()))
-            proxy = Shuffler([tier.min_devices for tier in reports.tiers], reports.max_reports)
+            minimum = [tier.min_devices for tier in reports.tiers]
+            shufflers = 1 if way.mixing is None else way.mixing.shufflers
+            proxy = Shuffler(minimum, reports.max_reports, shufflers)
         if release.contributing is not None:
             willing = _check_contributions(devices)
             plan = settings.plan(len(willing), int(train.counts[willing].sum()))

@@ -205,7 +205,7 @@ def budget_sections(
         "Certificates by tier, for the user who sent most",
         columns,
         rows,
-        notes=[ASSUMED.format(delta=DELTA)],
+        notes=[ASSUMED.format(delta=DELTA), *_chain_notes(link)],
     )
     blocks: list[Block] = [shown]
     if any(cost.rounds > 1 for cost in costs):
@@ -213,6 +213,19 @@ def budget_sections(
         figure = _draw(figures / "certificate", costs)
         blocks.append(FigureBlock(figure.png, words, f"{words}; both axes are logarithmic."))
     return [Section("What it costs a user", blocks)]
+
+
+def _chain_notes(link: Link | None) -> list[str]:
+    mixing = None if link is None else link.mixing
+    if mixing is None or not mixing.chain:
+        return []
+    many = mixing.shufflers
+    return [
+        f"Reports pass {many} shufflers: the figure with a proxy holds if at most {many - 1} of "
+        f"them work with the server, the other one if all {many} do. A dishonest first shuffler, "
+        "or the server, can make devices up, which hide nobody; any dishonest one can leave "
+        "reports out."
+    ]
 
 
 def _draw(path: Path, costs: list[TierCost]) -> plots.Figures:

@@ -7,7 +7,8 @@ all engines agree; the final model and the devices' vectors are those of the run
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -20,9 +21,10 @@ from sottovoce.algorithms.base import Contributing, Schedule
 from sottovoce.algorithms.drift.blocks import DriftModel
 from sottovoce.attacks.drift import DriftTruth
 from sottovoce.attacks.pairs import drawn_positives
+from sottovoce.attacks.suite.a05_linkage import Mixed
 from sottovoce.attacks.suite.a12_known_others import Contributed
 from sottovoce.attacks.suite.a12_shadows import Again
-from sottovoce.attacks.suite.a13_draws import told_words
+from sottovoce.attacks.suite.a13_draws import TOLD_DEVICES, TOLD_ROUNDS, told_words
 from sottovoce.attacks.views import Truth, View
 from sottovoce.core.interactions import Interactions
 from sottovoce.core.links import SEALED_SEED_BYTES, Link
@@ -43,7 +45,7 @@ from sottovoce.engines.transcripts import (
 from sottovoce.errors import RunError, UsageError
 from sottovoce.experiment import Experiment, PreparedExperiment
 from sottovoce.parties.device import cut_profile
-from sottovoce.parties.shuffler import Shuffler
+from sottovoce.parties.shuffler import Seeds, Shuffler, shuffled
 from sottovoce.privacy.base import Release
 from sottovoce.privacy.reports import SEALED_BYTES
 from sottovoce.rng import Streams
@@ -259,6 +261,8 @@ def _of_devices(
     if look.end == plan.rounds and look.sums:  # what the last sum made of the model is published
         kept["device"][plan.rounds] = [ModelView(plan.rounds, final)]
     views = _views(world, federation, kept, final, vectors)
+    if mixed := own.pop("mixed", ()):
+        views["coalition"] = replace(views["server"], party="coalition", own={"mixed": mixed})
     own |= _draws(world, federation, kept)
     own["again"] = _again(world, plan, threads)
     if settings.release.contributing is not None:
@@ -302,11 +306,33 @@ class _Private:
             self._room -= vectors.nbytes
 
 
-class _GlassProxy(Shuffler):
-    """A proxy that does what another one does, and shows what it was given."""
+SeedsOf = dict[tuple[int, int], list[bytes]]
+"""By round and tier: from what the shufflers of a chain mixed, one after the other."""
 
-    def __init__(self, inner: Shuffler, bits: list[BitReports]) -> None:
-        self._inner, self._open = inner, bits
+
+class _GlassProxy(Shuffler):
+    """A proxy that does what another one does, and shows what it was given and, of a chain, from
+    which seeds its members mix."""
+
+    def __init__(self, inner: Shuffler, bits: list[BitReports], seeds: SeedsOf) -> None:
+        self._inner, self._open, self._seeds = inner, bits, seeds
+        self.shufflers = inner.shufflers
+
+    @contextlib.contextmanager
+    def watched(self) -> Iterator[None]:
+        """Within, seeds are kept."""
+        own: Seeds = self._inner.seeds
+
+        def seen(round: int, tier: int, hop: int) -> bytes:
+            seed = own(round, tier, hop)
+            self._seeds.setdefault((round, tier), []).append(seed)
+            return seed
+
+        self._inner.seeds = seen
+        try:
+            yield
+        finally:
+            self._inner.seeds = own
 
     def collect(self, bits: BitReports, threads: int = 1) -> list[Batch]:
         self._open.append(bits)
@@ -324,7 +350,11 @@ def _enact(
     are scored by."""
     plan, proxy, private = federation.schedule, federation.proxy, _Private(federation)
     bar = Periodically(max(1, look.end // 100), lambda m: tell("training", m.round, plan.rounds))
-    federation.proxy = None if proxy is None else _GlassProxy(proxy, private.bits)
+    seeds: SeedsOf = {}
+    stack = contextlib.ExitStack()
+    if proxy is not None:
+        federation.proxy = glass = _GlassProxy(proxy, private.bits, seeds)
+        stack.enter_context(glass.watched())
     try:
         federation.schedule = replace(plan, rounds=look.whole)
         federation.run([bar], [*message_observers, private], threads=threads)
@@ -333,9 +363,41 @@ def _enact(
             only = Only(look, [*message_observers, private])
             federation.run([bar], [only], threads=threads, masked=False)
     finally:
+        stack.close()
         federation.schedule, federation.proxy = plan, proxy
     private.keep(look.end)
-    return {"vectors": private.vectors} | ({"bits": private.bits} if private.bits else {})
+    own: dict[str, Any] = {"vectors": private.vectors}
+    if private.bits:
+        own["bits"] = private.bits
+        own["mixed"], own["mixed owners"] = mixed_by_members(private.bits[:TOLD_ROUNDS], seeds)
+    return own
+
+
+def mixed_by_members(
+    sent: Sequence[BitReports], seeds: SeedsOf
+) -> tuple[tuple[Mixed, ...], tuple[NDArray[np.int64], ...]]:
+    """What the server and all shufflers of a chain but one know of these rounds' batches, for each
+    choice of the honest one and for none; and whose report stands at each place of each. Nothing
+    where there is one shuffler."""
+    found, owners = [], []
+    for bits in sent:
+        for tier in np.unique(bits.tier).tolist():
+            mixing = seeds.get((bits.round, tier), [])
+            if len(mixing) < 2:
+                continue
+            mine, k = bits.tier == tier, bits.reports.shape[1]
+            values, senders = bits.reports[mine].ravel(), np.repeat(bits.sender[mine], k)
+            given = order = np.arange(len(values), dtype=np.uint32)
+            whole = Batch(bits.round, tier, int(mine.sum()), values)
+            firsts = order[::k][:TOLD_DEVICES]
+            for hop in range(-1, len(mixing)):
+                if hop >= 0:
+                    given, order = order, shuffled(order, mixing[hop])
+                handed_on = replace(whole, reports=values[order])
+                told = np.argsort(order)[firsts].tolist()
+                found.append(Mixed(hop, handed_on, senders[given], tuple(told)))
+                owners.append(senders[order])
+    return tuple(found), tuple(owners)
 
 
 def _go_on(federation: Federation, plan: Schedule, threads: int, tell: Report) -> None:
@@ -367,7 +429,8 @@ def _views(
         triples=federation.schedule.triples,
         draws=world.experiment.draws,
     )
-    network = network_of(kept, 8 * final.size + SEALED_SEED_BYTES, k * SEALED_BYTES)
+    each = SEALED_BYTES + settings.link.layer_bytes
+    network = network_of(kept, 8 * final.size + SEALED_SEED_BYTES, k * each)
     views: dict[str, View] = {
         "anyone": base,
         "server": replace(base, party="server", rounds=seen_by(kept, "server")),

@@ -1,5 +1,6 @@
 """The shuffler's HTTP interface: who sends what, and what is answered. Nothing of a request is
-logged."""
+logged. Devices send to the first shuffler of a chain, and each of the others gets whole batches of
+the one before it."""
 
 from __future__ import annotations
 
@@ -13,14 +14,18 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from sottovoce.core.links import LAYER_BYTES
 from sottovoce.services.kit.answers import (
     Receive,
     Scope,
     Send,
     answer,
     answer_json,
+    bears,
+    content_length,
+    discard,
     read_body,
     table_of,
 )
@@ -38,7 +43,10 @@ from sottovoce.wire.refusals import Reason, Refused, read_or_refuse
 from sottovoce.wire.shuffled import (
     ACCOUNT_BYTES,
     ACCOUNT_KEY_BYTES,
+    LONGEST_PART,
+    BatchPart,
     SealedSubmission,
+    decode_part,
     decode_submission,
     is_authentic,
     submission_bytes,
@@ -120,6 +128,8 @@ class ShufflerLimits(Limits):
     """A shuffler that is so late with its own work takes nothing more on."""
     enrolments: int = 64
     """Enrolments that wait."""
+    parts: int = 4
+    """Parts of the shuffler before that are received or wait for the disk."""
 
 
 class Accounts:
@@ -191,14 +201,18 @@ class ShufflerApplication(HttpApplication[ShufflerLimits]):
         self._sending: set[bytes] = set()
         self._pulse = Pulse()
         self._ends += [self._pulse.stop, self._writer.close]
-        self._serve(
-            {
+        routes: dict[str, Any] = {"/v1/terms": ("GET", self._terms)}
+        if folder.introduction.hop:
+            self._accepts, self._receiving = folder.introduction.accepts, 0
+            self._parts = self._executor(limits.parts)
+            routes["/v1/batches"] = "POST", self._take_part
+        else:
+            routes |= {
                 "/v1/submissions": ("POST", self._submit),
                 "/v1/challenge": ("GET", self._challenge),
                 "/v1/enrol": ("POST", self._enrol),
-                "/v1/terms": ("GET", self._terms),
             }
-        )
+        self._serve(routes)
 
     # --- what devices send ------------------------------------------------------------------------
 
@@ -208,11 +222,12 @@ class ShufflerApplication(HttpApplication[ShufflerLimits]):
             raise Refused("unavailable", "the shuffler has not heard from the server yet")
         if self._pulse.lag > limits.lag_seconds:
             raise self.busy
-        longest = submission_bytes(rules.reports)
+        size = self._forwarder.size
+        longest = submission_bytes(rules.reports, size)
         with Share(self._unproven, sender_of(scope)) as share:
             payload = await read_body(scope, receive, longest, limits.body_seconds, share)
             submission = read_or_refuse(
-                decode_submission, payload, rules.reports, len(rules.minimum)
+                decode_submission, payload, rules.reports, len(rules.minimum), size
             )
             key = self._accounts.key(submission.account)
             if key is None:
@@ -273,6 +288,47 @@ class ShufflerApplication(HttpApplication[ShufflerLimits]):
 
         account, key = await self._enrolments(enrol)
         await answer_json(send, {"account": account.hex(), "key": key.hex()})
+
+    # --- what the shuffler before sends -----------------------------------------------------------
+
+    async def _take_part(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """POST /v1/batches: acknowledged when the part is on the disk."""
+        if not bears(scope, self._accepts):
+            if content_length(scope):
+                await discard(receive)
+            raise Refused("unknown_proxy", "this needs the token of the shuffler before this one")
+        if self._forwarder.rules is None:
+            raise Refused("unavailable", "the shuffler has not heard from the server yet")
+        if self._receiving >= self._limits.parts:
+            raise self.busy
+        self._receiving += 1
+        try:
+            payload = await read_body(scope, receive, LONGEST_PART, self._limits.body_seconds)
+            size = self._forwarder.size + LAYER_BYTES
+            part = read_or_refuse(decode_part, payload, size)
+            del payload
+            if part.round > self._store.position.round or not self._store.position.open:
+                await self._forwarder.look(_LOOK_SECONDS)
+            if await self._parts(lambda: self._store_part(part)):
+                self._forwarder.wake()
+        finally:
+            self._receiving -= 1
+        await answer(send, 204, [], b"")
+
+    def _store_part(self, part: BatchPart) -> bool:
+        """Whether its batch is whole now. Raises where no honest shuffler would send it."""
+        rules = self._forwarder.rules
+        if rules is None or part.tier >= len(rules.minimum):
+            raise Refused("malformed", "there is no such tier in the terms")
+        minimum = rules.minimum[part.tier]
+        if part.devices < minimum:
+            raise Refused("too_few", "a batch of fewer devices than the terms promise")
+        most = part.devices * rules.reports
+        if part.parts > most:
+            raise Refused("malformed", "a batch has more parts than reports")
+        # The first shuffler has all reports of each device; those behind it leave some out.
+        first = self._forwarder.hop == 1
+        return self._store.take(part, most if first else minimum * rules.reports, most)
 
     # --- what others ask --------------------------------------------------------------------------
 

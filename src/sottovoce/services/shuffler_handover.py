@@ -1,5 +1,8 @@
 """The thread of a shuffler that talks to the server: it follows the rounds, lets batches go when
-the rules say so, hands them over part by part, and forgets them."""
+the rules say so, hands them over part by part, and forgets them.
+
+In a chain all shufflers follow the server's rounds, and each hands over to the one behind it, the
+last one to the server. One behind another takes its layer off a batch when all of it is there."""
 
 from __future__ import annotations
 
@@ -8,9 +11,12 @@ import contextlib
 import math
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Generator, Mapping
+from functools import partial
 from typing import Any
 
+from sottovoce.core.links import LAYER_BYTES
 from sottovoce.engines.client import Busy, ServiceClient, loopback
 from sottovoce.errors import (
     ConfigError,
@@ -19,16 +25,25 @@ from sottovoce.errors import (
     SottovoceError,
     Unreachable,
 )
-from sottovoce.parties.shuffler import ShufflerRules, in_parts
+from sottovoce.parties.shuffler import ShufflerRules, in_parts, once
+from sottovoce.services.kit.openers import Openers
 from sottovoce.services.kit.pacing import Pace
 from sottovoce.stores.shuffler import Held, ShufflerPosition, ShufflerStore
 from sottovoce.stores.shuffler_folder import ShufflerFolder
 from sottovoce.wire.descriptor import Descriptor
 from sottovoce.wire.sealing import SEALED_BYTES, key_id
-from sottovoce.wire.shuffled import PART_BYTES, BatchPart, encode_part, terms_name
+from sottovoce.wire.shuffled import (
+    PART_BYTES,
+    BatchPart,
+    encode_part,
+    hop_info,
+    record_bytes,
+    terms_name,
+)
 from sottovoce.wire.terms import Terms
 
 PER_PART = PART_BYTES // SEALED_BYTES
+"""Reports in a part of a batch for the server; of larger ones there are fewer."""
 _LONGEST_LOOK = 5.0
 """Seconds after which the shuffler looks for a new round, at most, while the server answers."""
 _LONGEST_PAUSE = 30.0
@@ -64,6 +79,11 @@ class Forwarder:
         """None until the terms of the federation are known."""
         self.terms: Terms | None = None
         self.terms_name = b""
+        self.hop = self._introduction.hop
+        """Its place in the chain, from 0."""
+        self.size = SEALED_BYTES
+        """Of a record that is handed over."""
+        self._behind = "the server"
         self._digest = ""
         self._next_wipe = 0.0  # a process that was killed may have left something
         self._reached: dict[int, float] = {}
@@ -77,10 +97,8 @@ class Forwarder:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._woken = asyncio.Event()
         self._turn = asyncio.Lock()
-        plaintext = not self._introduction.ca
         self._asking, self._handing = (
-            ServiceClient(self._introduction.server, self._introduction.ca, plaintext=plaintext)
-            for _ in range(2)
+            _client(self._introduction.server, self._introduction.ca) for _ in range(2)
         )
         self._thread = threading.Thread(target=self._run, name="forwarder", daemon=True)
         terms = folder.terms()
@@ -141,7 +159,7 @@ class Forwarder:
         now = self._clock()
         until = [self._next_look, self._next_wipe]
         for held in self._store.held():
-            if held.state == "sealed":
+            if held.state in ("sealed", "whole"):
                 until.append(self._next_try)
             elif held.number in self._reached:
                 until.append(max(self._next_try, self._reached[held.number] + self._hold))
@@ -219,6 +237,7 @@ class Forwarder:
             raise ServiceError(
                 f"the federation {terms.federation} sends nothing through a shuffler"
             )
+        self._folder.require_place(terms)
         tiers = terms.reporting.tiers
         unknown = [tier for tier in self._goal if tier is not None and tier >= len(tiers)]
         if unknown:
@@ -229,6 +248,13 @@ class Forwarder:
         goal = tuple(_NEVER if count is None else count for count in wanted)
         self.terms, self.terms_name, self._digest = terms, terms_name(terms), terms.digest()
         self.rules = ShufflerRules(terms.reporting.max_reports, minimum, goal, self._hold)
+        link = terms.link.mixing
+        if link is not None:
+            self.size = record_bytes(link, self.hop)
+            if self.hop < len(link.chain):
+                after = link.chain[self.hop]
+                self._behind = f"the next shuffler, {after.url},"
+                self._handing = _client(after.url, after.authority)
 
     # --- batches ----------------------------------------------------------------------------------
 
@@ -237,11 +263,13 @@ class Forwarder:
         if self.rules is None:
             return
         for held in self._store.held():
-            free = held.state == "sealed" or self._releases(held)
+            free = held.state in ("sealed", "whole") or self._releases(held)
             if not free or self._clock() < self._next_try:
                 continue
             try:
-                if held.state == "open":
+                if held.state == "whole" and not await self._opened(held):
+                    continue
+                if held.state != "sealed":
                     held = self._store.seal(held)
                     self._reached.pop(held.number, None)
                 await self._hand_over(held)
@@ -257,7 +285,7 @@ class Forwarder:
 
     def _releases(self, held: Held) -> bool:
         rules = self.rules
-        if rules is None or held.round != self._store.position.round:
+        if rules is None or held.state != "open" or held.round != self._store.position.round:
             return False
         if held.devices < rules.minimum[held.tier]:
             return False
@@ -265,19 +293,59 @@ class Forwarder:
         reached = self._reached.setdefault(held.number, now)
         return rules.releases(held.tier, held.devices, now - reached)
 
+    async def _opened(self, held: Held) -> bool:
+        """Take the layer that is this shuffler's off a whole batch; whether it may go on. It may
+        not where fewer reports are left than the tier's minimum of devices sends."""
+        if self.rules is None or self.terms is None or held.arrival is None:
+            return False
+        begun, sealed = self._clock(), self.size + LAYER_BYTES
+        place = {"round": held.round, "tier": held.tier}
+        info = hop_info(self.terms, held.key, self.hop, **place)
+        left_out = Counter[str]()
+        missing = held.devices * self.rules.reports - held.arrival.records
+        steps = take_off(
+            self._store, held, self._folder.seal_key(), info, sealed, left_out, missing
+        )
+        try:
+            while not self._stopping:
+                after = await asyncio.to_thread(next, steps, None)
+                if after is None:
+                    break
+                held = after
+                if self._clock() >= self._next_look:
+                    await self._look()  # which may find the round over
+        finally:
+            steps.close()
+        arrival = held.arrival
+        if arrival is None or held.state != "whole" or arrival.opened < arrival.parts:
+            return False
+        facts = {"devices": held.devices, "reports": arrival.kept, **+left_out}
+        if arrival.kept < self.rules.minimum[held.tier] * self.rules.reports:
+            self._store.end(held, "dropped")
+            why = "fewer reports are left than the tier's minimum of devices sends"
+            self._log.error("batch dropped", **place, **facts, detail=why)
+            return False
+        seconds = round(self._clock() - begun, 3)
+        self._log.info("batch opened", **place, **facts, seconds=seconds)
+        return True
+
     async def _hand_over(self, held: Held) -> None:
-        if self.rules is None or held.devices < self.rules.minimum[held.tier]:
+        if self.rules is None:
+            return
+        records = held.records(self.rules.reports)
+        if records < self.rules.minimum[held.tier] * self.rules.reports:
             raise ServiceError("a batch below its minimum is not handed over")
-        records = held.devices * self.rules.reports
-        parts = -(-records // PER_PART)
+        per_part = max(1, PER_PART * SEALED_BYTES // self.size)
+        parts = -(-records // per_part)
         content = in_parts(
-            lambda: self._store.rows(held), records, SEALED_BYTES, held.seed,
-            per_part=PER_PART, first=held.sent,
+            lambda: self._store.rows(held, self.size), records, self.size, held.seed,
+            per_part=per_part, first=held.sent,
         )  # fmt: skip
         for number, body in enumerate(content, held.sent):
             part = BatchPart(
-                held.round, held.tier, held.key, held.devices, number, parts, held.mark, body
-            )
+                held.round, held.tier, held.key, held.devices, number, parts, held.mark, body,
+                self.size,
+            )  # fmt: skip
             try:
                 answer = await self._handing.hand_over(
                     "/v1/batches", encode_part(part), self._introduction.token
@@ -294,7 +362,7 @@ class Forwarder:
                 return
             if not good:
                 raise ServiceError(
-                    f"the server refused part {number} of {parts} with status {answer.status}, "
+                    f"{self._behind} refused part {number} of {parts} with status {answer.status}, "
                     f"{answer.reason or 'no reason'}: {answer.detail}"
                 )
             held = self._store.sent(held, number + 1)
@@ -333,3 +401,38 @@ class Forwarder:
         if self._trouble != f"{what}: {error}":
             self._trouble = f"{what}: {error}"
             self._log.error(what, detail=str(error))
+
+
+def take_off(
+    store: ShufflerStore,
+    held: Held,
+    private: bytes,
+    info: bytes,
+    size: int,
+    left_out: Counter[str],
+    missing: int = 0,
+) -> Generator[Held, None, None]:
+    """Take the layer `info` off the records of a whole batch, `size` bytes each: a part at each
+    step, after which it is on the disk. What does not open or comes twice is left out, and counted
+    with what was `missing` before; parts that were opened before a crash are not opened again."""
+    arrival = held.arrival
+    if arrival is None:
+        return
+    openers = Openers(private, info, size)
+    new = Counter({"missing": 0 if arrival.opened else missing})
+    each_once = once(partial(store.parts, held), arrival.records, size, new)
+    with openers.helped(arrival.records):
+        for number, sealed in enumerate(each_once):
+            if number >= arrival.opened:
+                body, bad = openers.open(sealed)
+                new["undecryptable"] += bad
+                held = store.put_opened(held, body, size - LAYER_BYTES, +new)
+                left_out.update(new)
+                yield held
+                if held.state != "whole":
+                    return
+            new.clear()
+
+
+def _client(url: str, authority: str) -> ServiceClient:
+    return ServiceClient(url, authority, plaintext=not authority)

@@ -1,5 +1,5 @@
-"""An experiment run over HTTPS on loopback: a server, the shuffler or the helper if the terms have
-one, and an agent for every device."""
+"""An experiment run over HTTPS on loopback: a server, the shuffler (in a chain all of them), the
+helper or the aggregators if the terms have them, and an agent for every device."""
 
 from __future__ import annotations
 
@@ -17,17 +17,20 @@ from numpy.typing import NDArray
 from sottovoce.core.ledger import Entries, Ledger
 from sottovoce.engines.processes import Child, sottovoce_command, stop_all, wait_for
 from sottovoce.engines.trial import (
-    PROXY,
     Gathered,
     Tick,
     TrialWorld,
+    aggregator_place,
+    hop_folder,
     kept_port,
     ledger_of,
     make_server_folder,
     make_store,
     number_width,
+    prepare_aggregators,
+    prepare_chain,
     prepare_helper,
-    prepare_proxy,
+    start_aggregator,
     start_helper,
 )
 from sottovoce.errors import ServiceError, Stalled, Unreachable
@@ -35,6 +38,7 @@ from sottovoce.parties.device import Devices
 from sottovoce.rng import streams_of
 from sottovoce.services.server.operator import Operator
 from sottovoce.stores import server as records
+from sottovoce.stores.aggregator_folder import OTHERS
 from sottovoce.stores.device import CohortStore
 from sottovoce.stores.server_folder import (
     Introduction,
@@ -67,34 +71,45 @@ class HttpsTrial:
     agents: list[Child] = field(default_factory=list, init=False)
     server: Child | None = field(default=None, init=False)
     proxy: Child | None = field(default=None, init=False)
+    """The first shuffler, or the helper."""
+    hops: list[Child] = field(default_factory=list, init=False)
+    """The shufflers behind the first one."""
+    aggregators: dict[int, Child] = field(default_factory=dict, init=False)
     _operator: Operator | None = field(default=None, init=False)
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
         terms = self.world.terms
-        if terms.reporting is not None:
-            link = prepare_proxy(self.folder)
+        mixing, self.hops = terms.link.mixing, []
+        if mixing is not None:
+            link = prepare_chain(self.folder, mixing.shufflers)
             self.world = replace(self.world, terms=replace(terms, link=link))
         elif terms.secure_sum is not None:
             summed = prepare_helper(self.folder, terms.secure_sum, self.world.root_key)
             self.world = replace(self.world, terms=replace(terms, link=summed))
+        elif terms.link.checking is not None:
+            checked = prepare_aggregators(self.folder, terms.link.checking, self.world.root_key)
+            self.world = replace(self.world, terms=replace(terms, link=checked))
         folder = self._prepared()
-        if terms.secure_sum is not None:
-            self.start_helper()
         try:
+            if terms.secure_sum is not None:
+                self.start_helper()
+            if terms.link.checking is not None:
+                for number in OTHERS:
+                    self.start_aggregator(number)
             self.server = self._start("server", "serve", "server", folder.path, "--port", "0")
             wait_for(self.server, lambda: folder.running() is not None)
             url = (folder.running() or {})["url"]
             self._operator = Operator.of(folder, url)
-            if terms.reporting is not None:
-                self._start_shuffler(introduction(folder, url))
+            for hop in range(0 if mixing is None else mixing.shufflers):
+                self._start_shuffler(introduction(folder, url, hop))
             self._start_agents(self.reroute(url) if self.reroute else url)
             yield
         finally:
             if self._operator is not None:
                 self._operator.close()
             stop_all(self.agents)  # first, so that no report of theirs goes nowhere
-            for service in (self.proxy, self.server):
+            for service in (self.proxy, *self.hops, self.server, *self.aggregators.values()):
                 if service is not None:
                     service.stop()
 
@@ -148,23 +163,32 @@ class HttpsTrial:
 
     def _start_shuffler(self, introduced: Introduction) -> None:
         """At the address that the terms name; the server may listen elsewhere than before."""
-        place = self.folder / PROXY
+        place = hop_folder(self.folder, introduced.hop)
         (place / _INTRODUCTION).unlink(missing_ok=True)
         folder = create_shuffler_folder(place, introduced)
         goals = [
             f"--goal={tier}={devices}" for tier, devices in enumerate(self._tiers()) if devices
         ]
-        self.proxy = self._start(
-            *("proxy", "serve", "shuffler", place, "--port", str(kept_port(place))),
-            *goals,
+        started = self._start(
+            *(place.name, "serve", "shuffler", place, "--port", str(kept_port(place))),
+            *([] if introduced.hop else goals),
             f"--hold-seconds={_HOLD_SECONDS}",
         )
-        wait_for(self.proxy, lambda: folder.running() is not None)
+        if introduced.hop:
+            self.hops.append(started)
+        else:
+            self.proxy = started
+        wait_for(started, lambda: folder.running() is not None)
 
     def start_helper(self) -> None:
         """Who knows the masks, at the address that the terms name; also after it was stopped."""
         logs = self.folder / "logs"
         self.proxy = start_helper(self.folder, open_folder(self.folder / "server"), logs)
+
+    def start_aggregator(self, number: int) -> None:
+        """One of those who check a sum; also after it was stopped."""
+        server, logs = open_folder(self.folder / "server"), self.folder / "logs"
+        self.aggregators[number] = start_aggregator(self.folder, server, number, logs)
 
     def _tiers(self) -> list[int]:
         """How many devices report in each tier, in the first round."""
@@ -200,7 +224,9 @@ class HttpsTrial:
             shutil.rmtree(self.folder / stale, ignore_errors=True)
         fresh.mkdir(parents=True)
         world = self.world
-        server = make_server_folder(fresh / "server", world)
+        checked = world.terms.link.checking is not None
+        first = aggregator_place(self.folder, 0) if checked else None
+        server = make_server_folder(fresh / "server", world, first)
         database = server.database()
         try:
             users = world.cohort.users.tolist()
@@ -258,6 +284,10 @@ class HttpsTrial:
             self.server.require_alive()
         if self.proxy is not None:
             self.proxy.require_alive()
+        for aggregator in self.aggregators.values():
+            aggregator.require_alive()
+        for hop in self.hops:
+            hop.require_alive()
         if self.agents and not any(agent.alive for agent in self.agents):
             self.agents[0].require_alive()
 

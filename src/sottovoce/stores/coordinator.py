@@ -56,17 +56,22 @@ class Plan:
             raise ConfigError(
                 "service.max_value must be at least 1 in UC-FedRec, whose rows count their sender"
             )
-        link, size = self.terms.secure_sum, self.cohort_size
+        link, size = self.terms.link.adds_up, self.cohort_size
         if link is not None and size != "all" and size < link.min_devices:
             raise ConfigError(
-                f"{size} devices are asked in a round, and a secure sum needs at least "
-                f"link.min_devices = {link.min_devices}"
+                f"{size} devices are asked in a round, and a {link.name.replace('-', ' ')} needs "
+                f"at least link.min_devices = {link.min_devices}"
             )
 
     @property
     def summed(self) -> bool:
         """Whether the server sees sums alone, with the help of a proxy."""
         return self.terms.secure_sum is not None
+
+    @property
+    def checked(self) -> bool:
+        """Whether it sees sums alone, and is one of three aggregators."""
+        return self.terms.link.checking is not None
 
     @property
     def proxied(self) -> bool:

@@ -92,6 +92,14 @@ summed_seeds = sa.Table(  # of those that are in a sum; signed by their devices
     sa.Column("number", sa.BigInteger, primary_key=True, autoincrement=False),
     sa.Column("sealed", sa.LargeBinary, nullable=False),
 )
+left_out = sa.Table(  # whose submissions are not in the sum of their round
+    "left_out",
+    _metadata,
+    sa.Column("round", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("attempt", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("number", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("reason", sa.String(32), nullable=False),
+)
 models = sa.Table(
     "models",
     _metadata,

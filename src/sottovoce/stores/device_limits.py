@@ -64,8 +64,9 @@ def stages_done(store: CohortStore, terms: Terms) -> NDArray[np.int64]:
 
 def rests_until(store: CohortStore, terms: Terms, round: int) -> NDArray[np.int64]:
     """The time, in seconds, before which nothing of each user leaves for this round, because she
-    has contributed to an earlier period (`OwnEpsilon.period_days`)."""
-    until = np.zeros(len(store.users), dtype=np.int64)
+    has contributed to an earlier period (`OwnEpsilon.period_days`); before all times if she has
+    not, whatever her clock says."""
+    until = np.full(len(store.users), np.iinfo(np.int64).min)
     own = terms.release.contributing
     if own is None or not own.period_days:
         return until

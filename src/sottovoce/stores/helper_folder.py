@@ -1,59 +1,38 @@
-"""The folder of the proxy of a secure sum: its keys, whom it serves, and what it has answered.
-
-`keys/` (a certificate authority of its own, which the server learns from the terms), `seal.key` and
-`seal.pub` (to which devices seal the seeds of their masks; the public one goes into the terms),
-`noise.secret` (from which the noise of every round is made), `introduction.json` (the terms that it
-follows for ever, and the token of the server; a secret), `answered.json` (for which set of devices
-it has answered last, and how much room for rounds in groups is used up), `masker.json` (address and
-process of a running one).
-"""
+"""The folder of the proxy of a secure sum: its keys, whom it serves, and what it has answered
+(`sum_folder`). `masker.json` says address and process of a running one."""
 
 from __future__ import annotations
 
-import json
-import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
-
 from sottovoce.core.links import SecureSum
-from sottovoce.errors import KeyTrouble, MessageError, ServiceError, UsageError
-from sottovoce.parties.helper import GROUPED_ROUNDS, NEVER, REGAINED_AFTER, Answered
-from sottovoce.stores.keys import (
-    SERVER_KEY,
-    init_keys,
-    read_private_key,
-    read_secret,
-    replace_file,
-    write_new_files,
-)
-from sottovoce.stores.private import private_folder
-from sottovoce.stores.ready import ServiceFolder
+from sottovoce.errors import UsageError
 from sottovoce.stores.server_folder import ServerFolder, proxy_token
-from sottovoce.stores.stamps import stamp
-from sottovoce.wire.frames import PROTOCOL
-from sottovoce.wire.terms import Terms
+from sottovoce.stores.sum_folder import (
+    ANSWERED,
+    INTRODUCTION,
+    NOISE_SECRET,
+    PUBLIC_KEY,
+    SEAL_KEY,
+    Answers,
+    SumFolder,
+    SumIntroduction,
+    begin_folder,
+    init_folder,
+    introduced,
+)
 
-SEAL_KEY, PUBLIC_KEY, NOISE_SECRET = "seal.key", "seal.pub", "noise.secret"
-INTRODUCTION, ANSWERED = "introduction.json", "answered.json"
-_LARGEST = 1 << 22
-_NOBODY = b""
-"""In the place of a set's name: no set is called so."""
+__all__ = ["ANSWERED", "INTRODUCTION", "NOISE_SECRET", "PUBLIC_KEY", "SEAL_KEY", "Answers"]
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class HelperIntroduction:
-    """All that the proxy of a secure sum needs to know of the federation."""
-
-    terms: Terms
-    token: str
-    """By which it knows the server; hexadecimal. A secret."""
-
-    def __repr__(self) -> str:
-        return f"<HelperIntroduction to {self.terms.federation}, redacted>"
+class HelperIntroduction(SumIntroduction):
+    who: ClassVar[str] = "proxy"
+    sums: ClassVar[str] = "secure sum"
+    command: ClassVar[str] = "helper"
 
     @property
     def link(self) -> SecureSum:
@@ -65,133 +44,30 @@ class HelperIntroduction:
             )
         return link
 
+    @property
+    def key(self) -> str:
+        return self.link.key
+
 
 @dataclass(frozen=True, slots=True, repr=False)
-class HelperFolder(ServiceFolder):
-    introduction: HelperIntroduction
-
+class HelperFolder(SumFolder[HelperIntroduction]):
     party: ClassVar[str] = "masker"
-
-    def seal_key(self) -> X25519PrivateKey:
-        return X25519PrivateKey.from_private_bytes(read_private_key(self.path / SEAL_KEY))
-
-    def noise_key(self) -> bytes:
-        return read_private_key(self.path / NOISE_SECRET)
-
-    def answers(self) -> Answers:
-        return Answers(self.path / ANSWERED)
-
-
-class Answers:
-    """For which set of devices the last sum was told, also after a crash."""
-
-    def __init__(self, place: Path) -> None:
-        self._place = place
-        try:
-            table = json.loads(place.read_bytes())
-            spent = int(table.get("spent", 0))
-            self.last = Answered(int(table["round"]), bytes.fromhex(table["set"]), spent)
-            # Earlier releases wrote no stamp.
-            if table.get("stamp", _stamp(self.last)) != _stamp(self.last):
-                raise ValueError("damaged")
-        except FileNotFoundError:
-            raise ServiceError(
-                f"{place} is not there, but it says which sums were told: a proxy without it could "
-                "tell a second one; put it back, or make a new proxy in another folder"
-            ) from None
-        except (OSError, ValueError, RecursionError, KeyError, TypeError, AttributeError):
-            raise ServiceError(
-                f"{place} is damaged or cannot be read; put the right file back"
-            ) from None
-        if "stamp" not in table:
-            self._write(self.last)
-
-    def keep(self, answered: Answered) -> None:
-        """It is on the disk when this returns."""
-        if answered == self.last:
-            return
-        self._write(answered)
-        self.last = answered
-
-    def _write(self, answered: Answered) -> None:
-        try:
-            replace_file(self._place, _content(answered))
-        except (OSError, KeyTrouble):
-            raise ServiceError(f"{self._place} cannot be written; nothing was told") from None
-
-    def go_on_from(self, newer: Answers) -> None:
-        """An old copy learns what another one has told since. Of a round of which they disagree,
-        nothing is told any more."""
-        mine, theirs = self.last, newer.last
-        if theirs.round > mine.round:
-            self.keep(theirs)
-        elif theirs.round == mine.round and theirs != mine:
-            self.keep(Answered(mine.round, _NOBODY, max(mine.spent, theirs.spent)))
-
-    def refuse_before(self, round: int) -> None:
-        """Nothing is told of the rounds before this one, which an old copy may have forgotten; of
-        the last that it knows of, the same again. Nor is there room for rounds in groups at first:
-        how many there were is forgotten, too."""
-        if round - 1 > self.last.round:
-            self.keep(Answered(round - 1, _NOBODY, GROUPED_ROUNDS * REGAINED_AFTER))
 
 
 def init_helper(path: Path, hosts: Sequence[str] = (), *, noise_key: bytes | None = None) -> str:
     """Make the keys of a proxy, for its owner alone; its public key, which goes into the terms. The
     noise is the operating system's unless a trial sets its key."""
-    if (path / SEAL_KEY).exists():
-        raise UsageError(f"{path} has the keys of a proxy already; they are not overwritten")
-    private_folder(path)
-    if not (path / "keys" / SERVER_KEY).exists():
-        init_keys(path / "keys", hosts)
-    key = X25519PrivateKey.generate()
-    public = key.public_key().public_bytes_raw().hex()
-    noise = secrets.token_bytes(32) if noise_key is None else noise_key
-    contents = {
-        PUBLIC_KEY: public.encode() + b"\n",
-        NOISE_SECRET: noise.hex().encode() + b"\n",
-        SEAL_KEY: key.private_bytes_raw().hex().encode() + b"\n",
-        ANSWERED: _content(NEVER),
-    }
-    write_new_files(path, contents)
-    return public
+    return init_folder(path, hosts, noise_key)
 
 
 def create_helper(path: Path, introduction: HelperIntroduction) -> HelperFolder:
     """A folder with keys becomes that of a federation, once and for all."""
-    if (path / INTRODUCTION).exists():
-        raise UsageError(f"{path} holds a proxy already; start it without --introduction")
-    if not (path / SEAL_KEY).exists():
-        raise UsageError(
-            f"{path} has no keys, which the terms of the federation name; make them first, with "
-            f"`sottovoce serve helper {path} --init`"
-        )
-    folder = HelperFolder(path, introduction)
-    public = folder.seal_key().public_key().public_bytes_raw().hex()
-    if introduction.link.key != public:
-        raise KeyTrouble(
-            f"the terms of the federation {introduction.terms.federation} name another key than "
-            f"{path / PUBLIC_KEY}: devices would seal their seeds to somebody else"
-        )
-    if folder.answers().last != NEVER:
-        raise UsageError(
-            f"{path} has told sums already, and with another introduction it could tell others of "
-            "the same devices; make a new proxy in another folder"
-        )
-    write_helper_introduction(path / INTRODUCTION, introduction)
-    return folder
+    return begin_folder(HelperFolder(path, introduction))
 
 
 def open_helper(path: Path) -> HelperFolder:
     """A folder that `create_helper` made. Raises with one sentence where it is none."""
-    place = path / INTRODUCTION
-    if not place.exists():
-        raise ServiceError(
-            f"{path} holds no proxy of a secure sum; make its keys with `sottovoce serve helper "
-            f"{path} --init`, and then start it with --introduction FILE"
-        )
-    read_secret(place)
-    return HelperFolder(path, read_helper_introduction(place))
+    return HelperFolder(path, introduced(path, HelperIntroduction))
 
 
 def helper_introduction(folder: ServerFolder) -> HelperIntroduction:
@@ -200,49 +76,8 @@ def helper_introduction(folder: ServerFolder) -> HelperIntroduction:
 
 
 def write_helper_introduction(path: Path, introduction: HelperIntroduction) -> None:
-    """As a file of mode 600. Never over an existing one."""
-    if path.exists():
-        raise UsageError(f"{path} is there already and is not overwritten")
-    table = {
-        "protocol": PROTOCOL,
-        "terms": introduction.terms.to_table(),
-        "token": introduction.token,
-    }
-    write_new_files(path.parent, {path.name: json.dumps(table, indent=1).encode() + b"\n"})
+    introduction.write(path)
 
 
 def read_helper_introduction(path: Path) -> HelperIntroduction:
-    """Raises with one sentence where the file is missing, of another version or none."""
-    wrong = UsageError(f"{path} is no introduction to a secure sum; ask the server's operator")
-    try:
-        with path.open("rb") as source:
-            table = json.loads(source.read(_LARGEST))
-    except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror or error}") from None
-    except (ValueError, RecursionError):
-        raise wrong from None
-    if not isinstance(table, dict) or set(table) != {"protocol", "terms", "token"}:
-        raise wrong
-    try:
-        found = HelperIntroduction(Terms.from_table(table["terms"]), str(table["token"]))
-        good = len(bytes.fromhex(found.token)) > 0
-    except MessageError as error:
-        raise UsageError(f"{path}: {error}") from None
-    except ValueError:
-        good = False
-    if not good:
-        raise wrong
-    _ = found.link  # raises where there is none
-    return found
-
-
-def _content(answered: Answered) -> bytes:
-    table: dict[str, int | str] = {"round": answered.round, "set": answered.name.hex()}
-    if answered.spent:
-        table["spent"] = answered.spent
-    return json.dumps(table | {"stamp": _stamp(answered)}).encode() + b"\n"
-
-
-def _stamp(answered: Answered) -> str:
-    content = f"{answered.round} {answered.name.hex()} {answered.spent}".encode()
-    return stamp(content, "answered")[len(content) :].hex()
+    return HelperIntroduction.read(path)

@@ -9,13 +9,15 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from numpy.typing import NDArray
 
 from sottovoce.core.masking import SEED_BYTES
-from sottovoce.core.messages import MaskedReports, MaskSeeds, ModelView
+from sottovoce.core.messages import ModelView
+from sottovoce.core.shares import AGGREGATORS
 from sottovoce.errors import ConsentError, MessageError, UsageError
 from sottovoce.parties.device import Devices
 from sottovoce.privacy.accountant import rounded_up
@@ -24,11 +26,12 @@ from sottovoce.stores.device import CohortStore
 from sottovoce.stores.device_rounds import Round, RoundBook, State, kept_terms
 from sottovoce.wire.masked import seal_masked
 from sottovoce.wire.reports import encode_bits, encode_report, encode_sum
+from sottovoce.wire.shared import seal_shared
 from sottovoce.wire.terms import Terms
 
-Pack = Callable[[Terms, int, ModelView, MaskedReports, MaskSeeds], bytes]
+Pack = Callable[[Terms, int, ModelView, Any, Any], bytes]
 """The message of a device or a gateway from the terms, the attempt, the model that was learnt from,
-the masked update and the seed of its mask."""
+the masked update and the seed of its mask; or what travels of shares, and their secrets."""
 _SIGNING_KEY = "signing-key"
 
 
@@ -86,6 +89,8 @@ def as_bytes(
     """What leaves these devices in a round, through the door, as one message."""
     if summed and devices.reports_bits:
         raise UsageError("randomised reports are sent by each device itself, not as a sum")
+    if summed and terms.link.checking is not None:
+        raise UsageError("what is checked is sent by each device itself, not as a sum")
     if summed and terms.secure_sum is not None and not devices.contributes:
         raise UsageError("masked updates are sent by each device itself, not as a sum")
     if summed and terms.secure_sum is None:
@@ -94,10 +99,14 @@ def as_bytes(
         raise UsageError(f"{len(rows)} devices take part, a message carries the report of one")
     if devices.reports_bits:
         return encode_bits(devices.report_bits(view, rows))
-    if terms.secure_sum is None:
+    if terms.link.adds_up is None:
         return encode_report(devices.report(view, rows))
     if pack is None:
         raise UsageError("this store has no key to sign with, which a secure sum needs")
+    if terms.link.checking is not None:
+        secret = tuple(secrets.token_bytes(SEED_BYTES) for _ in range(AGGREGATORS))
+        first, *_ = devices.report_shared(view, rows, [secret])
+        return pack(terms, attempt, view, first, secret)
     # From the operating system, anew for every message: a mask serves once.
     seed = secrets.token_bytes(SEED_BYTES)
     return pack(terms, attempt, view, *devices.report_masked(view, rows, (seed,), summed=summed))
@@ -115,10 +124,17 @@ def signing_key(store: CohortStore) -> Ed25519PrivateKey:
 
 
 def sealed_by(store: CohortStore) -> Pack:
-    """A masked update with its seed, sealed to the helper and signed with this store's key."""
-    return lambda terms, attempt, view, reports, seeds: seal_masked(
-        terms, attempt, view, reports, seeds, signing_key(store)
-    )
+    """A masked update with its seed, sealed to the helper, or shares with their secrets, sealed to
+    the aggregators; signed with this store's key."""
+
+    def pack(terms: Terms, attempt: int, view: ModelView, reports: Any, secret: Any) -> bytes:
+        key = signing_key(store)
+        if terms.link.checking is not None:
+            (travelled,) = reports.travelled
+            return seal_shared(terms, attempt, view, travelled, secret, key)
+        return seal_masked(terms, attempt, view, reports, secret, key)
+
+    return pack
 
 
 def items_named(catalogue: Sequence[tuple[str, str]]) -> dict[str, NDArray[np.int32]]:
@@ -140,6 +156,8 @@ def space(terms: Terms) -> tuple[object, ...]:
 def how_revealing(terms: Terms) -> str:
     """Why a single round may give a history away under terms that are `revealing`."""
     why = terms.algorithm.how_revealing(terms.n_items)
+    if terms.link.checking is not None:
+        return f"if two of the three aggregators put together what they have, {why}"
     if terms.secure_sum is not None:
         return f"if the server and the proxy put together what they have, {why}"
     return why

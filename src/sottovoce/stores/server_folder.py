@@ -8,6 +8,7 @@ and process of a running server).
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import re
@@ -23,6 +24,7 @@ from cryptography.hazmat.primitives import serialization as form
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from sottovoce import config
+from sottovoce.core.links import MOST_SHUFFLERS
 from sottovoce.errors import (
     ConfigError,
     KeyTrouble,
@@ -55,6 +57,8 @@ from sottovoce.wire.terms import Terms
 ADMISSION_KEY, PROXY_TOKEN = "admission.key", "proxy.token"
 _LARGEST = 1 << 20
 _FIELDS = ("server", "ca", "federation", "verifying_key", "token")
+_BEHIND = ("hop", "accepts")
+"""What is there more for a shuffler behind another one."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -69,10 +73,20 @@ class Introduction:
     verifying_key: str
     """By which admissions are known (Ed25519); hexadecimal."""
     token: str
-    """By which the server knows the proxy; hexadecimal. A secret."""
+    """By which whoever is behind it knows the proxy: the server, or the next shuffler of a chain;
+    hexadecimal. A secret."""
+    hop: int = 0
+    """Its place in the chain, from 0."""
+    accepts: str = ""
+    """By which it knows the shuffler before it; hexadecimal. A secret."""
 
     def __repr__(self) -> str:
         return f"<Introduction to {self.federation}, redacted>"
+
+    def to_table(self) -> dict[str, Any]:
+        """Of the first shuffler as it was before there were chains."""
+        table = {"protocol": PROTOCOL, **asdict(self)}
+        return table if self.hop else {k: v for k, v in table.items() if k not in _BEHIND}
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -149,17 +163,33 @@ def is_admitted(
     return is_signed(verifying_key, word, admission) and is_signed(public_key, answer, signature)
 
 
-def introduce(keys: Path, server: str, ca: str, federation: str) -> Introduction:
-    """What the proxy's operator is given, from the server's key folder."""
-    public = admission_key(keys).public_key().public_bytes_raw()
-    return Introduction(server, ca, federation, public.hex(), proxy_token(keys))
+def introduce(
+    keys: Path, server: str, ca: str, federation: str, hop: int = 0, shufflers: int = 1
+) -> Introduction:
+    """What the operator of a shuffler is given, from the server's key folder; `hop` is its place in
+    a chain of so many."""
+    key = admission_key(keys)
+    last = hop == shufflers - 1
+    token = proxy_token(keys) if last else _hop_token(key, federation, hop + 1)
+    accepts = _hop_token(key, federation, hop) if hop else ""
+    public = key.public_key().public_bytes_raw()
+    return Introduction(server, ca, federation, public.hex(), token, hop, accepts)
+
+
+def _hop_token(key: Ed25519PrivateKey, federation: str, hop: int) -> str:
+    """By which the shuffler at this place knows the one before it. Made from a key that only the
+    server has, so that nobody but these two and the server knows it. (Whoever has it can hand over
+    a batch of his own making, in which no report of an honest device is.)"""
+    content = federation.encode() + b"\0" + hop.to_bytes(1, "little")
+    made = hashlib.blake2b(content, key=key.private_bytes_raw(), person=b"sottovoce hop")
+    return made.digest()[:32].hex()
 
 
 def write_introduction(path: Path, introduction: Introduction) -> None:
     """As a file of mode 600. Never over an existing one."""
     if path.exists():
         raise UsageError(f"{path} is there already and is not overwritten")
-    content = json.dumps({"protocol": PROTOCOL, **asdict(introduction)}, indent=1) + "\n"
+    content = json.dumps(introduction.to_table(), indent=1) + "\n"
     write_new_files(path.parent, {path.name: content.encode()})
 
 
@@ -184,13 +214,19 @@ def parse_introduction(table: Any) -> Introduction:
         raise UsageError("this is no introduction; ask the server's operator for one")
     advice = "install the release of Sottovoce that the server runs"
     check_protocol(table.get("protocol"), "the introduction is for", advice)
-    if set(table) != {"protocol", *_FIELDS} or not all(isinstance(table[f], str) for f in _FIELDS):
+    behind = _BEHIND if "hop" in table else ()
+    texts = (*_FIELDS, *behind[1:])
+    good = set(table) == {"protocol", *_FIELDS, *behind}
+    if not good or not all(isinstance(table[f], str) for f in texts):
         raise UsageError(f"an introduction has the fields {', '.join(_FIELDS)}; ask for another")
-    found = Introduction(**{name: table[name] for name in _FIELDS})
+    found = Introduction(**{name: table[name] for name in (*_FIELDS, *behind)})
+    if behind and (type(found.hop) is not int or not 0 < found.hop < MOST_SHUFFLERS):
+        raise UsageError("the introduction names no place in a chain of shufflers; ask for another")
     if not found.server.startswith(("https://", "http://")):
         raise UsageError("the introduction's server must begin with https://; ask for another")
     try:
         good = len(bytes.fromhex(found.verifying_key)) == 32 and len(bytes.fromhex(found.token)) > 0
+        good = good and (not behind or len(bytes.fromhex(found.accepts)) > 0)
     except ValueError:
         good = False
     if not good:
@@ -344,6 +380,10 @@ def create_folder(
         ReportKeys(path / "keys").create()
     if plan.summed and not (path / "keys" / PROXY_TOKEN).exists():
         init_proxy_token(path / "keys")
+    if plan.checked:
+        from sottovoce.stores.aggregator_folder import first_rules
+
+        first_rules(terms, path / "keys")  # raises where the terms name another key than ours
     _write(path / "catalogue.json", {"items": [list(item) for item in catalogue]})
     _write(path / "state.json", {"kept_in": "nowhere"})
     _write(
@@ -422,13 +462,18 @@ def invite(
     ]
 
 
-def introduction(folder: ServerFolder, server: str) -> Introduction:
-    """What the operator of the federation's proxy is given."""
-    if not folder.plan.proxied:
+def introduction(folder: ServerFolder, server: str, hop: int = 0) -> Introduction:
+    """What the operator of the federation's shuffler is given; in a chain, of the one at this place
+    from 0."""
+    terms = folder.plan.terms
+    if not folder.plan.proxied or terms.link.mixing is None:
         raise UsageError(f"the federation in {folder.path} has no proxy; its terms name none")
+    shufflers = terms.link.mixing.shufflers
+    if not 0 <= hop < shufflers:
+        raise UsageError(f"the terms name {shufflers} shuffler(s); there is no number {hop + 1}")
     require_address(server)
     authority = "" if server.startswith("http://") else authority_pem(folder.keys)
-    return introduce(folder.keys, server, authority, folder.plan.terms.federation)
+    return introduce(folder.keys, server, authority, terms.federation, hop, shufflers)
 
 
 def require_address(server: str, option: str = "--server") -> None:

@@ -7,6 +7,10 @@ it comes in the batch. That does not bind whoever holds the proxy's own disk: un
 gone, the order in which SQLite filled its pages follows that of arrival, and the mark by which a
 replay is known can be matched with a submission by whoever has the accounts' secret too.
 
+A shuffler behind another one gets whole batches, in parts. It keeps them as they came until all are
+there and every layer that is its own is off; what was under it is stored as a submission is, some
+records at a time.
+
 Of a batch that is over no report remains: deleted rows are written over with zeros, every batch has
 a table of its own, which is dropped (SQLite leaves copies of rows in the pages that it rearranges,
 so that no page may hold rows of two batches), and the log is emptied soon after.
@@ -29,18 +33,22 @@ from numpy.typing import NDArray
 from sottovoce.errors import MessageError, ServiceError
 from sottovoce.parties.shuffler import new_seed
 from sottovoce.stores.file import SQLiteFile, statements
+from sottovoce.wire.refusals import Refused
 from sottovoce.wire.sealing import SEALED_BYTES
-from sottovoce.wire.shuffled import SealedSubmission
+from sottovoce.wire.shuffled import BatchPart, SealedSubmission
 
 Decision = Literal["accepted", "replay", "second_submission", "late"]
-State = Literal["open", "sealed", "over"]
+State = Literal["open", "arriving", "whole", "sealed", "over"]
 
 SCHEMA = 2
 KEPT_ROUNDS = 2
 """Rounds after which it is forgotten who has sent; until then a replay is known as one."""
 _PLACE_BITS = 62
 """Of a random place in a batch."""
-_ROWS = 256
+_ROWS, _PARTS = 256, 4
+"""Submissions and parts of a batch that are read or deleted at once."""
+_ROW_BYTES = 1 << 16
+"""Of records that are stored together."""
 _SEEN = "SELECT mark FROM seen WHERE round = ? AND account = ?"
 _MARK_BYTES = 16
 
@@ -54,6 +62,10 @@ CREATE TABLE IF NOT EXISTS batches (
     number INTEGER PRIMARY KEY, round INTEGER NOT NULL, tier INTEGER NOT NULL, key BLOB NOT NULL,
     devices INTEGER NOT NULL, state TEXT NOT NULL, mark BLOB, seed BLOB, sent INTEGER NOT NULL,
     UNIQUE (round, tier));
+CREATE TABLE IF NOT EXISTS arrivals (
+    number INTEGER PRIMARY KEY, source BLOB NOT NULL, parts INTEGER NOT NULL,
+    stored INTEGER NOT NULL, records INTEGER NOT NULL, opened INTEGER NOT NULL,
+    kept INTEGER NOT NULL);
 CREATE TABLE IF NOT EXISTS refusals (
     reason TEXT PRIMARY KEY, count INTEGER NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS outcomes (
@@ -73,6 +85,27 @@ class ShufflerPosition:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
+class Arrival:
+    """How far a batch is that another shuffler hands over."""
+
+    source: bytes
+    """The name that the shuffler before has given it."""
+    parts: int
+    stored: int = 0
+    """Parts that are here."""
+    records: int = 0
+    """In these parts."""
+    opened: int = 0
+    """Parts whose layer is off."""
+    kept: int = 0
+    """Records of these that opened, each once."""
+
+    @property
+    def whole(self) -> bool:
+        return self.stored == self.parts
+
+
+@dataclass(frozen=True, slots=True, repr=False)
 class Held:
     """A tier's batch of one round."""
 
@@ -82,14 +115,20 @@ class Held:
     key: bytes
     devices: int
     state: State = "open"
-    """Open for more; sealed: nothing is added, and it is being handed over; over: handed over or
-    dropped."""
+    """Open for more devices; arriving: not all parts are here; whole: they are, and are opened;
+    sealed: nothing is added, and it is being handed over; over: handed over or dropped."""
     mark: bytes = b""
     """Names a sealed batch to the server."""
     seed: bytes = b""
     """Gives a sealed batch its order."""
     sent: int = 0
-    """Parts of a sealed batch that the server has."""
+    """Parts of a sealed batch that whoever is behind has."""
+    arrival: Arrival | None = None
+    """Where another shuffler hands it over."""
+
+    def records(self, per_device: int) -> int:
+        """That are handed on, of devices that send so many each."""
+        return self.devices * per_device if self.arrival is None else self.arrival.kept
 
     def __repr__(self) -> str:
         return f"<Held round={self.round} tier={self.tier} devices={self.devices} {self.state}>"
@@ -98,6 +137,11 @@ class Held:
     def table(self) -> str:
         """Where its reports are."""
         return f"reports_{self.number:d}"
+
+    @property
+    def parts_table(self) -> str:
+        """Where they are as they came from another shuffler."""
+        return f"parts_{self.number:d}"
 
 
 class _ShufflerFile(SQLiteFile):
@@ -121,6 +165,12 @@ class ShufflerStore:
             held = self._writer.rows(
                 "SELECT number, round, tier, key, devices, state, mark, seed, sent FROM batches"
             )
+            arrivals = {
+                number: Arrival(*rest)
+                for number, *rest in self._writer.rows(
+                    "SELECT number, source, parts, stored, records, opened, kept FROM arrivals"
+                )
+            }
             self._reader = _ShufflerFile(path)  # need not wait until the other has written
         except BaseException:
             self._writer.close()
@@ -134,6 +184,8 @@ class ShufflerStore:
             )
             for number, round, tier, key, devices, state, mark, seed, sent in held
         }
+        for where, one in self._held.items():
+            self._held[where] = replace(one, arrival=arrivals.get(one.number))
 
     def close(self) -> None:
         """When whoever uses it now is done."""
@@ -173,12 +225,7 @@ class ShufflerStore:
                         "UPDATE batches SET devices = ? WHERE number = ?",
                         (held.devices, held.number),
                     )
-            for reason, count in counts.items():
-                self._writer.write(
-                    "INSERT INTO refusals VALUES (?, ?) "
-                    "ON CONFLICT (reason) DO UPDATE SET count = count + excluded.count",
-                    (reason, count),
-                )
+            self._count(counts)
         return decisions
 
     def seen(self, submission: SealedSubmission) -> bytes | None:
@@ -198,26 +245,135 @@ class ShufflerStore:
             return "second_submission"
         held = self._held.get(where)
         if held is None:
-            taken = {held.number for held in self._held.values()}
-            number = next(n for n in range(len(taken) + 1) if n not in taken)
-            run(
-                "INSERT INTO batches (number, round, tier, key, devices, state, sent) "
-                "VALUES (?, ?, ?, ?, 0, 'open', 0)",
-                (number, *where, submission.key),
-            )
-            held = Held(number, *where, submission.key, 0)
-            run(f"CREATE TABLE {held.table} (place INTEGER PRIMARY KEY, body BLOB NOT NULL)")
+            held = self._begin(*where, submission.key)
         elif held.state != "open" or held.key != submission.key:
             return "late"
         run("INSERT INTO seen VALUES (?, ?, ?)",
             (submission.round, submission.account, submission.mark))  # fmt: skip
-        while not run(
-            f"INSERT OR IGNORE INTO {held.table} VALUES (?, ?)",
-            (secrets.randbits(_PLACE_BITS), submission.reports),
-        ):
-            pass  # somebody has that place
+        self._put(held, submission.reports)
         self._held[where] = replace(held, devices=held.devices + 1)
         return "accepted"
+
+    def _begin(
+        self, round: int, tier: int, key: bytes, devices: int = 0, state: State = "open"
+    ) -> Held:
+        taken = {held.number for held in self._held.values()}
+        number = next(n for n in range(len(taken) + 1) if n not in taken)
+        held = Held(number, round, tier, key, devices, state)
+        self._writer.write(
+            "INSERT INTO batches (number, round, tier, key, devices, state, sent) "
+            "VALUES (?, ?, ?, ?, ?, ?, 0)",
+            (number, round, tier, key, devices, state),
+        )
+        places = "(place INTEGER PRIMARY KEY, body BLOB NOT NULL)"
+        self._writer.write(f"CREATE TABLE {held.table} {places}")
+        return held
+
+    def _put(self, held: Held, body: bytes | memoryview) -> None:
+        while not self._writer.write(
+            f"INSERT OR IGNORE INTO {held.table} VALUES (?, ?)",
+            (secrets.randbits(_PLACE_BITS), body),
+        ):
+            pass  # somebody has that place
+
+    def _count(self, counts: Mapping[str, int]) -> None:
+        for reason, count in counts.items():
+            self._writer.write(
+                "INSERT INTO refusals VALUES (?, ?) "
+                "ON CONFLICT (reason) DO UPDATE SET count = count + excluded.count",
+                (reason, count),
+            )
+
+    # --- batches of the shuffler before -----------------------------------------------------------
+
+    def take(self, part: BatchPart, least: int, most: int) -> bool:
+        """Store a part of the open round, once; whether its batch is whole now. Raises, and leaves
+        everything as it was, where it does not count. A tier has one batch in a round, of so many
+        records; one that was begun and never completed gives way to another."""
+        with self._writing():
+            now, where = self.position, (part.round, part.tier)
+            held = self._held.get(where)
+            if held is not None and held.state != "arriving":
+                came = held.arrival
+                if came is not None and came.whole and came.source == part.mark:
+                    raise Refused("replay", "this batch is here already")
+                if part.round == now.round:
+                    raise Refused("second_submission", "another batch of this tier is here already")
+            if part.round < now.round:
+                raise Refused("late", f"round {part.round} is over; the batch did not count")
+            if part.round > now.round or not now.open:
+                raise Refused("early", f"round {part.round} has not been opened")
+            if part.key != now.key:
+                raise Refused("wrong_key", "the reports are sealed to another key than the round's")
+            arrival = None if held is None else held.arrival
+            if held is not None and (arrival is None or arrival.source != part.mark):
+                self._drop(held)
+                held = None
+            if held is None:
+                held = self._begin(*where, part.key, part.devices, "arriving")
+                body = "(part INTEGER PRIMARY KEY, body BLOB NOT NULL)"
+                self._writer.write(f"CREATE TABLE {held.parts_table} {body}")
+                arrival = Arrival(part.mark, part.parts)
+            if arrival is None or (held.devices, arrival.parts) != (part.devices, part.parts):
+                raise Refused("malformed", "the part contradicts those before it")
+            if not self._writer.write(
+                f"INSERT OR IGNORE INTO {held.parts_table} VALUES (?, ?)", (part.part, part.body)
+            ):
+                raise Refused("replay", "this part is here already")
+            stored, records = arrival.stored + 1, arrival.records + part.reports
+            arrival = replace(arrival, stored=stored, records=records)
+            if records > most or (arrival.whole and records < least):
+                raise Refused(
+                    "malformed", f"a batch of {part.devices:,} devices has another size than this"
+                )
+            self._note(held, arrival)
+            if arrival.whole:
+                self._set_state(held, "whole")
+            return arrival.whole
+
+    def parts(self, held: Held) -> Iterator[bytes]:
+        """The parts of a whole batch as they came, by number, one at a time."""
+        count = 0 if held.arrival is None else held.arrival.parts
+        for number in range(count):
+            sql = f"SELECT body FROM {held.parts_table} WHERE part = ?"
+            yield bytes(self._reader.value(sql, [number]))
+
+    def put_opened(self, held: Held, body: bytes, size: int, left_out: Mapping[str, int]) -> Held:
+        """Store what was in the next part of a whole batch, records of `size` bytes, and count what
+        was left out of it."""
+        with self._writing():
+            held = self._held[held.round, held.tier]
+            arrival = held.arrival
+            if held.state != "whole" or arrival is None:
+                return held  # its round is over
+            step = max(1, _ROW_BYTES // size) * size
+            for at in range(0, len(body), step):
+                self._put(held, body[at : at + step])
+            self._count(left_out)
+            kept = arrival.kept + len(body) // size
+            return self._note(held, replace(arrival, opened=arrival.opened + 1, kept=kept))
+
+    def _note(self, held: Held, arrival: Arrival) -> Held:
+        self._writer.write(
+            "INSERT OR REPLACE INTO arrivals VALUES (?, ?, ?, ?, ?, ?, ?)",
+            (held.number, arrival.source, arrival.parts, arrival.stored, arrival.records,
+             arrival.opened, arrival.kept),
+        )  # fmt: skip
+        held = self._held[held.round, held.tier] = replace(held, arrival=arrival)
+        return held
+
+    def _set_state(self, held: Held, state: State) -> None:
+        self._writer.write("UPDATE batches SET state = ? WHERE number = ?", (state, held.number))
+        where = held.round, held.tier
+        self._held[where] = replace(self._held[where], state=state)
+
+    def _drop(self, held: Held) -> None:
+        """As if it had never been."""
+        for table in (held.table, held.parts_table):
+            self._writer.write(f"DROP TABLE IF EXISTS {table}")
+        for table in ("batches", "arrivals"):
+            self._writer.write(f"DELETE FROM {table} WHERE number = ?", (held.number,))
+        del self._held[held.round, held.tier]
 
     # --- batches ----------------------------------------------------------------------------------
 
@@ -244,7 +400,7 @@ class ShufflerStore:
                         "that is sealed to it is taken"
                     )
                 position = replace(position, key=now.key)
-            dropped = [h for h in self.held() if h.round < position.round and h.state == "open"]
+            dropped = [h for h in self.held() if h.round < position.round and h.state != "sealed"]
             self._put_position(position)
             last = position.round - KEPT_ROUNDS
             self._writer.write("DELETE FROM seen WHERE round < ?", (last,))
@@ -271,7 +427,7 @@ class ShufflerStore:
         """Add nothing more to a batch, and settle its order."""
         with self._writing():
             held = self._held[held.round, held.tier]
-            if held.state != "open":
+            if held.state not in ("open", "whole"):
                 return held
             mark = secrets.token_bytes(_MARK_BYTES)
             sealed = replace(held, state="sealed", mark=mark, seed=new_seed())
@@ -312,20 +468,27 @@ class ShufflerStore:
     def forget(self) -> bool:
         """Delete some of what is over, so that others need not wait long; whether there is more."""
         for held in sorted(self._held.values(), key=lambda held: held.number):
-            if held.state != "over":
+            if held.state not in ("sealed", "over"):
                 continue
             with self._writing():
-                run, table = self._writer.write, held.table
-                if self._writer.row("SELECT 1 FROM sqlite_master WHERE name = ?", [table]):
-                    if run(
-                        f"DELETE FROM {table} WHERE place IN (SELECT place FROM {table} LIMIT ?)",
-                        (_ROWS,),
-                    ):
-                        return True
-                    run(f"DROP TABLE {table}")
+                if held.arrival is not None and self._delete_some(held.parts_table, "part", _PARTS):
+                    return True
+                if held.state == "sealed":
+                    continue
+                if self._delete_some(held.table, "place", _ROWS):
+                    return True
                 if held.round < self.position.round - KEPT_ROUNDS:
-                    run("DELETE FROM batches WHERE number = ?", (held.number,))
-                    del self._held[held.round, held.tier]
+                    self._drop(held)
+        return False
+
+    def _delete_some(self, table: str, column: str, count: int) -> bool:
+        """Whether anything was there."""
+        if not self._writer.row("SELECT 1 FROM sqlite_master WHERE name = ?", [table]):
+            return False
+        some = f"SELECT {column} FROM {table} LIMIT ?"
+        if self._writer.write(f"DELETE FROM {table} WHERE {column} IN ({some})", (count,)):
+            return True
+        self._writer.write(f"DROP TABLE {table}")
         return False
 
     def wipe_log(self) -> bool:
@@ -335,15 +498,16 @@ class ShufflerStore:
             file.pragma("busy_timeout", 200)
             return file.cut_log()
 
-    def rows(self, held: Held) -> Iterator[NDArray[np.uint8]]:
-        """All sealed reports of a batch, some at a time, by place: a random order of devices."""
+    def rows(self, held: Held, size: int = SEALED_BYTES) -> Iterator[NDArray[np.uint8]]:
+        """All sealed reports of a batch, `size` bytes each, some at a time, by place: in a random
+        order of devices."""
         with _ShufflerFile(self._path) as file, file.snapshot():
             place = -1
             sql = f"SELECT place, body FROM {held.table} WHERE place > ? ORDER BY place LIMIT ?"
             while some := file.rows(sql, [place, _ROWS]):
                 place = some[-1][0]
                 joined = b"".join(body for _, body in some)
-                yield np.frombuffer(joined, np.uint8).reshape(-1, SEALED_BYTES)
+                yield np.frombuffer(joined, np.uint8).reshape(-1, size)
 
     # --- what the operator sees -------------------------------------------------------------------
 

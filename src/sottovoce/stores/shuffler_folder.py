@@ -4,7 +4,8 @@
 its own, which devices learn from the terms), `accounts.secret` (from which keys of accounts are
 made), `terms.json` (the terms that the server published when the proxy first asked: others are not
 followed), `proxy.db` (accounts and held reports), `proxy.json` (address and process of a running
-proxy).
+proxy). Of a shuffler behind another one also `seal.key`, which opens the layer that devices seal
+for it, and `hop.json`, which says what the terms need of it: address, authority and public key.
 """
 
 from __future__ import annotations
@@ -12,14 +13,20 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from sottovoce.errors import KeyTrouble, MessageError, ServiceError, UsageError
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+
+from sottovoce import config
+from sottovoce.core.links import Hop
+from sottovoce.errors import ConfigError, KeyTrouble, MessageError, ServiceError, UsageError
 from sottovoce.stores.keys import (
     SERVER_KEY,
+    authority_pem,
     init_keys,
+    read_private_key,
     read_secret,
     replace_file,
     write_new_files,
@@ -29,13 +36,18 @@ from sottovoce.stores.ready import ServiceFolder
 from sottovoce.stores.server_folder import (
     Introduction,
     read_introduction,
+    require_address,
     write_introduction,
 )
 from sottovoce.stores.shuffler import ShufflerStore
+from sottovoce.wire.frames import PROTOCOL, check_protocol
+from sottovoce.wire.sealing import public_of
 from sottovoce.wire.terms import Terms
 
 INTRODUCTION, SECRET, TERMS = "introduction.json", "accounts.secret", "terms.json"
 DATABASE = "proxy.db"
+SEAL_KEY, HOP_FILE = "seal.key", "hop.json"
+_LARGEST_HOP = 1 << 16
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -64,6 +76,24 @@ class ShufflerFolder(ServiceFolder):
             raise KeyTrouble(f"{self.path / SECRET} is no secret; put the right file back")
         return secret
 
+    def seal_key(self) -> bytes:
+        """Opens the layer that is for this shuffler."""
+        return read_private_key(self.path / SEAL_KEY)
+
+    def require_place(self, terms: Terms) -> None:
+        """Raises where the terms have somebody else at this shuffler's place in the chain."""
+        link, hop = terms.link.mixing, self.introduction.hop
+        if link is None or hop >= link.shufflers:
+            raise ServiceError(
+                f"the terms of the federation {terms.federation} have no shuffler number {hop + 1}"
+            )
+        if hop and link.chain[hop - 1].public() != public_of(self.seal_key()):
+            raise KeyTrouble(
+                f"the terms of the federation {terms.federation} name another key for shuffler "
+                f"number {hop + 1} than that of {self.path / SEAL_KEY}: nothing that devices seal "
+                "could be opened here; put the right key back"
+            )
+
     def terms(self) -> Terms | None:
         """The terms that this proxy follows; None where it has never reached the server."""
         place = self.path / TERMS
@@ -82,6 +112,43 @@ class ShufflerFolder(ServiceFolder):
         replace_file(self.path / TERMS, content.encode())
 
 
+def init_shuffler(path: Path, url: str, hosts: Sequence[str] = ()) -> Hop:
+    """Make the keys of a shuffler behind another one, for its owner alone; what the terms will say
+    of it."""
+    require_address(url, "--url")
+    if (path / SEAL_KEY).exists():
+        raise UsageError(f"{path} has the keys of a shuffler already; they are not overwritten")
+    private_folder(path)
+    if not (path / "keys" / SERVER_KEY).exists():
+        init_keys(path / "keys", hosts)
+    key = X25519PrivateKey.generate()
+    public = key.public_key().public_bytes_raw().hex()
+    hop = Hop(url, authority_pem(path / "keys"), public)
+    told = json.dumps({"protocol": PROTOCOL, **asdict(hop)}, indent=1) + "\n"
+    private = key.private_bytes_raw().hex().encode() + b"\n"
+    write_new_files(path, {HOP_FILE: told.encode(), SEAL_KEY: private})
+    return hop
+
+
+def read_hop(path: Path) -> Hop:
+    """From a file that `init_shuffler` made. Raises with one sentence where it is none."""
+    advice = "ask the shuffler's operator for another"
+    try:
+        with path.open("rb") as source:
+            table = json.loads(source.read(_LARGEST_HOP))
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror or error}") from None
+    except (ValueError, RecursionError):
+        table = None
+    if not isinstance(table, dict):
+        raise UsageError(f"{path} is no hop.json of a shuffler; {advice}")
+    check_protocol(table.pop("protocol", None), f"{path} is for", "install the same release")
+    try:
+        return config.build(Hop, table, "hop")
+    except ConfigError as error:
+        raise UsageError(f"{path}: {error}; {advice}") from None
+
+
 def create_shuffler_folder(
     path: Path, introduction: Introduction, hosts: Sequence[str] = ()
 ) -> ShufflerFolder:
@@ -89,6 +156,11 @@ def create_shuffler_folder(
     the terms of the federation may name them."""
     if (path / INTRODUCTION).exists():
         raise UsageError(f"{path} holds a proxy already; start it without --introduction")
+    if introduction.hop and not (path / SEAL_KEY).exists():
+        raise UsageError(
+            f"{path} has no {SEAL_KEY}, whose public key the terms of the federation name; make it "
+            f"first, with `sottovoce serve shuffler {path} --init --url URL`"
+        )
     private_folder(path)
     if not (path / "keys" / SERVER_KEY).exists():
         init_keys(path / "keys", hosts)

@@ -10,10 +10,20 @@ from collections.abc import Iterator, Mapping, Sequence
 import sqlalchemy as sa
 
 from sottovoce.stores import server as records
-from sottovoce.stores.database import genuine, stamped, submissions, summed_seeds, sums, unsummed
+from sottovoce.stores.database import (
+    genuine,
+    left_out,
+    stamped,
+    submissions,
+    summed_seeds,
+    sums,
+    unsummed,
+)
 
 WAITING_BYTES, LEAST_WAITING = 16 << 20, 16
 """Of messages that wait to be added up: so many bytes, or so many messages if they are long."""
+_REMEMBERED = 1000
+"""Rounds of which it is remembered who was left out."""
 _AT_ONCE = 16
 """Messages that are read together where all of them are looked at."""
 
@@ -104,14 +114,26 @@ def added(
     attempt: int,
     total: bytes,
     seeds: Mapping[int, bytes],
-    left_out: Sequence[int],
+    unopened: Sequence[int],
 ) -> None:
     """The messages of those whose sealed `seeds` these are were added to what is now `total`, and
-    are forgotten; so are those that are `left_out`."""
+    are forgotten; so are those whose seeds are `unopened`, who are left out."""
     stored = {"total": stamped(sums.c.total, total, round, attempt)}
     changed = link.execute(sums.update().where(*_is(sums, round, attempt)).values(**stored))
     if changed.rowcount == 0:
         link.execute(sums.insert().values(round=round, attempt=attempt, **stored))
+    taken(link, round, attempt, seeds, dict.fromkeys(unopened, "undecryptable"))
+
+
+def taken(
+    link: sa.Connection,
+    round: int,
+    attempt: int,
+    seeds: Mapping[int, bytes],
+    out: Mapping[int, str],
+) -> None:
+    """The messages of those whose sealed `seeds` (or records of shares) these are need not be kept
+    any more; nor those of who is left `out`, each for a reason."""
     if seeds:
         link.execute(
             summed_seeds.insert(),
@@ -120,10 +142,44 @@ def added(
                 for number, sealed in seeds.items()
             ],
         )
-    for part in records.in_parts([*seeds, *left_out]):
+    for part in records.in_parts([*seeds, *out]):
         link.execute(
             unsummed.delete().where(*_is(unsummed, round, attempt), unsummed.c.number.in_(part))
         )
+    leave_out(link, round, attempt, out)
+
+
+def leave_out(link: sa.Connection, round: int, attempt: int, out: Mapping[int, str]) -> None:
+    """These are not in the sum any more, each for a reason, which is remembered."""
+    for part in records.in_parts(list(out)):
+        for table in (summed_seeds, left_out):
+            link.execute(
+                table.delete().where(*_is(table, round, attempt), table.c.number.in_(part))
+            )
+        rows = [
+            {"round": round, "attempt": attempt, "number": number, "reason": out[number]}
+            for number in part
+        ]
+        link.execute(left_out.insert(), rows)
+
+
+def who_is_out(link: sa.Connection, round: int, attempt: int) -> dict[int, str]:
+    """Who was left out of a round, ascending, and for which reason."""
+    query = sa.select(left_out.c.number, left_out.c.reason).where(*_is(left_out, round, attempt))
+    rows = link.execute(query.order_by(left_out.c.number))
+    return {row.number: row.reason for row in rows}
+
+
+def out_since(link: sa.Connection, round: int) -> dict[tuple[int, int], dict[str, int]]:
+    """How many were left out of each attempt from this round on, by reason."""
+    many = sa.func.count().label("many")
+    place = left_out.c.round, left_out.c.attempt, left_out.c.reason
+    found: dict[tuple[int, int], dict[str, int]] = {}
+    for row in link.execute(
+        sa.select(*place, many).where(left_out.c.round >= round).group_by(*place)
+    ):
+        found.setdefault((row.round, row.attempt), {})[row.reason] = int(row.many)
+    return found
 
 
 def seeds(link: sa.Connection, round: int, attempt: int) -> dict[int, bytes]:
@@ -137,9 +193,10 @@ def seeds(link: sa.Connection, round: int, attempt: int) -> dict[int, bytes]:
 
 
 def forget(link: sa.Connection, round: int) -> None:
-    """All that is kept of this round and of those before."""
+    """All that is kept of this round and of those before, but for who was left out."""
     for table in (unsummed, sums, summed_seeds):
         link.execute(table.delete().where(table.c.round <= round))
+    link.execute(left_out.delete().where(left_out.c.round <= round - _REMEMBERED))
 
 
 def take_over(link: sa.Connection, round: int, attempt: int) -> None:

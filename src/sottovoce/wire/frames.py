@@ -79,6 +79,15 @@ MASK_QUESTION = Frame(b"SVQ1", "a question for a sum of masks", _MASK_QUESTION)
 MASK_GROUPS = Frame(b"SVQ2", "a question for a group's sum of masks", _MASK_QUESTION)
 CONTRIBUTIONS = Frame(b"SVQ3", "a question for a sum of contributions' masks", f"{_MASK_QUESTION}I")
 """The last: numbers of a contribution."""
+SHARED = Frame(b"SVT1", "a contribution in shares", "III")
+_SHARES = f"{_MASK_QUESTION}I"
+SHARES = Frame(b"SVA1", "shares for an aggregator", _SHARES)
+COIN_QUESTION = Frame(b"SVC1", "a question for a coin", _SHARES)
+CHECK_QUESTION = Frame(b"SVF1", "a question for checks", _SHARES)
+PART_QUESTION = Frame(b"SVG1", "a question for a part of a sum", _SHARES)
+COIN = Frame(b"SVO1", "an aggregator's coin", "I32s")
+CHECK_PARTS = Frame(b"SVJ1", "an aggregator's parts of checks", "II")
+SUM_PART = Frame(b"SVN1", "an aggregator's part of a sum", "III")
 _MODEL = "IIIII"
 """Round, the round that changes are against, items, rows, columns."""
 MODEL = Frame(b"SVV1", "a model", _MODEL, former=MASKED)

@@ -47,6 +47,7 @@ Reason = Literal[
     "session",
     "tag",
     "unknown_server",
+    "missing",
 ]
 
 STATUS: dict[Reason, int] = {

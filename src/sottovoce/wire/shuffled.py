@@ -7,6 +7,9 @@ other: a server that shows them differently to one device gets nothing of it.
 
 A batch is the sealed reports of all devices of one tier. It comes in parts, so that neither side
 needs much memory.
+
+In a chain a device seals each report to the server, then to the last shuffler, and so on down to
+the second one. Each takes its own layer off, so that records shrink from shuffler to shuffler.
 """
 
 from __future__ import annotations
@@ -16,9 +19,19 @@ import hmac
 import json
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
+from sottovoce.core.links import LAYER_BYTES, Proxied
 from sottovoce.errors import MessageError
 from sottovoce.wire.frames import BATCH_PART, SUBMISSION
-from sottovoce.wire.sealing import SEALED_BYTES
+from sottovoce.wire.sealing import (
+    SEALED_BYTES,
+    key_id,
+    layer_info,
+    seal_layer,
+    seal_reports,
+)
 from sottovoce.wire.terms import Terms
 
 ACCOUNT_BYTES, ACCOUNT_KEY_BYTES = 16, 32
@@ -54,9 +67,44 @@ def terms_name(terms: Terms) -> bytes:
     return hashlib.sha256(json.dumps(terms.to_table(), sort_keys=True).encode()).digest()
 
 
-def submission_bytes(reports: int) -> int:
+def record_bytes(link: Proxied, hop: int) -> int:
+    """Of a report on its way from the shuffler at place `hop`, from 0, to whoever is behind it; the
+    first one passes it on as devices send it."""
+    return SEALED_BYTES + LAYER_BYTES * (link.shufflers - 1 - hop)
+
+
+def seal_for(
+    reports: NDArray[np.uint32], report_key: bytes, terms: Terms, *, round: int, tier: int
+) -> bytes:
+    """A device's reports, each sealed by itself to the server's key and then to every shuffler of
+    the terms but the first, from the last one on."""
+    place = {"round": round, "tier": tier}
+    records = seal_reports(reports, report_key, federation=terms.federation, **place)
+    link = terms.link.mixing
+    if link is None:
+        raise MessageError("the terms of the federation name no shuffler")
+    for hop in range(link.shufflers - 1, 0, -1):
+        public = link.chain[hop - 1].public()
+        info = hop_info(terms, key_id(report_key), hop, **place)
+        records = seal_layer(records, record_bytes(link, hop), public, info)
+    return records
+
+
+def hop_info(terms: Terms, key: bytes, hop: int, *, round: int, tier: int) -> bytes:
+    """What the layer of the shuffler at place `hop` is sealed for; `key` is the name of the
+    server's key."""
+    link = terms.link.mixing
+    if link is None or not 0 < hop < link.shufflers:
+        raise MessageError("the terms name no shuffler at this place to seal for")
+    return layer_info(
+        link.chain[hop - 1].public(), federation=terms.federation, round=round, tier=tier, hop=hop,
+        key=key, terms=terms_name(terms),
+    )  # fmt: skip
+
+
+def submission_bytes(reports: int, size: int = SEALED_BYTES) -> int:
     """The length of a submission of so many reports; there is no other."""
-    return SUBMISSION.size + reports * SEALED_BYTES
+    return SUBMISSION.size + reports * size
 
 
 def encode_submission(
@@ -68,21 +116,23 @@ def encode_submission(
     sealed: bytes,
     *,
     terms: bytes,
+    size: int = SEALED_BYTES,
 ) -> bytes:
-    """What a device posts; `key` is the name of the server's key, `sealed` its reports, `terms` the
-    name of its terms."""
-    count = len(sealed) // SEALED_BYTES
-    head = SUBMISSION.pack(account, round, tier, key, terms, count, SEALED_BYTES, _NO_MAC)
+    """What a device posts; `key` is the name of the server's key, `sealed` its reports of `size`
+    bytes each, `terms` the name of its terms."""
+    head = SUBMISSION.pack(account, round, tier, key, terms, len(sealed) // size, size, _NO_MAC)
     return head[:-_MAC_BYTES] + _mac(head[:-_MAC_BYTES], sealed, account_key) + sealed
 
 
-def decode_submission(payload: bytes, reports: int, tiers: int) -> SealedSubmission:
+def decode_submission(
+    payload: bytes, reports: int, tiers: int, size: int = SEALED_BYTES
+) -> SealedSubmission:
     """Raises where it is not exactly one submission of a federation with so many reports and tiers.
     Whose it is was not checked yet: `is_authentic` does."""
-    account, round, tier, key, terms, count, size, mac = SUBMISSION.unpack(payload)
-    if size != SEALED_BYTES:
-        raise MessageError(f"a sealed report has {SEALED_BYTES} bytes")
-    if count != reports or len(payload) != submission_bytes(reports):
+    account, round, tier, key, terms, count, found, mac = SUBMISSION.unpack(payload)
+    if found != size:
+        raise MessageError(f"a sealed report has {size} bytes")
+    if count != reports or len(payload) != submission_bytes(reports, size):
         raise MessageError(f"a submission has exactly {reports} reports")
     if tier >= tiers:
         raise MessageError("there is no such tier in the terms")
@@ -111,10 +161,12 @@ class BatchPart:
     mark: bytes
     """The batch's own, drawn by the shuffler."""
     body: bytes
+    size: int = SEALED_BYTES
+    """Of a report."""
 
     @property
     def reports(self) -> int:
-        return len(self.body) // SEALED_BYTES
+        return len(self.body) // self.size
 
     def __repr__(self) -> str:
         place = f"{self.part} of {self.parts} round={self.round} tier={self.tier}"
@@ -124,19 +176,21 @@ class BatchPart:
 def encode_part(part: BatchPart) -> bytes:
     batch = (part.round, part.tier, part.key, part.devices)
     place = (part.part, part.parts, part.mark)
-    return BATCH_PART.pack(*batch, part.reports, SEALED_BYTES, *place) + part.body
+    return BATCH_PART.pack(*batch, part.reports, part.size, *place) + part.body
 
 
-def decode_part(payload: bytes) -> BatchPart:
-    """Raises if it is no part of a batch; whether it is wanted is not looked at."""
-    round, tier, key, devices, count, size, part, parts, mark = BATCH_PART.unpack(payload)
-    if size != SEALED_BYTES:
-        raise MessageError(f"a sealed report has {SEALED_BYTES} bytes, not {size}")
+def decode_part(payload: bytes, size: int = SEALED_BYTES) -> BatchPart:
+    """Raises if it is no part of a batch of reports of `size` bytes; whether it is wanted is not
+    looked at."""
+    round, tier, key, devices, count, found, part, parts, mark = BATCH_PART.unpack(payload)
+    if found != size:
+        raise MessageError(f"a sealed report has {size} bytes, not {found}")
     if count * size != len(payload) - BATCH_PART.size:
         raise MessageError("the part has another length than it says")
     if not 0 <= part < parts or not count:
         raise MessageError("a part is empty, or beyond the last one")
-    return BatchPart(round, tier, key, devices, part, parts, mark, payload[BATCH_PART.size :])
+    body = payload[BATCH_PART.size :]
+    return BatchPart(round, tier, key, devices, part, parts, mark, body, size)
 
 
 def _mac(head: bytes | memoryview, sealed: bytes | memoryview, account_key: bytes) -> bytes:

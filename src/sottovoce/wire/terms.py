@@ -18,6 +18,7 @@ from sottovoce.algorithms.base import ALGORITHMS, AlgorithmSettings, FactorModel
 from sottovoce.core.links import LINKS, Direct, Link, SecureSum, has_noise
 from sottovoce.core.masking import BITS
 from sottovoce.core.messages import GRID
+from sottovoce.core.shares import NUMBER_BYTES
 from sottovoce.errors import ConfigError, MessageError
 from sottovoce.privacy.base import RELEASES, Release
 from sottovoce.privacy.reports import KReports
@@ -88,6 +89,11 @@ class Terms:
                 "embedding_size smaller"
             )
 
+        if self.link.checking is not None:
+            form = self.link.checking.form(self.n_items + 1, False)  # raises where it has no room
+            if form.elements * NUMBER_BYTES >= LARGEST_MASKED:
+                raise ConfigError(f"{self.n_items:,} items are too many for a checked sum")
+
     @classmethod
     def of(
         cls,
@@ -145,6 +151,11 @@ class Terms:
     def secure_sum(self) -> SecureSum | None:
         """The link, where the server sees sums alone."""
         return self.link.summing
+
+    @property
+    def chained(self) -> bool:
+        """Whether reports pass more than one shuffler."""
+        return self.link.mixing is not None and bool(self.link.mixing.chain)
 
     @property
     def bits(self) -> int:

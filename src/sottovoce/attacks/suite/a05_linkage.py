@@ -7,8 +7,9 @@ away is audited where it is made, in `privacy.audit`.)
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Final
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +18,7 @@ from sottovoce.algorithms.fmf.system import FMFConfig
 from sottovoce.attacks.filters import rank
 from sottovoce.attacks.one_run import Counted, counted, values_before_coins
 from sottovoce.attacks.suite.a12_membership import MemberPairs, against_chance
-from sottovoce.attacks.views import ATTACKS, Attack, Remedy, Result, Truth, View
+from sottovoce.attacks.views import ATTACKS, Attack, Party, Remedy, Result, Truth, View
 from sottovoce.core.interactions import Interactions
 from sottovoce.core.messages import Batch, BitReports
 from sottovoce.core.one_bit import bits, coordinates
@@ -91,21 +92,29 @@ def _judge_place(pool: Pool, truth: Truth) -> Result:
     def near(batch: int, one: Ints, other: Ints) -> Floats:
         return np.asarray(-np.abs(one - other), dtype=np.float64)
 
-    return _linked("linkage by place", pool, truth, near)
+    return _linked("linkage by place", pool.batches[:MOST_ROUNDS], truth, near)
 
 
 def _judge_content(pool: Pool, truth: Truth) -> Result:
-    return _linked("linkage by content", pool, truth, pool.likeness)
+    return _linked("linkage by content", pool.batches[:MOST_ROUNDS], truth, pool.likeness)
 
 
-def _linked(name: str, pool: Pool, truth: Truth, score: Any) -> Result:
-    """`truth.own["bits"]`: the `BitReports` of the run, open, as devices sent them."""
+def _linked(
+    name: str,
+    batches: Sequence[Batch],
+    truth: Truth,
+    score: Any,
+    party: Party = "server",
+    owners: Sequence[Ints] = (),
+) -> Result:
+    """`truth.own["bits"]`: the `BitReports` of the run, open, as devices sent them. `owners` says
+    whose report stands at each place, where that is known."""
     sent = truth.own.get("bits")
     if not sent:
-        return _result(name, _LINK, 0.5, (0.0, 1.0), 0.5, 0, _NO_RECORD)
+        return _result(name, _LINK, 0.5, (0.0, 1.0), 0.5, 0, _NO_RECORD, party)
     draw, scores, same = _RNG.child(name).generator(), [], []
-    for number, batch in enumerate(pool.batches[:MOST_ROUNDS]):
-        owner = _owners(batch, sent, draw)
+    for number, batch in enumerate(batches):
+        owner = owners[number] if len(owners) else _owners(batch, sent, draw)
         by_owner = np.argsort(owner, kind="stable")
         per = len(owner) // max(1, batch.devices)
         if per < 2:
@@ -121,7 +130,8 @@ def _linked(name: str, pool: Pool, truth: Truth, score: Any) -> Result:
             scores.append(score(number, one[apart], other[apart]))
             same.append(owner[one[apart]] == owner[other[apart]])
     if not scores:
-        return _result(name, _LINK, 0.5, (0.0, 1.0), 0.5, 0, "every device sent one report a round")
+        alone = "every device sent one report a round"
+        return _result(name, _LINK, 0.5, (0.0, 1.0), 0.5, 0, alone, party)
     found = rank(name, np.concatenate(scores), np.concatenate(same))
     half = found.chance.high - 0.5
     ends = (max(0.0, found.auc - half), min(1.0, found.auc + half))
@@ -129,7 +139,8 @@ def _linked(name: str, pool: Pool, truth: Truth, score: Any) -> Result:
         "whoever reads the proxy's memory as well as the server's knows it without any attack: "
         "then only the coins of each report protect"
     )
-    return _result(name, _LINK, found.auc, ends, 0.5, found.hiding + found.others, detail)
+    claims = found.hiding + found.others
+    return _result(name, _LINK, found.auc, ends, 0.5, claims, detail, party)
 
 
 def _owners(batch: Batch, sent: list[BitReports], draw: np.random.Generator) -> Ints:
@@ -150,6 +161,59 @@ def _owners(batch: Batch, sent: list[BitReports], draw: np.random.Generator) -> 
     owner = np.empty(len(value), dtype=np.int64)
     owner[place] = sender[order]
     return owner
+
+
+# --- the same for a chain of shufflers of which one is honest ------------------------------------
+
+
+class Mixed(NamedTuple):
+    """One batch as the server and all shufflers of a chain but one know it: they have undone what
+    those behind the honest one did, and followed what those before it did."""
+
+    honest: int
+    """Its place in the chain, from 0; -1 where all of them work with the server."""
+    batch: Batch
+    """In the order in which the honest one handed it on."""
+    senders: NDArray[np.int64]
+    """Who sent what stood at each place when the honest one got it. (Of the first shuffler nobody
+    else knows it; the attacker is told, as if he had watched its line.)"""
+    told: tuple[int, ...] = ()
+    """Places of one report of some devices, which the attacker is told (A13)."""
+
+
+def _members_need(view: View) -> str:
+    return "" if view.own.get("mixed") else "There is one shuffler, and no chain of them."
+
+
+def _judge_members(mixed: Sequence[Mixed], truth: Truth) -> Result:
+    """Two reports are said to be of one device if the same device's stood at their places before
+    the honest shuffler mixed them; else the nearer they are. `truth.own["mixed owners"]` says whose
+    they are, also of equal ones: seals tell them apart."""
+    owners = truth.own["mixed owners"]
+
+    def linked(which: Sequence[int]) -> Result:
+        def score(number: int, one: Ints, other: Ints) -> Floats:
+            senders = mixed[which[number]].senders
+            near = np.abs(one - other) / len(senders)
+            return np.asarray((senders[one] == senders[other]) - near, dtype=np.float64)
+
+        batches, whose = [mixed[n].batch for n in which], [owners[n] for n in which]
+        return _linked("linkage by members", batches, truth, score, "coalition", whose)
+
+    found = linked([n for n, one in enumerate(mixed) if one.honest >= 0])
+    each = {
+        k: linked([n for n, one in enumerate(mixed) if one.honest == k])
+        for k in chain_places(mixed)
+    }
+    told = [f"if number {k + 1} is honest {one.value:.3f}" for k, one in each.items() if k >= 0]
+    return replace(
+        found, detail=f"{', '.join(told)}; if all of them work with the server {each[-1].value:.3f}"
+    )
+
+
+def chain_places(mixed: Sequence[Mixed]) -> list[int]:
+    """The places in the chain of whom one is honest, each once; -1 for nobody."""
+    return sorted({one.honest for one in mixed})
 
 
 # --- whether a user has an item ------------------------------------------------------------------
@@ -245,9 +309,10 @@ def _result(
     base: float,
     claims: int,
     detail: str,
+    party: Party = "server",
 ) -> Result:
     return Result(
-        "A5", name, "server", promise, "AUC", value, interval, base, claims=claims, detail=detail
+        "A5", name, party, promise, "AUC", value, interval, base, claims=claims, detail=detail
     )
 
 
@@ -265,6 +330,13 @@ CONTENT = ATTACKS.add(
     "linkage-by-content",
     Attack("linkage by content", "server", _LINK, Pool.of, _judge_content, "A5", **_WHAT),
 )
+MEMBERS = ATTACKS.add(
+    "linkage-by-members",
+    Attack(
+        "linkage by members", "coalition", _LINK, lambda view: view.own["mixed"], _judge_members,
+        "A5", **{**_WHAT, "needs": _members_need},
+    ),
+)  # fmt: skip
 ITEM = ATTACKS.add(
     "item-by-reports",
     Attack("item by reports", "server", _ITEM, Pool.of, _judge_items, "A5", **_WHAT),

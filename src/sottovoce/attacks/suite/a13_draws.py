@@ -8,7 +8,8 @@ the words that give a coordinate among n there are 2**64 / n; whoever tries them
 whose next draws are in the same batch, too. Against ChaCha20 there is nothing to try.
 
 The attacker is told one word of each device that he goes for, which is what such a search would
-give him; from it he computes the other draws, and looks for them.
+give him; from it he computes the other draws, and looks for them. In a chain of shufflers all but
+one of them help him, and he is told where one report of each device stands.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from numba import njit, prange, uint64
 from numpy.typing import NDArray
 
 from sottovoce.attacks.pairs import FPL
+from sottovoce.attacks.suite.a05_linkage import Mixed, chain_places
 from sottovoce.attacks.views import ATTACKS, Attack, Remedy, Result, Truth, View, clustered
 from sottovoce.core.messages import Batch, BitReports, DeviceReports
 from sottovoce.core.one_bit import coordinates, scaled
@@ -244,6 +246,52 @@ def _judge_reports(groups: list[Group], truth: Truth) -> Result:
     return _result("reports by draws", _LINK, hits, counts, chance, groups[0].places)
 
 
+# --- the same for a chain of shufflers of which one is honest ------------------------------------
+
+
+def _members_need(view: View) -> str:
+    return "" if view.own.get("mixed") else "There is one shuffler, and no chain of them."
+
+
+def _group_by_members(view: View) -> list[tuple[Mixed, list[Ints]]]:
+    """Of each batch, for each report that the attacker is told of, the places of those that go with
+    it: where the device whose report stood at its place had its others before."""
+    return [
+        (mixed, [_others(mixed.senders == mixed.senders[place], place) for place in mixed.told])
+        for mixed in view.own["mixed"]
+    ]
+
+
+def _others(same: NDArray[np.bool_], place: int) -> Ints:
+    found = np.flatnonzero(same)
+    return np.asarray(found[found != place])
+
+
+def _judge_members(found: list[tuple[Mixed, list[Ints]]], truth: Truth) -> Result:
+    """`truth.own["mixed owners"]` says whose report stands at each place of each batch."""
+    hits: dict[int, list[float]] = {}
+    counts: dict[int, list[int]] = {}
+    chance: list[float] = []
+    for (mixed, claims), owner in zip(found, truth.own["mixed owners"], strict=True):
+        for place, claim in zip(mixed.told, claims, strict=True):
+            right = owner[claim] == owner[place]
+            hits.setdefault(mixed.honest, []).append(float(right.sum()))
+            counts.setdefault(mixed.honest, []).append(len(claim))
+            chance.append(len(claim) / (len(owner) - 1))
+    words = {k: f"if number {k + 1} is honest" for k in chain_places([m for m, _ in found])}
+    words[-1] = "if all of them work with the server"
+    told = [f"{words[k]} {sum(hits[k]) / sum(counts[k]):.4g}" for k in sorted(words) if k >= 0]
+    told.append(f"{words[-1]} {sum(hits[-1]) / sum(counts[-1]):.4g}")
+    pooled, many = ([v for k in words if k >= 0 for v in one[k]] for one in (hits, counts))
+    value, base = sum(pooled) / sum(many), float(np.mean(chance))
+    interval = clustered(np.array(pooled), np.array(many))
+    return Result(
+        "A13", "reports by members", "coalition", _LINK, "precision", value, interval, base,
+        claims=int(sum(many)),
+        detail=f"for an attacker who was told one report of each device; {'; '.join(told)}",
+    )  # fmt: skip
+
+
 # --- updates -------------------------------------------------------------------------------------
 
 
@@ -319,6 +367,16 @@ REPORTS = ATTACKS.add(
         against=frozenset({"fmf"}), releases=frozenset({"k-reports"}),
         elsewhere="Only devices of FMF-LDP send randomised reports.",
         needs=_reports_need, remedy=_SECRET,
+    ),
+)  # fmt: skip
+MEMBERS = ATTACKS.add(
+    "reports-by-members",
+    Attack(
+        "reports by members", "coalition", _LINK, _group_by_members, _judge_members, "A13",
+        against=frozenset({"fmf"}), releases=frozenset({"k-reports"}),
+        elsewhere="Only devices of FMF-LDP send randomised reports.",
+        needs=_members_need,
+        remedy=Remedy(words="a chain of shufflers of which one at least is honest"),
     ),
 )  # fmt: skip
 DEVICES = ATTACKS.add(

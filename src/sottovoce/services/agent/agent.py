@@ -458,7 +458,7 @@ class Agent(Reader):
         told = {DIGEST_HEADER: digest_of(body_of(sealed))}
         answer = await self.client.post("/v1/reports", sealed, headers=told)
         details: dict[str, Any] = {"round": round, "attempt": attempt, "bytes": len(sealed)}
-        if terms.secure_sum is None:
+        if terms.link.adds_up is None:
             details["rows"] = report_rows(prepared.message)
         if 200 <= answer.status < 300 or (answer.status, answer.reason) == (409, "replay"):
             await self._aside(lambda: self.hosted.arrived(round, attempt))

@@ -1,5 +1,6 @@
 """A device's way to the proxy of its federation: an account there, and reports sealed to the
-server's key, which the proxy cannot read. The server is told nothing of it.
+server's key, which the proxy cannot read. The server is told nothing of it. In a chain of shufflers
+a device knows the first one, and seals its reports for the others, too.
 """
 
 from __future__ import annotations
@@ -23,11 +24,13 @@ from sottovoce.stores.server_folder import enrolment_statement
 from sottovoce.stores.session import DeviceSession
 from sottovoce.wire.frames import PROTOCOL
 from sottovoce.wire.reports import decode_bits
-from sottovoce.wire.sealing import key_id, seal_reports
+from sottovoce.wire.sealing import key_id
 from sottovoce.wire.shuffled import (
     ACCOUNT_BYTES,
     ACCOUNT_KEY_BYTES,
     encode_submission,
+    record_bytes,
+    seal_for,
     terms_name,
 )
 from sottovoce.wire.terms import Terms
@@ -148,11 +151,9 @@ class ShufflerLink:
         return self._sealed[1]
 
     def _submission(self, report_key: bytes, account: _Account, message: bytes) -> bytes:
-        bits, federation = decode_bits(message), self._terms.federation
+        bits = decode_bits(message)
         tier = int(bits.tier[0])
-        sealed = seal_reports(
-            bits.reports[0], report_key, federation=federation, round=bits.round, tier=tier
-        )
+        sealed = seal_for(bits.reports[0], report_key, self._terms, round=bits.round, tier=tier)
         return encode_submission(
             account.account,
             account.key,
@@ -161,6 +162,7 @@ class ShufflerLink:
             key_id(report_key),
             sealed,
             terms=terms_name(self._terms),
+            size=record_bytes(self.link, 0),
         )
 
     async def _enrol(self, key: Ed25519PrivateKey, admission: bytes) -> None:

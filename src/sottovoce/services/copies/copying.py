@@ -33,7 +33,7 @@ from sottovoce.errors import (
     VersionMismatch,
 )
 from sottovoce.services.copies.kind import FolderKind, Resumption
-from sottovoce.services.copies.of_helper import HELPER
+from sottovoce.services.copies.of_helper import AGGREGATOR, HELPER
 from sottovoce.services.copies.of_server import SERVER
 from sottovoce.services.copies.of_shuffler import SHUFFLER
 from sottovoce.services.copies.of_silos import ORCHESTRATOR, OWNER
@@ -41,7 +41,7 @@ from sottovoce.services.copies.of_stores import DEVICE, USER, store_kind
 from sottovoce.stores.ready import locked, running
 
 STORES = (DEVICE.name, USER.name)
-_SERVICES = (SERVER, HELPER, SHUFFLER, OWNER, ORCHESTRATOR)
+_SERVICES = (SERVER, AGGREGATOR, HELPER, SHUFFLER, OWNER, ORCHESTRATOR)
 _ALL = {kind.name: kind for kind in (*_SERVICES, DEVICE, USER)}
 
 

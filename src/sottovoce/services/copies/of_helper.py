@@ -1,6 +1,6 @@
-"""Copies of the helper of a secure sum. An old one has forgotten which sums were told since, and
-from two sums over sets that differ in one device this device's update would follow: so it tells
-none of a round that may have been told already."""
+"""Copies of the helper of a secure sum, and of an aggregator of a checked one. An old one has
+forgotten which sums were told since, and from two sums over sets that differ in one device this
+device's update would follow: so it tells none of a round that may have been told already."""
 
 from __future__ import annotations
 
@@ -10,24 +10,36 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from sottovoce.errors import KeyTrouble, ServiceError, UsageError
 from sottovoce.services.copies.kind import FolderKind, Resumption, Whose
-from sottovoce.stores.helper_folder import (
+from sottovoce.stores.aggregator_folder import COINS_SECRET, AggregatorIntroduction
+from sottovoce.stores.helper_folder import HelperIntroduction
+from sottovoce.stores.keys import read_private_key
+from sottovoce.stores.sum_folder import (
     ANSWERED,
     INTRODUCTION,
     NOISE_SECRET,
     PUBLIC_KEY,
     SEAL_KEY,
     Answers,
-    read_helper_introduction,
+    SumIntroduction,
 )
-from sottovoce.stores.keys import read_private_key
 
 
 def _whose(path: Path) -> Whose:
+    return _whose_of(path, HelperIntroduction)
+
+
+def _whose_aggregator(path: Path) -> Whose:
+    return _whose_of(path, AggregatorIntroduction)
+
+
+def _whose_of(path: Path, kind: type[SumIntroduction]) -> Whose:
     for name in (PUBLIC_KEY, ANSWERED):
         if not (path / name).is_file():
-            raise ServiceError(f"{path / name} is not there; this is no whole folder of a helper")
+            raise ServiceError(
+                f"{path / name} is not there; this is no whole folder of a {kind.command}"
+            )
     place = path / INTRODUCTION
-    federation = read_helper_introduction(place).terms.federation if place.is_file() else ""
+    federation = kind.read(place).terms.federation if place.is_file() else ""
     public = (path / PUBLIC_KEY).read_bytes().strip()
     if (path / SEAL_KEY).is_file():
         key = X25519PrivateKey.from_private_bytes(read_private_key(path / SEAL_KEY))
@@ -42,7 +54,7 @@ def _settle(copy: Path, before: Path | None, next_round: int | None) -> Resumpti
         raise UsageError(
             f"the copy knows of sums up to round {answers.last[0]}, and of which were told since, "
             "nobody here can say; name a round of which none was told with --next-round, by what "
-            "the helper's metrics or log, devices and their owners say, not by what the server "
+            "its metrics or log, devices and their owners say, not by what the server "
             "says alone: too high costs rounds, too low a device's update"
         )
     if newer is not None:
@@ -85,4 +97,15 @@ HELPER = FolderKind(
     files=("keys", SEAL_KEY, PUBLIC_KEY, NOISE_SECRET, INTRODUCTION, ANSWERED),
     keys=("keys", SEAL_KEY, NOISE_SECRET, INTRODUCTION),
     locks=("masker.lock",),
+)
+AGGREGATOR = FolderKind(
+    name="aggregator",
+    words="an aggregator of a checked sum",
+    mark=COINS_SECRET,
+    whose=_whose_aggregator,
+    settle=_settle,
+    # What devices have shared is of one round, which an old copy has no part in.
+    files=("keys", SEAL_KEY, PUBLIC_KEY, NOISE_SECRET, COINS_SECRET, INTRODUCTION, ANSWERED),
+    keys=("keys", SEAL_KEY, NOISE_SECRET, COINS_SECRET, INTRODUCTION),
+    locks=("aggregator.lock",),
 )

@@ -123,6 +123,11 @@ def _means(folder: ServerFolder) -> tuple[str, ...]:
             "The helper of the secure sum remembers what it has told: for a round before its last "
             "one it refuses, and this server then gives the round up."
         )
+    if folder.plan.checked:
+        found.append(
+            "The other aggregators remember what they have told: for a round before their last one "
+            "they refuse, and this server then gives the round up."
+        )
     if folder.plan.proxied:
         found.append(
             "Reports that were sealed to keys of the copy can be read by whoever has the copy, "

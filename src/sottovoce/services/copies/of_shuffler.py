@@ -11,7 +11,14 @@ from sottovoce.errors import ServiceError, UsageError
 from sottovoce.services.copies.kind import FolderKind, Resumption, Whose, connected, in_words
 from sottovoce.stores.server_folder import read_introduction
 from sottovoce.stores.shuffler import ShufflerStore, copy_accounts
-from sottovoce.stores.shuffler_folder import DATABASE, INTRODUCTION, SECRET, TERMS
+from sottovoce.stores.shuffler_folder import (
+    DATABASE,
+    HOP_FILE,
+    INTRODUCTION,
+    SEAL_KEY,
+    SECRET,
+    TERMS,
+)
 
 
 def _whose(path: Path) -> Whose:
@@ -71,8 +78,8 @@ SHUFFLER = FolderKind(
     mark=SECRET,
     whose=_whose,
     settle=_settle,
-    files=("keys", SECRET, INTRODUCTION, TERMS),
-    keys=("keys", SECRET, INTRODUCTION),
+    files=("keys", SECRET, INTRODUCTION, TERMS, SEAL_KEY, HOP_FILE),
+    keys=("keys", SECRET, INTRODUCTION, SEAL_KEY),
     databases=(DATABASE,),
     copy=_copy,
     locks=("proxy.lock",),

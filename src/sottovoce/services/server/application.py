@@ -160,6 +160,7 @@ class ServerApplication(HttpApplication[ServerLimits]):
                 state,
                 body_seconds=limits.body_seconds,
                 moved=moved,
+                chained=plan.terms.chained,
             )
             self._ends.append(collector.close)
             routes["/v1/batches"] = "POST", collector.take

@@ -3,11 +3,17 @@ looked at before its signature is good."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from typing import cast
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
+from sottovoce.algorithms.base import Contributing
+from sottovoce.core.links import CheckedSum
 from sottovoce.core.messages import GRID
+from sottovoce.errors import ConfigError
+from sottovoce.parties.aggregator import form_of
 from sottovoce.parties.secure_sum import most_devices, sigma_of
 from sottovoce.services.kit.answers import Receive, Scope, Send, answer_json, read_body, table_of
 from sottovoce.services.kit.executor import BoundedExecutor, Tarpit
@@ -16,8 +22,16 @@ from sottovoce.stores import server as records
 from sottovoce.stores.database import Database
 from sottovoce.stores.server import Submission
 from sottovoce.stores.server_folder import admit
+from sottovoce.wire import shared
 from sottovoce.wire.frames import PROTOCOL
-from sottovoce.wire.masked import binding, decode_masked, is_signed, message_bytes, model_name
+from sottovoce.wire.masked import (
+    MOST_DEVICES,
+    binding,
+    decode_masked,
+    is_signed,
+    message_bytes,
+    model_name,
+)
 from sottovoce.wire.refusals import Refused, read_or_refuse
 from sottovoce.wire.reports import decode_report, longest_report
 from sottovoce.wire.signing import (
@@ -34,11 +48,29 @@ from sottovoce.wire.terms import Terms
 
 def most_summed(terms: Terms) -> int | None:
     """Devices in a round whose sum there is room for; None where single reports come in."""
+    if terms.link.checking is not None:
+        return most_checked(terms)
     link = terms.secure_sum
     if link is None:
         return None
     sigma = sigma_of(terms.build(), terms.release, link)
     return most_devices(link, terms.largest_value * terms.release.steps, sigma)
+
+
+def most_checked(terms: Terms) -> int:
+    """The same of a checked sum, whatever its round is about."""
+    link, release = terms.link.checking, terms.release
+    own = release.contributing
+    if link is None or own is None:
+        raise ConfigError("only contributions are checked")
+    forms = [link.form(1, False), link.form(terms.n_items + 1, False), link.form(1, True)]
+    sigma = link.more_noise * own.sigma * release.steps / math.sqrt(min(_shares(terms)))
+    room = [form.most_devices(sigma / link.grid(form).step) for form in forms]
+    return min(*room, MOST_DEVICES)
+
+
+def _shares(terms: Terms) -> tuple[float, ...]:
+    return cast(Contributing, terms.build()).shares
 
 
 class Checks:
@@ -57,6 +89,8 @@ class Checks:
     @property
     def longest(self) -> int:
         """Bytes of the longest message that can be a report."""
+        if self._terms.link.checking is not None:
+            return OVERHEAD + shared.message_bytes(shared.most_elements(self._terms))
         if self._terms.secure_sum is not None:
             return OVERHEAD + message_bytes(self._terms, self._terms.most_numbers)
         return OVERHEAD + longest_report(self._terms.max_rows, self._terms.width)
@@ -171,6 +205,22 @@ class Checks:
                 "bad_signature", "the sealed seed was not signed by the enrolled device for this"
             )
 
+    def _check_shared(self, envelope: Envelope, link: CheckedSum) -> None:
+        """Of shares all that can be seen without a key: their size, and that the same device has
+        signed what travels."""
+        terms, place = self._terms, (envelope.round, envelope.attempt)
+        name, numbers = self._asked_for(envelope.round)
+        form = form_of(self._algorithm, link, envelope.round, numbers)
+        found = read_or_refuse(shared.decode_shared, envelope.body, *place, form.elements)
+        bound = binding(terms, *place, name, numbers)
+        key = self._keys[envelope.number].public_bytes_raw()
+        if found.record.device != key or not shared.is_signed(found.record, bound):
+            raise Refused(
+                "bad_signature", "the shares were not signed by the enrolled device for this"
+            )
+        if not shared.fits(found.record, found.travelled, form.elements):
+            raise Refused("malformed", "something else has travelled than what was signed")
+
     def _asked_for(self, round: int) -> tuple[bytes, int]:
         """The name of the open round's model, and the numbers of a message; made once."""
         if self._named[0] != round:
@@ -182,6 +232,9 @@ class Checks:
         return self._named[1:]
 
     def _check_body(self, envelope: Envelope) -> None:
+        if self._terms.link.checking is not None:
+            self._check_shared(envelope, self._terms.link.checking)
+            return
         if self._terms.secure_sum is not None:
             self._check_masked(envelope)
             return

@@ -18,7 +18,7 @@ from sottovoce.errors import KeyTrouble, ServiceError, Unreachable, UsageError
 from sottovoce.services.kit.metrics import Figure, by
 from sottovoce.services.server import shuffled_rounds as batches
 from sottovoce.stores import server as records
-from sottovoce.stores import versions
+from sottovoce.stores import sums, versions
 from sottovoce.stores.database import Database
 from sottovoce.stores.keys import CA_CERTIFICATE, OPERATOR_TOKEN, device_context
 from sottovoce.stores.server_folder import ServerFolder
@@ -131,6 +131,8 @@ def status(
         past = records.past_rounds(link, last)
         handed_over = batches.heads(link, now.round)
         offered = versions.all_of(link)
+        waits = records.fact(link, "waits") or ""
+        out = sums.out_since(link, min((one.round for one in past), default=now.round))
     return {
         "round": now.round,
         "attempt": now.attempt,
@@ -149,7 +151,10 @@ def status(
             for b in handed_over
         ],
         "refused": dict(sorted(refused.items())),
-        "rounds": [attempt.to_table() for attempt in past],
+        "waits": waits,
+        "rounds": [
+            one.to_table() | {"left_out": out.get((one.round, one.attempt), {})} for one in past
+        ],
         "published": now.published,
         "versions": [version.to_table(now.published) for version in offered],
     }

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import numpy as np
 import sqlalchemy as sa
-from numpy.typing import NDArray
 
 from sottovoce.core.messages import Batch, BitCounts
 from sottovoce.errors import ConfigError, Diverged, ServiceError
 from sottovoce.parties.server import Server
+from sottovoce.parties.shuffler import once
 from sottovoce.privacy.reports import KReports
 from sottovoce.services.kit.answers import (
     Receive,
@@ -30,7 +30,7 @@ from sottovoce.services.kit.answers import (
     read_body,
 )
 from sottovoce.services.kit.executor import BoundedExecutor
-from sottovoce.services.server.openers import Openers
+from sottovoce.services.kit.openers import Openers
 from sottovoce.services.server.state import RoundState
 from sottovoce.stores import server as records
 from sottovoce.stores.coordinator import Clock, Coordinator, Event, Plan, Verdict, What
@@ -48,7 +48,7 @@ from sottovoce.stores.server import RECEIPT_ROUNDS
 from sottovoce.stores.server_folder import proxy_token
 from sottovoce.wire.masked import mask_sum_bytes
 from sottovoce.wire.refusals import Refused, read_or_refuse
-from sottovoce.wire.sealing import SEALED_BYTES, key_id
+from sottovoce.wire.sealing import SEALED_BYTES, key_id, report_info
 from sottovoce.wire.shuffled import LONGEST_PART, BatchPart, decode_part
 
 # A batch comes in parts, so that neither side needs much memory. A part is stored once: what comes
@@ -74,10 +74,13 @@ class Head:
         return self.stored == self.parts
 
 
-def accept(link: sa.Connection, part: BatchPart, reports_per_device: int) -> bool:
+def accept(
+    link: sa.Connection, part: BatchPart, reports_per_device: int, least: int | None = None
+) -> bool:
     """Store a part of an open round, once; whether its batch is complete now. Raises, and leaves
     everything as it was, where the part does not count. A batch that was begun and never completed
-    gives way to another one."""
+    gives way to another one. `least` is how many reports it has where a chain of shufflers may have
+    left some out."""
     state = link.execute(
         sa.select(rounds.c.state)
         .where(rounds.c.round == part.round, rounds.c.attempt == 0)
@@ -110,7 +113,8 @@ def accept(link: sa.Connection, part: BatchPart, reports_per_device: int) -> boo
         raise Refused("replay", "this part is here already")
     stored, reports = there.stored + 1, there.reports + part.reports
     wanted = part.devices * reports_per_device
-    if reports > wanted or (stored == part.parts and reports != wanted):
+    enough = wanted if least is None else least
+    if reports > wanted or (stored == part.parts and reports < enough):
         raise Refused("malformed", f"a batch has {reports_per_device} reports of each device")
     link.execute(
         batch_parts.insert().values(
@@ -198,9 +202,11 @@ class Collector:
         *,
         body_seconds: float,
         moved: Callable[[], None],
+        chained: bool = False,
     ) -> None:
-        """`token` is the shuffler's; `moved` is called when a batch is complete."""
-        self._release, self._token = release, token
+        """`token` is the shuffler's, of a chain (`chained`) the last one's; `moved` is called when
+        a batch is complete."""
+        self._release, self._token, self._chained = release, token, chained
         self._database, self._state = database, state
         self._body_seconds, self._moved = body_seconds, moved
         self._executor = BoundedExecutor("the server", _RECEIVED)
@@ -232,9 +238,16 @@ class Collector:
         with self._database.writing() as link:
             if part.devices > records.count_keys(link):
                 raise Refused("malformed", "a batch of more devices than have enrolled")
-            complete = accept(link, part, self._release.max_reports)
+            complete = accept(link, part, self._release.max_reports, self._least(part))
         if complete:
             self._moved()
+
+    def _least(self, part: BatchPart) -> int | None:
+        """Shufflers of a chain leave out what does not open or comes twice; never so much that the
+        tier's minimum would not be there."""
+        if not self._chained:
+            return None
+        return self._release.max_reports * self._release.tiers[part.tier].min_devices
 
     def _check(self, part: BatchPart) -> None:
         """Raises where no honest shuffler of this federation would send the part now."""
@@ -255,20 +268,14 @@ class Collector:
             raise Refused("wrong_key", "the reports are sealed to another key than the round's")
 
 
-AT_ONCE = 1 << 24
-"""Reports among which duplicates are looked for at once."""
-
-Bodies = Callable[[], Iterator[bytes]]
-"""The parts of a batch from the first one on, each time it is called."""
-
-
 def count_round(
-    link: sa.Connection, server: Server, key: ReportKey, federation: str
+    link: sa.Connection, server: Server, key: ReportKey, federation: str, per_device: int
 ) -> tuple[BitCounts, Counter[str]]:
     """The counts of a round's complete batches, and how many reports were left out and why.
 
     Every report is opened by itself, and what is not a report of this round, or comes twice, is
-    left out. A part of a batch is in memory at a time, and a few bytes of each report to find those
+    left out; what is missing of the `per_device` reports of each device was left out on the way. A
+    part of a batch is in memory at a time, and a few bytes of each report to find those
     that come twice.
     """
     round, refused = server.round, Counter[str]()
@@ -282,10 +289,14 @@ def count_round(
             return bodies(link, round, tier, parts)
 
         devices[head.tier] = head.devices
-        openers = Openers(key.private, federation=federation, round=round, tier=head.tier)
+        # Nothing is missing where there is one shuffler.
+        refused["missing"] += head.devices * per_device - head.reports
+        info = report_info(key.public, federation=federation, round=round, tier=head.tier)
+        openers = Openers(key.private, info, SEALED_BYTES)
         with openers.helped(head.reports):
-            for sealed in _once(parts_of, head.reports, refused):
-                opened, bad = openers.open(sealed)
+            for sealed in once(parts_of, head.reports, SEALED_BYTES, refused):
+                plain, bad = openers.open(sealed)
+                opened = np.frombuffer(plain, "<u4").astype(np.uint32)
                 refused["undecryptable"] += bad
                 known = opened >> np.uint32(1) < sums.shape[1]
                 refused["out_of_range"] += int((~known).sum())
@@ -293,42 +304,6 @@ def count_round(
                 sums += server.count([part]).sums
                 reports[head.tier] += len(part.reports)
     return BitCounts(round, tuple(devices), tuple(reports), sums), +refused
-
-
-def _once(bodies: Bodies, reports: int, refused: Counter[str]) -> Iterator[bytes]:
-    """The parts of a batch, of which each sealed report is there once."""
-    twice = _repeated(bodies, reports)
-    seen: set[int] = set()
-    for body in bodies():
-        if not len(twice):
-            yield body
-            continue
-        table = np.frombuffer(body, np.uint8).reshape(-1, SEALED_BYTES)
-        marks, keep = _marks(table), np.ones(len(table), np.bool_)
-        for at in np.flatnonzero(np.isin(marks, twice)):
-            keep[at] = int(marks[at]) not in seen
-            seen.add(int(marks[at]))
-        refused["duplicate"] += int((~keep).sum())
-        yield table[keep].tobytes()
-
-
-def _repeated(bodies: Bodies, reports: int) -> NDArray[np.uint64]:
-    """Marks that more than one report has."""
-    shares = -(-reports // AT_ONCE)
-    found = [np.zeros(0, np.uint64)]
-    for share in range(shares):
-        marks = []
-        for body in bodies():
-            all_marks = _marks(np.frombuffer(body, np.uint8).reshape(-1, SEALED_BYTES))
-            marks.append(all_marks[all_marks % np.uint64(shares) == share])
-        values, times = np.unique(np.concatenate(marks), return_counts=True)
-        found.append(values[times > 1])
-    return np.concatenate(found)
-
-
-def _marks(table: NDArray[np.uint8]) -> NDArray[np.uint64]:
-    """The first bytes of each report's ephemeral key, which nobody draws twice."""
-    return np.ascontiguousarray(table[:, :8]).view("<u8")[:, 0]
 
 
 _NOBODY = np.zeros(0, np.uint32)
@@ -346,6 +321,10 @@ def coordinator_of(plan: Plan, clock: Clock, keys: Path) -> Coordinator:
 
         helper = HelperClient(plan.terms.secure_sum, proxy_token(keys), mask_sum_bytes(plan.terms))
         return SummedCoordinator(plan, clock, helper.ask)
+    if plan.terms.link.checking is not None:
+        from sottovoce.services.server.checked_rounds import CheckedCoordinator
+
+        return CheckedCoordinator.of(plan, clock, keys)
     return Coordinator(plan, clock)
 
 
@@ -405,7 +384,9 @@ class ShuffledCoordinator(Coordinator):
     def _fold(self, link: sa.Connection, server: Server, now: records.Position) -> dict[str, int]:
         terms = self._plan.terms
         key = self._keys.find(key_id(now.report_key))
-        counts, left_out = count_round(link, server, key, terms.federation)
+        counts, left_out = count_round(
+            link, server, key, terms.federation, self._release.max_reports
+        )
         if any(counts.reports):
             try:
                 server.fold(counts)

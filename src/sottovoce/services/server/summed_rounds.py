@@ -1,5 +1,5 @@
 """Rounds of a federation whose server sees sums alone: it adds up what it cannot read, and asks the
-helper for the sum of exactly these masks.
+helper for the sum of exactly these masks. (`checked_rounds` has those with three aggregators.)
 
 A message is added up and forgotten as soon as the helper has said that it can open its seed, so
 that the server keeps a sum and seeds, not messages. While somebody who spoils sums is looked for,
@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 import secrets
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -94,25 +95,41 @@ class _Opened:
     """What was wrong with a spoiled one."""
 
 
-class SummedCoordinator(Coordinator):
-    """`Coordinator` where reports are masked."""
+class SumCoordinator(Coordinator, ABC):
+    """`Coordinator` where the server adds up what it cannot read, and somebody else helps to open
+    the sum."""
 
-    def __init__(self, plan: Plan, clock: Clock, ask: Ask) -> None:
+    _asked = "helper was"
+    """Who does, and a verb."""
+
+    def __init__(self, plan: Plan, clock: Clock, least: int, most: int) -> None:
+        """A sum is over `least` devices at least, and over `most` at most."""
         super().__init__(plan, clock)
-        link = plan.terms.secure_sum
-        if link is None:
-            raise ConfigError("only a secure sum needs a helper that knows masks")
-        self._link, self._ask = link, ask
+        self._least, self._most = least, most
+        self._waits_for = "the helper"
         self._opened: _Opened | None = None
         self._notices: tuple[str, ...] = ()
         self._pause, self._next_try = _FIRST_PAUSE, -math.inf
-        release = plan.terms.release
-        self._sigma = sigma_of(self._algorithm, release, link)
-        self._largest = plan.terms.largest_value * release.steps
-        self._most = most_devices(link, self._largest, self._sigma)
+
+    @abstractmethod
+    def _add_up(self, leader: Leader, now: records.Position) -> None:
+        """Takes all that waits into the round, but for those who are left out."""
+
+    @abstractmethod
+    def _open_sums(self, leader: Leader, now: records.Position) -> _Opened:
+        """The sums of the round's updates."""
+
+    @abstractmethod
+    def _note(self, link: sa.Connection, now: records.Position) -> None:
+        """What the round says of its devices."""
+
+    @abstractmethod
+    def _counts(self, link: sa.Connection, now: records.Position) -> dict[str, int]:
+        """How many were left out of the round, by reason."""
 
     def start(self, link: sa.Connection) -> None:
         super().start(link)
+        records.set_fact(link, "waits", "")
         now = records.position(link)
         if now.state in ("open", "closing"):
             sums.take_over(link, now.round, now.attempt)
@@ -127,7 +144,7 @@ class SummedCoordinator(Coordinator):
         self, link: sa.Connection, round: int, attempt: int
     ) -> tuple[int, records.Numbers] | None:
         choice = super()._choose(link, round, attempt)
-        return None if choice is None or len(choice[1]) < self._link.min_devices else choice
+        return None if choice is None or len(choice[1]) < self._least else choice
 
     def _verdict(self, link: sa.Connection, now: records.Position) -> Verdict | None:
         verdict = super()._verdict(link, now)
@@ -136,10 +153,10 @@ class SummedCoordinator(Coordinator):
             return "goal"
         if self._plan.terms.contributes:
             # Whoever has contributed is not asked for it again: the round waits for enough.
-            enough = sums.there(link, now.round, now.attempt) >= self._link.min_devices
+            enough = sums.there(link, now.round, now.attempt) >= self._least
             ended: Verdict = "goal" if verdict == "goal" else "deadline"
             return ended if enough and (late or verdict == "goal") else None
-        if verdict in ("goal", "deadline") and now.reported < self._link.min_devices:
+        if verdict in ("goal", "deadline") and now.reported < self._least:
             return "abandoned" if late else None
         return verdict
 
@@ -171,12 +188,137 @@ class SummedCoordinator(Coordinator):
         if many >= _ENOUGH:
             try:
                 self._add_up(leader, now)
-                self._pause = _FIRST_PAUSE
+                self._goes_on(leader)
             except (Unreachable, KeyTrouble) as error:
-                raise self._waits(now, error) from None
-            except SumRefused as error:
+                raise self._waits(leader, now, error) from None
+            except (SumRefused, WrongSum) as error:
                 self._later()
                 raise ServiceError(f"round {now.round}: {error}") from None
+
+    def _model(self, link: sa.Connection, round: int) -> tuple[ModelView, bytes]:
+        """The round's model and its name."""
+        found = records.model(link, round, self._plan.terms.width)
+        if found is None:
+            raise ServiceError(f"the database lacks the model of round {round}")
+        return ModelView(round, found[0]), model_name(found[0])
+
+    def _waits(self, leader: Leader, now: records.Position, error: Exception) -> ServiceError:
+        """The operator is told for whom."""
+        self._later()
+        why = f"round {now.round} waits for {self._waits_for}: {error}"
+        with leader.writing() as link:
+            records.set_fact(link, "waits", why)
+        return ServiceError(why)
+
+    def _goes_on(self, leader: Leader) -> None:
+        self._pause = _FIRST_PAUSE
+        with leader.reading() as link:
+            waited = records.fact(link, "waits")
+        if waited:
+            with leader.writing() as link:
+                records.set_fact(link, "waits", "")
+
+    def _later(self) -> None:
+        self._next_try = self._clock() + self._pause
+        self._pause = min(2 * self._pause, _LONGEST_PAUSE)
+
+    # --- the sum ----------------------------------------------------------------------------------
+
+    def _ended(self, leader: Leader, now: records.Position) -> list[Event]:
+        self._pause, self._next_try = _FIRST_PAUSE, -math.inf
+        # Asking takes a while, and nobody should be told meanwhile that the round is open.
+        return [Event("closing", now.round, now.attempt, now.asked, now.reported)]
+
+    def _close(self, leader: Leader, now: records.Position) -> list[Event]:
+        self._opened, self._notices = None, ()
+        try:
+            self._opened = self._open_sums(leader, now)
+        except (Unreachable, KeyTrouble) as error:
+            raise self._waits(leader, now, error) from None
+        except (WrongSum, SumRefused) as error:
+            what: What = "wrong_sum" if isinstance(error, WrongSum) else "sum_refused"
+            self._goes_on(leader)
+            with leader.writing() as link:
+                over, *opened = self._give_up(link, now, what, str(error))
+            return [replace(over, notices=self._notices), *opened]
+        self._goes_on(leader)
+        if self._opened.total is None:
+            with leader.writing() as link:
+                over, *opened = self._give_up(link, now, "wrong_sum", self._opened.why)
+        else:
+            over, *opened = super()._close(leader, now)
+        return [replace(over, notices=self._notices), *opened]
+
+    def _too_few(self, good: int) -> SumRefused:
+        return SumRefused(
+            f"{good:,} good submissions are left, and a sum needs {self._least:,}; the "
+            f"{self._asked} not asked"
+        )
+
+    def _fold(self, link: sa.Connection, server: Server, now: records.Position) -> dict[str, int]:
+        opened = self._opened
+        if opened is None or opened.total is None or opened.total.round != now.round:
+            raise ServiceError(f"the sum of round {now.round} is not here")
+        total = opened.total
+        # Noise belongs to the sum and is not cut.
+        noisy = self._plan.terms.link.noise or self._plan.terms.contributes
+        server.fold(total if noisy else cut_sum(total, self._plan.value_limit))
+        return self._counts(link, now)
+
+    def _forget(self, link: sa.Connection, now: records.Position) -> None:
+        super()._forget(link, now)
+        sums.forget(link, now.round)
+        self._note(link, now)
+
+    # --- rounds without a sum ---------------------------------------------------------------------
+
+    def _abandon(
+        self,
+        link: sa.Connection,
+        now: records.Position,
+        what: Literal["abandoned", "diverged"],
+        state: str = "open",
+    ) -> list[Event]:
+        sums.forget(link, now.round)
+        return super()._abandon(link, now, what, state)
+
+    def _diverged(self, link: sa.Connection, now: records.Position) -> list[Event]:
+        return self._give_up(link, now, "diverged", "folding would have made the model run off")
+
+    def _give_up(
+        self, link: sa.Connection, now: records.Position, what: What, why: str
+    ) -> list[Event]:
+        """Nothing of the round counts, and the next one begins from the same model."""
+        found = records.model(link, now.round, self._plan.terms.width)
+        if found is None:
+            raise ServiceError(f"the database lacks the model of round {now.round}")
+        items, changed = found
+        over = self._end(link, now, "closing", "abandoned", "abandoned", what)
+        records.drop_reports(link, now.round, now.attempt)
+        sums.forget(link, now.round)
+        self._note(link, now)
+        memory = records.memory(link, now.round, len(items))
+        after = self._algorithm.after_given_up(now.round)
+        records.save_model(link, after, items, changed, memory)
+        records.count_refusals(link, {what: 1})
+        opened = self._open(link, after, 0) if after < now.target else None
+        ended = replace(over, trouble=f"round {now.round} does not count: {why}")
+        return [ended] if opened is None else [ended, opened]
+
+
+class SummedCoordinator(SumCoordinator):
+    """The same where reports are masked, and a helper knows the masks."""
+
+    def __init__(self, plan: Plan, clock: Clock, ask: Ask) -> None:
+        link = plan.terms.secure_sum
+        if link is None:
+            raise ConfigError("only a secure sum needs a helper that knows masks")
+        release = plan.terms.release
+        self._sigma = sigma_of(plan.terms.build(), release, link)
+        self._largest = plan.terms.largest_value * release.steps
+        most = most_devices(link, self._largest, self._sigma)
+        super().__init__(plan, clock, link.min_devices, most)
+        self._link, self._ask = link, ask
 
     def _add_up(self, leader: Leader, now: records.Position) -> None:
         """Adds all that waits to the sum of the round, but for those whose seeds the helper cannot
@@ -228,51 +370,12 @@ class SummedCoordinator(Coordinator):
     def _total(self, round: int, shape: tuple[int, int]) -> MaskedSum:
         return MaskedSum(round, *shape, self._link, self._largest, self._sigma)
 
-    def _model(self, link: sa.Connection, round: int) -> tuple[ModelView, bytes]:
-        """The round's model and its name."""
-        found = records.model(link, round, self._plan.terms.width)
-        if found is None:
-            raise ServiceError(f"the database lacks the model of round {round}")
-        return ModelView(round, found[0]), model_name(found[0])
-
     def _named(self, now: records.Position, model: bytes) -> tuple[Terms, int, int, bytes]:
         return self._plan.terms, now.round, now.attempt, model
 
     def _of_each(self, numbers: int) -> int | None:
         """What questions say of the numbers of a message."""
         return numbers if self._plan.terms.contributes else None
-
-    def _waits(self, now: records.Position, error: Exception) -> ServiceError:
-        self._later()
-        return ServiceError(f"round {now.round} waits for the helper: {error}")
-
-    def _later(self) -> None:
-        self._next_try = self._clock() + self._pause
-        self._pause = min(2 * self._pause, _LONGEST_PAUSE)
-
-    # --- the sum ----------------------------------------------------------------------------------
-
-    def _ended(self, leader: Leader, now: records.Position) -> list[Event]:
-        self._pause, self._next_try = _FIRST_PAUSE, -math.inf
-        # Asking takes a while, and nobody should be told meanwhile that the round is open.
-        return [Event("closing", now.round, now.attempt, now.asked, now.reported)]
-
-    def _close(self, leader: Leader, now: records.Position) -> list[Event]:
-        self._opened, self._notices = None, ()
-        try:
-            self._opened = self._open_sums(leader, now)
-        except (Unreachable, KeyTrouble) as error:
-            raise self._waits(now, error) from None
-        except (WrongSum, SumRefused) as error:
-            what: What = "wrong_sum" if isinstance(error, WrongSum) else "sum_refused"
-            with leader.writing() as link:
-                return self._give_up(link, now, what, str(error))
-        if self._opened.total is None:
-            with leader.writing() as link:
-                over, *opened = self._give_up(link, now, "wrong_sum", self._opened.why)
-        else:
-            over, *opened = super()._close(leader, now)
-        return [replace(over, notices=self._notices), *opened]
 
     def _open_sums(self, leader: Leader, now: records.Position) -> _Opened:
         """The sums of the round's updates. Where the helper cannot open some seeds, they are over
@@ -327,12 +430,6 @@ class SummedCoordinator(Coordinator):
             return _Opened(drawn, (False,), self._read(total, answer), left_out, "")
         except SpoiledSum as error:
             return _Opened(drawn, (True,), None, left_out, str(error))
-
-    def _too_few(self, good: int) -> SumRefused:
-        return SumRefused(
-            f"{good:,} good submissions are left, and a sum needs {self._link.min_devices:,}; the "
-            "helper was not asked"
-        )
 
     def _draw(
         self, leader: Leader, now: records.Position, numbers: list[int], several: bool
@@ -414,23 +511,6 @@ class SummedCoordinator(Coordinator):
             lenient = leniency(secrets.SystemRandom().random())
         return total.open(told, lenient, counted=self._plan.terms.counts_senders)
 
-    def _fold(self, link: sa.Connection, server: Server, now: records.Position) -> dict[str, int]:
-        opened = self._opened
-        if opened is None or opened.total is None or opened.total.round != now.round:
-            raise ServiceError(f"the sum of round {now.round} is not here")
-        total = opened.total
-        # Noise belongs to the sum and is not cut.
-        noisy = self._link.noise or self._plan.terms.contributes
-        server.fold(total if noisy else cut_sum(total, self._plan.value_limit))
-        left_out, spoiled = len(opened.left_out), sum(opened.spoiled)
-        counts = {"undecryptable": left_out, "spoiled_group": spoiled}
-        return {reason: count for reason, count in counts.items() if count}
-
-    def _forget(self, link: sa.Connection, now: records.Position) -> None:
-        super()._forget(link, now)
-        sums.forget(link, now.round)
-        self._note(link, now)
-
     def _note(self, link: sa.Connection, now: records.Position) -> None:
         """What the round says of its devices; those who spoil sums are shut out."""
         opened = self._opened
@@ -459,37 +539,9 @@ class SummedCoordinator(Coordinator):
             notices.append("sums are good again, and there is one for a round")
         self._notices = tuple(notices)
 
-    # --- rounds without a sum ---------------------------------------------------------------------
-
-    def _abandon(
-        self,
-        link: sa.Connection,
-        now: records.Position,
-        what: Literal["abandoned", "diverged"],
-        state: str = "open",
-    ) -> list[Event]:
-        sums.forget(link, now.round)
-        return super()._abandon(link, now, what, state)
-
-    def _diverged(self, link: sa.Connection, now: records.Position) -> list[Event]:
-        return self._give_up(link, now, "diverged", "folding would have made the model run off")
-
-    def _give_up(
-        self, link: sa.Connection, now: records.Position, what: What, why: str
-    ) -> list[Event]:
-        """Nothing of the round counts, and the next one begins from the same model."""
-        found = records.model(link, now.round, self._plan.terms.width)
-        if found is None:
-            raise ServiceError(f"the database lacks the model of round {now.round}")
-        items, changed = found
-        over = self._end(link, now, "closing", "abandoned", "abandoned", what)
-        records.drop_reports(link, now.round, now.attempt)
-        sums.forget(link, now.round)
-        self._note(link, now)
-        memory = records.memory(link, now.round, len(items))
-        after = self._algorithm.after_given_up(now.round)
-        records.save_model(link, after, items, changed, memory)
-        records.count_refusals(link, {what: 1})
-        opened = self._open(link, after, 0) if after < now.target else None
-        ended = replace(over, trouble=f"round {now.round} does not count: {why}")
-        return [ended] if opened is None else [ended, opened]
+    def _counts(self, link: sa.Connection, now: records.Position) -> dict[str, int]:
+        opened = self._opened
+        if opened is None:
+            return {}
+        counts = {"undecryptable": len(opened.left_out), "spoiled_group": sum(opened.spoiled)}
+        return {reason: count for reason, count in counts.items() if count}

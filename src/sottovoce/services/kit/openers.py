@@ -1,5 +1,6 @@
 """Processes that open sealed reports side by side, because opening holds the interpreter and a
-large batch would keep one core busy for minutes.
+large batch would keep one core busy for minutes. The server opens reports with them, and a shuffler
+of a chain the layer that is its own.
 
 A worker gets the private key through its standard input, has it in memory alone, writes nothing
 anywhere, and ends when that input does: also if this process is killed.
@@ -17,27 +18,25 @@ from collections.abc import Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import IO
 
-import numpy as np
-from numpy.typing import NDArray
-
-from sottovoce.wire.sealing import KEY_BYTES, SEALED_BYTES, open_reports
+from sottovoce.core.links import LAYER_BYTES
+from sottovoce.wire.sealing import KEY_BYTES, open_records
 
 WORTH_IT = 50_000
 """Reports from which on workers are started; fewer are opened here before those would be up."""
 MOST_WORKERS = 16
-_CHUNK = 4096 * SEALED_BYTES
-_SETTING = struct.Struct(f"<{KEY_BYTES}sIBI")
+_CHUNK = 4096
+"""Records that a worker is given at a time."""
+_SETTING = struct.Struct(f"<{KEY_BYTES}sII")
 _LENGTH, _OPENED = struct.Struct("<I"), struct.Struct("<II")
 _NICE = 5
 """Requests come first."""
 
 
 class Openers:
-    """Opens the reports of one tier's batch."""
+    """Opens the records of one tier's batch, `size` bytes each, which were sealed for `info`."""
 
-    def __init__(self, private: bytes, *, federation: str, round: int, tier: int) -> None:
-        self._private, self._federation = private, federation
-        self._round, self._tier = round, tier
+    def __init__(self, private: bytes, info: bytes, size: int) -> None:
+        self._private, self._info, self._size = private, info, size
         self._idle: queue.SimpleQueue[subprocess.Popen[bytes] | None] = queue.SimpleQueue()
         self._pool: ThreadPoolExecutor | None = None
 
@@ -58,23 +57,22 @@ class Openers:
             self._pool = stack.enter_context(ThreadPoolExecutor(count, "opener"))
             yield self
 
-    def open(self, sealed: bytes) -> tuple[NDArray[np.uint32], int]:
-        """As `open_reports`."""
+    def open(self, sealed: bytes) -> tuple[bytes, int]:
+        """As `open_records`."""
         if self._pool is None:
             return self._here(sealed)
-        chunks = [sealed[at : at + _CHUNK] for at in range(0, len(sealed), _CHUNK)]
+        step = _CHUNK * self._size
+        chunks = [sealed[at : at + step] for at in range(0, len(sealed), step)]
         found = list(self._pool.map(self._by_worker, chunks))
-        values = [np.zeros(0, np.uint32), *(opened for opened, _ in found)]
-        return np.concatenate(values), sum(refused for _, refused in found)
+        return b"".join(opened for opened, _ in found), sum(refused for _, refused in found)
 
-    def _here(self, sealed: bytes) -> tuple[NDArray[np.uint32], int]:
-        place = {"round": self._round, "tier": self._tier}
-        return open_reports(sealed, self._private, federation=self._federation, **place)
+    def _here(self, sealed: bytes) -> tuple[bytes, int]:
+        return open_records(sealed, self._size, self._private, self._info)
 
-    def _by_worker(self, sealed: bytes) -> tuple[NDArray[np.uint32], int]:
+    def _by_worker(self, sealed: bytes) -> tuple[bytes, int]:
         worker = self._idle.get()
         try:
-            found = None if worker is None else _asked(worker, sealed)
+            found = None if worker is None else _asked(worker, sealed, self._size)
             if found is None:  # it could not be started, or was killed
                 worker = None
                 found = self._here(sealed)
@@ -83,7 +81,6 @@ class Openers:
             self._idle.put(worker)
 
     def _start(self) -> subprocess.Popen[bytes] | None:
-        name = self._federation.encode()
         try:
             worker = subprocess.Popen(
                 [sys.executable, "-P", "-m", __name__],
@@ -94,10 +91,10 @@ class Openers:
             )
         except OSError:
             return None
-        head = _SETTING.pack(self._private, self._round, self._tier, len(name))
+        head = _SETTING.pack(self._private, self._size, len(self._info))
         if worker.stdin is not None:
             with contextlib.suppress(OSError):
-                worker.stdin.write(head + name)
+                worker.stdin.write(head + self._info)
                 worker.stdin.flush()
         return worker
 
@@ -108,7 +105,7 @@ def _cores() -> Collection[int]:
     return range(os.cpu_count() or 1) if affinity is None else affinity(0)
 
 
-def _asked(worker: subprocess.Popen[bytes], sealed: bytes) -> tuple[NDArray[np.uint32], int] | None:
+def _asked(worker: subprocess.Popen[bytes], sealed: bytes, size: int) -> tuple[bytes, int] | None:
     """What a worker made of a chunk; None if it is gone."""
     if worker.stdin is None or worker.stdout is None:
         return None
@@ -119,12 +116,12 @@ def _asked(worker: subprocess.Popen[bytes], sealed: bytes) -> tuple[NDArray[np.u
         if len(head) < _OPENED.size:
             return None
         count, refused = _OPENED.unpack(head)
-        body = worker.stdout.read(4 * count)
+        body = worker.stdout.read(count * (size - LAYER_BYTES))
     except OSError:
         return None
-    if len(body) < 4 * count or (count + refused) * SEALED_BYTES != len(sealed):
+    if len(body) < count * (size - LAYER_BYTES) or (count + refused) * size != len(sealed):
         return None
-    return np.frombuffer(body, "<u4").astype(np.uint32), refused
+    return body, refused
 
 
 def _end(worker: subprocess.Popen[bytes]) -> None:
@@ -141,17 +138,15 @@ def _end(worker: subprocess.Popen[bytes]) -> None:
 
 def _work(source: IO[bytes], sink: IO[bytes]) -> None:
     """A worker's whole life."""
-    private, round, tier, length = _SETTING.unpack(source.read(_SETTING.size))
-    federation = source.read(length).decode()
+    private, size, length = _SETTING.unpack(source.read(_SETTING.size))
+    info = source.read(length)
     while len(head := source.read(_LENGTH.size)) == _LENGTH.size:
-        (size,) = _LENGTH.unpack(head)
-        sealed = source.read(size)
-        if len(sealed) < size:
+        (many,) = _LENGTH.unpack(head)
+        sealed = source.read(many)
+        if len(sealed) < many:
             return
-        opened, refused = open_reports(
-            sealed, private, federation=federation, round=round, tier=tier
-        )
-        sink.write(_OPENED.pack(len(opened), refused) + opened.astype("<u4").tobytes())
+        opened, refused = open_records(sealed, size, private, info)
+        sink.write(_OPENED.pack(len(opened) // (size - LAYER_BYTES), refused) + opened)
         sink.flush()
 
 

@@ -1,0 +1,306 @@
+"""An aggregator of a checked sum: four addresses for the server, and two for its operator.
+
+What it tells follows from its own folder alone: the fewest devices and the noise are those of the
+terms it keeps, whatever a question says. It keeps what devices have shared until a later round
+begins, sealed as it came; nothing of it is logged. Everything that it tells follows from what is on
+the disk, so that it says the same after a crash.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+
+from sottovoce.core.links import SHARED_RECORD_BYTES
+from sottovoce.core.messages import CheckParts, SumPart
+from sottovoce.core.recommender import default_threads
+from sottovoce.core.shares import NUMBER_BYTES, Elements, Form, Pair
+from sottovoce.errors import ConfigError, MessageError, ServiceError
+from sottovoce.parties.aggregator import (
+    Aggregating,
+    Shares,
+    agreed,
+    at_once,
+    coin_of,
+    pair_of,
+    said_of,
+)
+from sottovoce.parties.helper import check_groups
+from sottovoce.services.kit.answers import JSON, OCTETS, Receive, Scope, Send, answer, bears
+from sottovoce.services.kit.application import Handler, Hosting, HttpApplication
+from sottovoce.services.kit.connections import Limits
+from sottovoce.services.kit.metrics import Figure, by
+from sottovoce.services.kit.serving import Parts, Service, Start
+from sottovoce.stores.aggregator_folder import AggregatorFolder, SharesFile, open_aggregator
+from sottovoce.wire.frames import SHARES
+from sottovoce.wire.refusals import Refused, read_or_refuse
+from sottovoce.wire.shared import (
+    LONGEST_QUESTION,
+    About,
+    SetQuestion,
+    SharedRecord,
+    decode_question,
+    decode_shares,
+    elements_of,
+    encode_checks,
+    encode_coin,
+    encode_part,
+    fits,
+    is_signed,
+    most_elements,
+    open_secrets,
+)
+from sottovoce.wire.shuffled import terms_name
+from sottovoce.wire.terms import Terms
+
+PART_BYTES = 32 << 20
+"""Of submissions that come together, unless one is larger."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AggregatorLimits(Limits):
+    waiting: int = 2
+    """Questions of the server that wait."""
+    connections: int = 200
+    per_address: int = 50
+    body_seconds: float = 120.0
+    write_seconds: float = 60.0
+
+
+class Missing(MessageError):
+    """Submissions that were never kept here; the server may send them again."""
+
+    def __init__(self, which: list[int]) -> None:
+        super().__init__(f"{len(which):,} submissions are not here")
+        self.which = which
+
+
+def longest_part(terms: Terms) -> int:
+    """Bytes of submissions that are passed on together, at most."""
+    one = SHARED_RECORD_BYTES + most_elements(terms) * NUMBER_BYTES
+    return SHARES.size + max(PART_BYTES, one)
+
+
+def shares_in(
+    form: Form,
+    number: int,
+    key: X25519PrivateKey,
+    bound: bytes,
+    read: Callable[[int], Iterable[Sequence[tuple[SharedRecord, bytes | None]]]],
+) -> Shares:
+    """An aggregator's shares of submissions that were found to be good. `read` gets how many are
+    wanted at a time. The server needs no more than records, since its shares follow from its
+    secrets."""
+
+    def some() -> Iterable[Pair]:
+        for part in read(at_once(form)):
+            secrets = [open_secrets(record, number, key, bound) for record, _ in part]
+            if any(one is None for one in secrets):
+                raise ServiceError("secrets do not open that did before; look at the keys")
+            travelled: list[Elements | None] = [
+                None if sent is None else elements_of(sent) for _, sent in part
+            ]
+            yield pair_of(form, number, [one for one in secrets if one is not None], travelled)
+
+    return some
+
+
+class Opening:
+    """The rules of an aggregator over what is in its folder."""
+
+    def __init__(self, folder: AggregatorFolder, shares: SharesFile, threads: int = 1) -> None:
+        self._rules: Aggregating = folder.rules()
+        self._terms, self._key = folder.introduction.terms, folder.seal_key()
+        self._name = terms_name(self._terms)
+        self._answers, self._shares, self._threads = folder.answers(), shares, threads
+        self.longest = longest_part(self._terms)
+        self.told = 0
+        """Parts of sums, since the start."""
+
+    def __repr__(self) -> str:
+        return f"<Opening for {self._terms.federation}, redacted>"
+
+    @property
+    def round(self) -> int:
+        """The last one of which a part of a sum was told."""
+        return self._answers.last.round
+
+    def take(self, payload: bytes) -> list[int]:
+        """Keeps submissions, and says which it does not: those that were not signed by their
+        devices for this, whose secrets do not open or are not those that they committed to, or with
+        which something else has travelled."""
+        about, sent = read_or_refuse(decode_shares, payload)
+        form, bound = self._about(about)
+        if any(len(travelled) != form.elements * NUMBER_BYTES for _, travelled in sent):
+            raise Refused("malformed", f"{form.elements:,} numbers travel of a device")
+        bad = [at for at, one in enumerate(sent) if not self._is_good(form, bound, *one)]
+        good = [one for at, one in enumerate(sent) if at not in set(bad)]
+        self._shares.keep(_place(bound), about.round, good)
+        return bad
+
+    def coin(self, payload: bytes) -> bytes:
+        """Its coin for a set of submissions, which it has."""
+        question = read_or_refuse(decode_question, payload)
+        _, bound = self._about(question.about)
+        self._require(question, bound)
+        own = coin_of(self._rules.own, said_of(bound, question.names))
+        return encode_coin(question.about.round, own)
+
+    def checks(self, payload: bytes) -> bytes:
+        """Its part of what opens of each device of a set."""
+        question = read_or_refuse(decode_question, payload, coins=True)
+        form, bound = self._about(question.about)
+        self._require(question, bound)
+        named = agreed(said_of(bound, question.names), question.coins)
+        shares, many = self._shares_of(form, bound, question.names), len(question.names)
+        found = self._rules.checks(form, named, shares, many, self._threads)
+        return encode_checks(CheckParts(question.about.round, self._rules.number, found))
+
+    def part(self, payload: bytes) -> bytes:
+        """Its part of the sum. Before it is told, it is on the disk for whom."""
+        question = read_or_refuse(decode_question, payload, coins=True, kept=True)
+        form, bound = self._about(question.about)
+        self._require(question, bound)
+        round, kept = question.about.round, question.kept
+        if kept is None:
+            raise Refused("malformed", "nobody is kept")
+        names = [name for name, one in zip(question.names, kept, strict=True) if one]
+        if len(names) < self._rules.link.min_devices:
+            raise Refused("too_few", "a sum over so few devices is not told")
+        if len(names) > form.most_devices(self._sigma(question.about)):
+            raise Refused("too_many", "the field has no room for the sum of so many devices")
+        try:
+            answered = check_groups(self._rules.link, self._answers.last, round, [names])
+        except MessageError as error:
+            raise Refused("second_submission", str(error), status=409) from None
+        named = agreed(said_of(bound, question.names), question.coins)
+        shares = self._shares_of(form, bound, question.names)
+        self._answers.keep(answered)
+        part = self._rules.total(round, form, named, shares, kept)
+        self.told += 1
+        return encode_part(SumPart(round, self._rules.number, len(names), part))
+
+    def _about(self, about: About) -> tuple[Form, bytes]:
+        """What devices share in a round, and what their records are bound to."""
+        if about.terms != self._name:
+            raise Refused("other_terms", "the question is about other terms than ours")
+        if about.round < self._answers.last.round:
+            raise Refused("late", f"round {about.round} is over", status=409)
+        if about.numbers > self._terms.most_numbers:
+            raise Refused("malformed", "no sum of these terms has so many numbers")
+        try:
+            form = self._rules.form(about.round, about.numbers)
+        except (MessageError, ConfigError) as error:
+            raise Refused("malformed", str(error)) from None
+        return form, about.bound(self._terms)
+
+    def _sigma(self, about: About) -> float:
+        spans = self._rules.spans(about.round, about.numbers)
+        return self._rules.link.more_noise * max(sigma for _, sigma in spans)
+
+    def _is_good(self, form: Form, bound: bytes, record: SharedRecord, travelled: bytes) -> bool:
+        return (
+            is_signed(record, bound)
+            and fits(record, travelled, form.elements)
+            and open_secrets(record, self._rules.number, self._key, bound) is not None
+        )
+
+    def _require(self, question: SetQuestion, bound: bytes) -> None:
+        """Raises unless all of these submissions are here, and each is another device's."""
+        there = self._shares.devices(_place(bound))
+        missing = [at for at, name in enumerate(question.names) if name not in there]
+        if missing:
+            raise Missing(missing)
+        if len({there[name] for name in question.names}) < len(question.names):
+            raise Refused("duplicate", "a device is named twice in one round")
+
+    def _shares_of(self, form: Form, bound: bytes, names: Sequence[bytes]) -> Shares:
+        def read(many: int) -> Iterable[Sequence[tuple[SharedRecord, bytes | None]]]:
+            return self._shares.some(_place(bound), names, many)
+
+        return shares_in(form, self._rules.number, self._key, bound, read)
+
+
+def _place(bound: bytes) -> bytes:
+    return hashlib.sha256(bound).digest()
+
+
+class AggregatorApplication(HttpApplication[AggregatorLimits]):
+    name, prefix = "the aggregator", "aggregator_"
+
+    def __init__(self, hosting: Hosting[AggregatorLimits], answering: Opening, server: str) -> None:
+        """`server` is the token of the federation's server."""
+        super().__init__(hosting)
+        self._answering, self._server_token = answering, server
+        # One at a time: what was told last decides what may be told next.
+        self._questions = self._executor(self._limits.waiting)
+        told, longest = self._telling, LONGEST_QUESTION
+        self._serve(
+            {
+                "/v1/shares": ("POST", self._take),
+                "/v1/coins": ("POST", told(answering.coin, longest)),
+                "/v1/checks": ("POST", told(answering.checks, longest)),
+                "/v1/parts": ("POST", told(answering.part, longest)),
+            }
+        )
+
+    async def _take(self, scope: Scope, receive: Receive, send: Send) -> None:
+        payload = await self._asked(scope, receive, self._answering.longest)
+        bad = await self._questions(lambda: self._answering.take(payload))
+        await answer(send, 200, [JSON], json.dumps({"bad": bad}).encode())
+
+    def _telling(self, tell: Callable[[bytes], bytes], longest: int) -> Handler:
+        async def told(scope: Scope, receive: Receive, send: Send) -> None:
+            payload = await self._asked(scope, receive, longest)
+            try:
+                found = await self._questions(lambda: tell(payload))
+            except Missing as error:
+                content = {"error": "missing", "detail": str(error), "which": error.which}
+                await answer(send, 409, [JSON], json.dumps(content).encode())
+                return
+            await answer(send, 200, [OCTETS], found)
+
+        return told
+
+    async def _asked(self, scope: Scope, receive: Receive, longest: int) -> bytes:
+        if not bears(scope, self._server_token):
+            raise Refused("unknown_server", "only the server of the federation may ask for this")
+        return await self._body(scope, receive, longest)
+
+    def figures(self) -> Iterator[Figure]:
+        answering = self._answering
+        yield Figure("round", "Last round of which a part was told.", answering.round)
+        yield Figure("parts", "Parts of sums told.", answering.told, counts=True)
+        with self._tally.settled() as counts:
+            refused = dict(sorted(counts.items()))
+        yield by("reason", "refused", "Questions refused, by reason.", refused)
+
+
+@dataclass(frozen=True, slots=True)
+class AggregatorService(Service[AggregatorFolder, AggregatorLimits]):
+    """An aggregator of a checked sum."""
+
+    threads: int | None = None
+
+    name = "the aggregator"
+    port = 8448
+    limits = AggregatorLimits
+
+    def open(self, path: Path) -> AggregatorFolder:
+        return open_aggregator(path)
+
+    def prepare(self, start: Start[AggregatorFolder, AggregatorLimits]) -> Parts:
+        folder = start.folder
+        start.stack.enter_context(folder.locked())
+        shares = start.keep(folder.shares())
+        answering = Opening(folder, shares, self.threads or default_threads())
+        server = folder.introduction.token
+        return Parts(
+            lambda: AggregatorApplication(start.hosting, answering, server),
+            lambda port: folder.ready_file,
+        )
