@@ -7,6 +7,7 @@ checked sum several attacks within its checks are run, and the one is told which
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -62,14 +63,17 @@ class StuffedConfig:
     """Items of each kind."""
     partners: tuple[int, ...] = (5, 10, 15, 1000)
     """Over a checked sum: with how many popular items the target is paired."""
+    entries: tuple[int, ...] = (0, 50)
+    """What the target weighs there, of 256; 0: as much as an entry can."""
 
     def __post_init__(self) -> None:
-        for name in ("sources", "epsilons", "recency", "shares", "partners"):
+        for name in ("sources", "epsilons", "recency", "shares", "partners", "entries"):
             object.__setattr__(self, name, tuple(getattr(self, name)))
         require_whole("study.gram.draws", self.draws, 1, 100)
         require_whole("study.gram.targets", self.targets, 1, 100)
-        if not self.partners:
-            raise ConfigError("study.gram.partners names a number at least")
+        for name in ("partners", "entries"):
+            if not getattr(self, name):
+                raise ConfigError(f"study.gram.{name} names a number at least")
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,10 +90,11 @@ class Stuffed:
     share: float = ALONE
     target: int = -1
     partners: int = 0
+    entry: int = 0
 
     @property
     def clean(self) -> Stuffed:
-        return replace(self, attack="", items="", share=ALONE, target=-1, partners=0)
+        return replace(self, attack="", items="", share=ALONE, target=-1, partners=0, entry=0)
 
 
 class StuffedWorld:
@@ -200,6 +205,7 @@ class StuffedWorld:
             case.partners or n_items,
             weights=() if case.partners else self.known,
             demotes=case.attack == "demotion",
+            entry=case.entry,
         )
 
     def exposure(self, scorer: FactorScorer, item: int) -> float:
@@ -224,17 +230,18 @@ def cases(settings: StuffedConfig, items: Callable[[Stuffed, str], list[int]]) -
             shares = (ALONE,) if plain else settings.shares
             tried = (40,) if plain else (*settings.partners, 0)
             tried = _FAKES if attack == "fakes" else tried
+            entries = settings.entries if attack == "stuffing" and not plain else (0,)
             for kind in kinds:
-                for target in items(world, kind):
-                    for share in shares:
-                        for partners in tried:
-                            yield replace(world, attack=attack, items=kind, share=share,
-                                          target=target, partners=partners)  # fmt: skip
+                for target, share, partners, entry in itertools.product(
+                    items(world, kind), shares, tried, entries
+                ):
+                    yield replace(world, attack=attack, items=kind, share=share, target=target,
+                                  partners=partners, entry=entry)  # fmt: skip
 
 
 def as_rows(found: Mapping[Stuffed, Mapping[str, NDArray[Any]]]) -> list[Row]:
     """By what is attacked and how: the means over items and draws, of the attack that did most."""
-    grouped: dict[tuple[Any, ...], dict[int, list[tuple[float, float]]]] = {}
+    grouped: dict[tuple[Any, ...], dict[tuple[int, int], list[tuple[float, float]]]] = {}
     accuracy: dict[tuple[Any, ...], list[float]] = {}
     for case, figures in found.items():
         world = (case.source, case.epsilon, case.recency, case.link)
@@ -245,12 +252,14 @@ def as_rows(found: Mapping[Stuffed, Mapping[str, NDArray[Any]]]) -> list[Row]:
         at = int(np.flatnonzero(clean["items"] == case.target)[0])
         before, after = float(clean["exposure"][at]), float(figures["exposure"])
         key = (*world, case.attack, case.items, case.share)
-        grouped.setdefault(key, {}).setdefault(case.partners, []).append((before, after))
+        grouped.setdefault(key, {}).setdefault((case.partners, case.entry), []).append(
+            (before, after)
+        )
     rows: list[Row] = []
-    for key, by_partners in grouped.items():
+    for key, tried in grouped.items():
         source, epsilon, recency, link, attack, items, share = key
         sign = -1.0 if attack == "demotion" else 1.0
-        means = {n: np.mean(pairs, axis=0) for n, pairs in by_partners.items()}
+        means = {n: np.mean(pairs, axis=0) for n, pairs in tried.items()}
         best = max(means, key=lambda n: sign * float(means[n][1] - means[n][0]))
         before, after = means[best].tolist()
         world = (source, epsilon, recency, link)
@@ -261,7 +270,7 @@ def as_rows(found: Mapping[Stuffed, Mapping[str, NDArray[Any]]]) -> list[Row]:
                 "data": source, "time": "with time" if recency else "plain", "epsilon": epsilon,
                 "link": link, "attack": attack, "items": items,
                 "malicious": f"{share:.1%}" if share else "one device", "share": share,
-                "partners": best or "knowing", "clean": before, "ER@10": after,
+                "partners": best[0] or "knowing", "clean": before, "ER@10": after,
                 "moved": sign * (after - before), "P@10": mine, "lost": 1.0 - mine / plain,
             }
         )  # fmt: skip

@@ -187,7 +187,7 @@ def test_fakes_send_what_honest_devices_with_their_items_send(link):
     assert np.sqrt(np.sum((first / STEPS) ** 2)) <= 1.0
     assert pair_norm(second, 12) <= 1.0
     told = np.sqrt(np.diag(table_of(second, 12))[[1, 3, 4, 5, 7]])
-    assert told == pytest.approx([1 / np.sqrt(5) if link is None else 50 / 256] * 5, abs=1 / 128)
+    assert told == pytest.approx([1 / np.sqrt(5)] * 5, abs=1 / 128)
     if link is not None:
         assert first.max() == 15 * STEPS // 64
     assert reached(Fakes(algorithm, TARGET, POPULAR, 19, 120, link), 1, link) == 0.0

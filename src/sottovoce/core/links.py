@@ -500,11 +500,11 @@ class CheckedSum(Link):
     """Who adds the noise: "helper", aggregator 1 alone, or "halves", each of the three half of its
     variance, so that what is published is bounded towards each of them, too, at 1.5 times the
     variance."""
-    largest_pair: int = 50
-    """The largest entry of a vector whose pairs are summed, of 256 to its norm: with 50 no pair is
-    above .04. The smaller, the less can few devices push; but who has fewer head items than fill
-    the norm with it (26 with 50, 4 with 128) is heard less. So it is larger where that is most
-    users, as in sparse catalogues."""
+    largest_pair: int = 127
+    """The largest entry of a vector whose pairs are summed, of 256 to its norm. Loudness is what
+    holds attackers back; a smaller entry hardly adds to that, and who has fewer head items than
+    fill the norm with it (4 with 127, 26 with 50) is heard less: where catalogues are sparse, that
+    is most users."""
     urls: tuple[str, ...] = ()
     """Addresses of aggregators 1 and 2, to which the server turns; empty in simulation, like the
     two below."""
