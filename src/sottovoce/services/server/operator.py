@@ -153,7 +153,8 @@ def status(
         "refused": dict(sorted(refused.items())),
         "waits": waits,
         "rounds": [
-            one.to_table() | {"left_out": out.get((one.round, one.attempt), {})} for one in past
+            one.to_table() | {"left_out": who for who in [out.get((one.round, one.attempt))] if who}
+            for one in past
         ],
         "published": now.published,
         "versions": [version.to_table(now.published) for version in offered],
