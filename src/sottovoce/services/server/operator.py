@@ -153,8 +153,9 @@ def status(
         "refused": dict(sorted(refused.items())),
         "waits": waits,
         "rounds": [
-            one.to_table() | {"left_out": who for who in [out.get((one.round, one.attempt))] if who}
+            one.to_table() | ({"left_out": out[where]} if where in out else {})
             for one in past
+            for where in [(one.round, one.attempt)]
         ],
         "published": now.published,
         "versions": [version.to_table(now.published) for version in offered],
