@@ -132,7 +132,7 @@ class OneShotStudy(Study):
         return (
             "full ranking over all items that a user has not, P@10, mean of "
             f"{count_of(self.config.seeds)}; δ = 10⁻⁶, neighbours: one user added or left out; "
-            "settings were not chosen on the test part"
+            "settings were not chosen on the test part, but for the limits of checked sums"
         )
 
     def describe_data(self) -> str:
