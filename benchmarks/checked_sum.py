@@ -31,6 +31,7 @@ from sottovoce.core.links import SEALED_SEED_BYTES, SHARED_RECORD_BYTES, Checked
 from sottovoce.core.masking import seeds_from, sum_masks
 from sottovoce.core.shares import AGGREGATORS, NUMBER_BYTES, Form, Pair, bits_of, split
 from sottovoce.errors import WrongSum
+from sottovoce.experiment import load_benchmark
 from sottovoce.parties.aggregator import (
     Aggregating,
     agreed,
@@ -44,6 +45,7 @@ from sottovoce.privacy.own_epsilon import OwnEpsilon
 from sottovoce.rng import Streams
 from sottovoce.runs.folder import environment
 
+sums: Any = load_benchmark("secure-sum")
 Progress = Callable[[str], None]
 HEAD, OWN = 500, 60
 THREADS = 2
@@ -66,17 +68,17 @@ def run(*, quick: bool = False, progress: Progress | None = None) -> dict[str, A
     messages = devices * bytes_of(LINK.form(HEAD, True))
     masks, product = helper_seconds(devices), product_seconds(devices)
     results = [
-        row("an aggregator: shares, checks and its part of the sum, "
+        sums.row("an aggregator: shares, checks and its part of the sum, "
             f"{devices:,} devices × head of {HEAD}, {THREADS} threads",
             seen["shares"] + seen["checks"] + seen["sum"], "s",
             f"a plain secure sum's helper, the same devices' masks: {masks:.4g}",
             (seen["shares"] + seen["checks"] + seen["sum"]) / masks, target=60.0),
-        row("of that, its part of the sum", seen["sum"], "s",
+        sums.row("of that, its part of the sum", seen["sum"], "s",
             f"NumPy, the product in the clear: {product:.4g}", seen["sum"] / product),
-        row("of that, checks", 1e3 * seen["checks"] / devices, "ms a device", target=2.0),
-        row(f"an aggregator's memory, {messages / 1e6:.0f} MB of messages in it",
+        sums.row("of that, checks", 1e3 * seen["checks"] / devices, "ms a device", target=2.0),
+        sums.row(f"an aggregator's memory, {messages / 1e6:.0f} MB of messages in it",
             seen["memory"] / 2**20, "MiB", target=1024.0),
-        row("a device: bits and shares of a head", 1e3 * seen["device"], "ms"),
+        sums.row("a device: bits and shares of a head", 1e3 * seen["device"], "ms"),
     ]  # fmt: skip
     for items, most in ((3_667, 60_000), (40_000, 650_000)):
         form = LINK.form(items + 1, False)
@@ -85,13 +87,13 @@ def run(*, quick: bool = False, progress: Progress | None = None) -> dict[str, A
         plain = NUMBER_BYTES * (items + 1) + SEALED_SEED_BYTES
         sent = bytes_of(form)
         results += [
-            row(f"bytes up, popularity of {items:,} items", sent, "bytes",
+            sums.row(f"bytes up, popularity of {items:,} items", sent, "bytes",
                 f"plain secure sum, 32 bits: {plain:,}", sent / plain, target=most),
-            row("shares and checks of it", 1e3 * checked, "ms a device", target=2.0),
+            sums.row("shares and checks of it", 1e3 * checked, "ms a device", target=2.0),
         ]  # fmt: skip
     head, plain = LINK.form(HEAD, True), NUMBER_BYTES * numbers_of(HEAD, True) + SEALED_SEED_BYTES
     results.append(
-        row(f"bytes up, pairs of a head of {HEAD}", bytes_of(head), "bytes",
+        sums.row(f"bytes up, pairs of a head of {HEAD}", bytes_of(head), "bytes",
             f"plain secure sum, 32 bits: {plain:,}", bytes_of(head) / plain, target=50_000)
     )  # fmt: skip
     here = environment()
@@ -212,26 +214,6 @@ def vectors(devices: int) -> np.ndarray:
 def secrets_of(devices: int) -> Secrets:
     seeds = seeds_from(bytes(range(32)), np.arange(AGGREGATORS * devices), 0)
     return [tuple(seeds[at : at + AGGREGATORS]) for at in range(0, len(seeds), AGGREGATORS)]
-
-
-def row(
-    name: str,
-    value: float,
-    unit: str,
-    peer: str = "",
-    ratio: float | None = None,
-    target: float | None = None,
-) -> dict[str, Any]:
-    """One figure; the target is the most that the value may be."""
-    return {
-        "name": name,
-        "value": float(f"{value:.4g}") if unit != "bytes" else value,
-        "unit": unit,
-        "peer": peer,
-        "ratio": None if ratio is None else float(f"{ratio:.4g}"),
-        "target": target,
-        "met": None if target is None else value <= target,
-    }
 
 
 if __name__ == "__main__":

@@ -122,6 +122,15 @@ def test_messages_cost_what_the_ledger_says():
     assert set(first.tolist()) == {4 * form.elements + 560}
 
 
+def test_an_epsilon_for_which_whole_numbers_are_too_coarse_is_refused():
+    everyone = Consent.uniform(np.arange(N), Choice(epsilon=64.0))
+    made = Federation.build(
+        CONFIG, TRAIN, everyone, OwnEpsilon(64.0), Streams.from_seed(1), link=CheckedSum(8)
+    )
+    with pytest.raises(ConfigError, match=r"choose a smaller\s+release.epsilon"):
+        made.run()
+
+
 def test_too_few_devices_are_not_asked():
     with pytest.raises(ConfigError, match="checked sum needs at least"):
         federation(CheckedSum(N))

@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sottovoce.algorithms.base import Contributing, FactorModel
-from sottovoce.core.links import CheckedSum
+from sottovoce.core.links import LEAST_SIGMA, CheckedSum
 from sottovoce.core.messages import CheckParts, SharedReports, SumPart
 from sottovoce.core.one_bit import noise_root
 from sottovoce.core.running import Draws
@@ -168,7 +168,13 @@ def spans_of(
     if spans is None:
         raise MessageError("a checked sum is for contributions, to which aggregators add noise")
     step = link.grid(form_of(algorithm, link, round, numbers)).step
-    return [(many, sigma / step) for many, sigma in spans(round, numbers)]
+    found = [(many, sigma / step) for many, sigma in spans(round, numbers)]
+    if min(sigma for _, sigma in found) * link.noise_of(1) < LEAST_SIGMA:
+        raise ConfigError(
+            "the noise on a checked sum would be finer than its whole numbers; choose a smaller "
+            "release.epsilon, which is the largest that a user may choose"
+        )
+    return found
 
 
 def sigma_on(
