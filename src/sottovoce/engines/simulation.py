@@ -40,7 +40,6 @@ from sottovoce.parties.aggregator import (
     check_room,
     left_out,
     opened_sum,
-    sigma_on,
 )
 from sottovoce.parties.device import Devices
 from sottovoce.parties.helper import Helper
@@ -423,7 +422,7 @@ class Simulation:
         rules, draws = self.aggregators[0].rules, self._draws(view)
         numbers = self.server.algorithm.report_shape(view)[0]
         form = rules.form(view.round, numbers)
-        sigma = sigma_on(rules.algorithm, rules.release, rules.link, view.round, numbers)
+        sigma = rules.sigma(view.round, numbers)
         check_room(form, sigma, len(rows))
         step, users = rules.link.grid(form).step, self.devices.cohort.users[rows]
         if not (self.message_observers and self.masked):

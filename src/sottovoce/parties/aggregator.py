@@ -152,37 +152,26 @@ class Aggregating:
 
     def spans(self, round: int, numbers: int) -> Spans:
         """Of the whole noise that is promised, in steps of the sum."""
-        return spans_of(self.algorithm, self.release, self.link, round, numbers)
+        spans = noise_spans(self.algorithm, self.release)
+        if spans is None:
+            raise MessageError("a checked sum is for contributions, to which aggregators add noise")
+        step = self.link.grid(self.form(round, numbers)).step
+        found = [(many, sigma / step) for many, sigma in spans(round, numbers)]
+        if min(sigma for _, sigma in found) * self.link.noise_of(1) < LEAST_SIGMA:
+            raise ConfigError(
+                "the noise on a checked sum would be finer than its whole numbers; choose a "
+                "smaller release.epsilon, which is the largest that a user may choose"
+            )
+        return found
+
+    def sigma(self, round: int, numbers: int) -> float:
+        """The largest standard deviation of all noise on a number of a sum, in its steps."""
+        return self.link.more_noise * max(sigma for _, sigma in self.spans(round, numbers))
 
 
 def form_of(algorithm: FactorModel, link: CheckedSum, round: int, numbers: int) -> Form:
     """What devices share in a round whose sum has so many numbers."""
     return link.form(*cast(Contributing, algorithm).contribution(round, numbers))
-
-
-def spans_of(
-    algorithm: FactorModel, release: Release, link: CheckedSum, round: int, numbers: int
-) -> Spans:
-    """The noise that is promised, in steps of the sum."""
-    spans = noise_spans(algorithm, release)
-    if spans is None:
-        raise MessageError("a checked sum is for contributions, to which aggregators add noise")
-    step = link.grid(form_of(algorithm, link, round, numbers)).step
-    found = [(many, sigma / step) for many, sigma in spans(round, numbers)]
-    if min(sigma for _, sigma in found) * link.noise_of(1) < LEAST_SIGMA:
-        raise ConfigError(
-            "the noise on a checked sum would be finer than its whole numbers; choose a smaller "
-            "release.epsilon, which is the largest that a user may choose"
-        )
-    return found
-
-
-def sigma_on(
-    algorithm: FactorModel, release: Release, link: CheckedSum, round: int, numbers: int
-) -> float:
-    """The largest standard deviation of all noise on a number of a sum, in its steps."""
-    spans = spans_of(algorithm, release, link, round, numbers)
-    return link.more_noise * max(sigma for _, sigma in spans)
 
 
 def check_room(form: Form, sigma: float, devices: int) -> None:

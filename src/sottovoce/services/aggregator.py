@@ -172,7 +172,7 @@ class Opening:
         names = [name for name, one in zip(question.names, kept, strict=True) if one]
         if len(names) < self._rules.link.min_devices:
             raise Refused("too_few", "a sum over so few devices is not told")
-        if len(names) > form.most_devices(self._sigma(question.about)):
+        if len(names) > form.most_devices(self._rules.sigma(round, question.about.numbers)):
             raise Refused("too_many", "the field has no room for the sum of so many devices")
         try:
             answered = check_groups(self._rules.link, self._answers.last, round, [names])
@@ -198,10 +198,6 @@ class Opening:
         except (MessageError, ConfigError) as error:
             raise Refused("malformed", str(error)) from None
         return form, about.bound(self._terms)
-
-    def _sigma(self, about: About) -> float:
-        spans = self._rules.spans(about.round, about.numbers)
-        return self._rules.link.more_noise * max(sigma for _, sigma in spans)
 
     def _is_good(self, form: Form, bound: bytes, record: SharedRecord, travelled: bytes) -> bool:
         return (

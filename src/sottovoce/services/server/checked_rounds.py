@@ -37,7 +37,6 @@ from sottovoce.parties.aggregator import (
     left_out,
     opened_sum,
     said_of,
-    sigma_on,
 )
 from sottovoce.parties.secure_sum import summed
 from sottovoce.services.aggregator import PART_BYTES, shares_in
@@ -252,7 +251,7 @@ class CheckedCoordinator(SumCoordinator):
         rules, form = self._rules, asked.form
         named = agreed(said_of(asked.bound, names), coins)
         own = rules.total(round, form, named, self._shares(asked, ordered), kept)
-        sigma = sigma_on(rules.algorithm, rules.release, rules.link, round, numbers)
+        sigma = rules.sigma(round, numbers)
         return rules.link.grid(form).step * opened_sum(form, [own, *told], many, sigma)
 
     def _shares(self, asked: _Asked, ordered: Sequence[SharedRecord]) -> Shares:
