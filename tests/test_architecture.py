@@ -68,6 +68,7 @@ LAYERS = [
     {"experiment"},
     {"runs"},
     {"testing"},
+    {"web"},
     {"cli"},
 ]
 RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}

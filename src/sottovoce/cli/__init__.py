@@ -62,7 +62,7 @@ EXTRA_OF = {
     **dict.fromkeys(
         (
             *("apsw", "cryptography", "httptools", "httpx2", "prometheus_client", "psycopg"),
-            *("sqlalchemy", "structlog", "uvicorn", "uvloop"),
+            *("sqlalchemy", "starlette", "structlog", "uvicorn", "uvloop"),
         ),
         "web",
     ),

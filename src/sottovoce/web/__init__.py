@@ -1,0 +1,1 @@
+"""Pages for people: the consent centre, on loopback."""
