@@ -549,6 +549,10 @@ class Reporting(FactorModel):
         """From the published model alone: the factor by which values are multiplied before they
         are cut to [-1, 1], and the table from which items are drawn (empty: all alike)."""
 
+    def items_at(self, coordinates: NDArray[np.int64], n_items: int) -> NDArray[np.int64] | None:
+        """Which item each coordinate is about; None where each is about all items at once."""
+        return coordinates // int(self.config.embedding_size)
+
     @abstractmethod
     def device_values(
         self,
@@ -632,6 +636,11 @@ class Contributing(FactorModel):
     @abstractmethod
     def device_profile(self, view: ModelView, cohort: Cohort, rows: NDArray[np.int64]) -> Profile:
         """What each device could tell: a vector of norm 1 at most."""
+
+    def items_at(self, view: ModelView, places: NDArray[np.int32]) -> NDArray[np.int64]:
+        """Which item each place of a device's vector is about; -1 where it is about none."""
+        n_items = len(view.items)
+        return np.where(places < n_items, places, -1).astype(np.int64)
 
     def sum_contributions(
         self, made: Contributions, threads: int, device: str = "cpu"

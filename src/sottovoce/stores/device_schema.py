@@ -276,8 +276,29 @@ CREATE TRIGGER counters_never_fall BEFORE UPDATE ON counters WHEN new.next < old
 BEGIN SELECT RAISE(ABORT, 'a number is given out once'); END;
 """
 
-MIGRATIONS: tuple[str, ...] = (_FIRST, _REPORTS, _ATTRIBUTES, _CONTACTS, _OWNERS)
-WITH_OWNERS = len(MIGRATIONS)
+_CONTENTS = """
+-- Which of a user's own items were in a report, by number, and how much of each (f4); of stores of
+-- one user. For her eyes: nothing here leaves.
+CREATE TABLE contents (
+    era INTEGER NOT NULL,
+    round INTEGER NOT NULL,
+    attempt INTEGER NOT NULL,
+    number INTEGER NOT NULL REFERENCES users ON UPDATE CASCADE,
+    items BLOB NOT NULL,
+    weights BLOB NOT NULL,
+    PRIMARY KEY (era, round, attempt, number),
+    FOREIGN KEY (era, round, attempt) REFERENCES rounds
+) STRICT, WITHOUT ROWID;
+CREATE TRIGGER contents_stay BEFORE DELETE ON contents
+WHEN (SELECT state FROM rounds WHERE (era, round, attempt) = (old.era, old.round, old.attempt))
+    IN ('left', 'arrived', 'refused')
+BEGIN SELECT RAISE(ABORT, 'what left stays on record'); END;
+CREATE TRIGGER contents_are_fixed BEFORE UPDATE OF era, round, attempt, items, weights ON contents
+BEGIN SELECT RAISE(ABORT, 'what left stays on record'); END;
+"""
+
+MIGRATIONS: tuple[str, ...] = (_FIRST, _REPORTS, _ATTRIBUTES, _CONTACTS, _OWNERS, _CONTENTS)
+WITH_OWNERS = 5
 """The first version that knows federations of data owners."""
 
 # Users of data owners had a file of their own kind before: what was in it, and where it is now.

@@ -364,7 +364,9 @@ class DeviceSession(Agreeing):
             if changed or not same(before, now):
                 return False, None
             self._settle(view.round)
-            book.add(entry, ledger, hashlib.sha256(message).hexdigest(), self.store.now())
+            contents = devices.contents if len(users) == 1 else None
+            sha256 = hashlib.sha256(message).hexdigest()
+            book.add(entry, ledger, sha256, self.store.now(), contents)
             book.keep_learnt(users[rows], learnt)
         return True, Prepared.of(entry)
 
