@@ -297,6 +297,14 @@ class RoundBook:
         )
         return np.array([n for (n,) in self.file.rows(sql, [era, round])], dtype=np.int64)
 
+    def sent_as(self, entry: Round, body: bytes) -> None:
+        """Note the bytes in which a report leaves."""
+        values = [len(body), hashlib.sha256(body).hexdigest(), *entry.key]
+        sql = f"UPDATE rounds SET body_bytes = ?, body_sha256 = ? WHERE {_ROUND}"
+        latest = self.latest()
+        self.file.write(sql, values)
+        self._hold(entry, latest)
+
     def mark(self, entry: Round, state: Literal["left", "arrived", "refused"], reason: str) -> None:
         """Say what became of a round that has left."""
         self._mark(entry, state, reason)

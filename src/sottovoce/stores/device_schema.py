@@ -293,13 +293,16 @@ CREATE TRIGGER contents_stay BEFORE DELETE ON contents
 WHEN (SELECT state FROM rounds WHERE (era, round, attempt) = (old.era, old.round, old.attempt))
     IN ('left', 'arrived', 'refused')
 BEGIN SELECT RAISE(ABORT, 'what left stays on record'); END;
+-- What a report was at the socket, in the envelope in which it left.
+ALTER TABLE rounds ADD COLUMN body_bytes INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE rounds ADD COLUMN body_sha256 TEXT NOT NULL DEFAULT '';
 CREATE TRIGGER contents_are_fixed BEFORE UPDATE OF era, round, attempt, items, weights ON contents
 BEGIN SELECT RAISE(ABORT, 'what left stays on record'); END;
 """
 
 MIGRATIONS: tuple[str, ...] = (_FIRST, _REPORTS, _ATTRIBUTES, _CONTACTS, _OWNERS, _CONTENTS)
-WITH_OWNERS = 5
-"""The first version that knows federations of data owners."""
+WITH_OWNERS, WITH_CONTENTS = 5, 6
+"""The first versions that know federations of data owners, and what was in reports."""
 
 # Users of data owners had a file of their own kind before: what was in it, and where it is now.
 

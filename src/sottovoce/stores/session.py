@@ -168,6 +168,13 @@ class DeviceSession(Agreeing):
         who, cost = tuple(n for n, _ in costs), max((each for _, each in costs), default=0.0)
         return let_go(entry.message, Booked(who, "report", len(entry.message), cost))
 
+    def sent_as(self, prepared: Prepared, body: bytes) -> None:
+        """Note in which bytes a report that the door has let go is about to leave: its envelope."""
+        with self.store.file.transaction():
+            entry = self._gone(prepared.round, prepared.attempt)
+            if entry is not None:
+                self._book.sent_as(entry, body)
+
     def contact(self, what: Literal["enrolment", "check-in"], party: str, body: bytes) -> Leaving:
         """A request that says that the store's devices are there, and has keys and signatures in
         it, nothing of a history. Raises where one of them takes no part, or the terms wait for a
