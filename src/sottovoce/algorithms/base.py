@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Literal, Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from sottovoce.core.choice import ASKED, Asked
 from sottovoce.core.consent import Consent, ShareRule
 from sottovoce.core.contributions import Contributions, Profile
 from sottovoce.core.interactions import Interactions
@@ -170,6 +171,10 @@ class AlgorithmSettings(Component, ABC):
     @abstractmethod
     def build_under(self, release: Any, link: Link | None, triples: int) -> FactorModel:
         """Both halves, under this release and link, for so many draws where it draws pairs."""
+
+    def asked_for(self) -> tuple[Asked, ...]:
+        """The fields of a choice that its devices learn by, as a page draws them."""
+        return tuple(ASKED[name] for name in self.reads)
 
     # --- its shape --------------------------------------------------------------------------------
 
