@@ -188,8 +188,7 @@ def explain(
     owner should know why. `noise` is that on sums, `plain` says how many releases of each device
     nothing bounds."""
     cohort = devices.cohort
-    able = cohort.consent.takes_part & devices.algorithm.device_able(cohort)
-    if len(asked) != 1 or not able[asked[0]]:
+    if len(asked) != 1 or not devices.able()[asked[0]]:
         return
     row = int(asked[0])
     if devices.contributes and cohort.sent[row]:
