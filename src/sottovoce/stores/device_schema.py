@@ -276,9 +276,20 @@ CREATE TRIGGER counters_never_fall BEFORE UPDATE ON counters WHEN new.next < old
 BEGIN SELECT RAISE(ABORT, 'a number is given out once'); END;
 """
 
-MIGRATIONS: tuple[str, ...] = (_FIRST, _REPORTS, _ATTRIBUTES, _CONTACTS, _OWNERS)
-WITH_OWNERS = len(MIGRATIONS)
+_CATEGORIES = """
+-- Categories of the catalogue's items, where a federation names them.
+CREATE TABLE categories (
+    item INTEGER NOT NULL,
+    name TEXT NOT NULL CHECK (name <> ''),
+    PRIMARY KEY (item, name)
+) STRICT, WITHOUT ROWID;
+"""
+
+MIGRATIONS: tuple[str, ...] = (_FIRST, _REPORTS, _ATTRIBUTES, _CONTACTS, _OWNERS, _CATEGORIES)
+WITH_OWNERS = 5
 """The first version that knows federations of data owners."""
+WITH_CATEGORIES = 6
+"""The first version that knows categories of items."""
 
 # Users of data owners had a file of their own kind before: what was in it, and where it is now.
 

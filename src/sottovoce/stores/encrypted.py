@@ -37,6 +37,7 @@ class StoreFile(SQLiteFile):
 
     migrations = MIGRATIONS
     application_id = APPLICATION_ID
+    readable_since = WITH_OWNERS - 1  # what it lacks is asked for by version, or not at all
     made_by: ClassVar[str] = "sottovoce device init {folder}"
     """The command that makes such a store."""
     written_by = "sottovoce serve device"
@@ -106,12 +107,6 @@ class StoreFile(SQLiteFile):
                 copy.close()
         if damaged:
             raise StoreError(f"the store {folder / DATABASE} is damaged; no copy was made")
-
-    def _migrate(self, fill: Callable[[Any], None] | None) -> None:
-        if self.readonly and self._known_version() == WITH_OWNERS - 1:
-            self.version = WITH_OWNERS - 1  # nothing that it lacks is read
-            return
-        super()._migrate(fill)
 
     def _known_version(self) -> int:
         if self.pragma("application_id") == USERS_ID:
