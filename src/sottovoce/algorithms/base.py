@@ -92,9 +92,9 @@ class Cohort(Redacted):
             items_named=self.items_named,
         )
 
-    def sendable(self) -> Interactions:
-        """The histories without what their users never send, noise or not."""
-        consent, history = self.consent, self.history
+    def sendable(self, consent: Consent) -> Interactions:
+        """The histories without what these records never send, noise or not."""
+        history = self.history
         if not consent.never_send.any():
             return history
         kept, users = np.ones(history.n_interactions, dtype=bool), history.users

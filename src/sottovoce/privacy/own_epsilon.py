@@ -100,7 +100,7 @@ class OwnEpsilon(Release):
     """A contribution of bounded norm leaves, scaled by the ε that its user accepts."""
 
     sends: ClassVar[Sends] = "contributions"
-    reads: ClassVar[tuple[str, ...]] = ("epsilon", "total_epsilon", "never_send")
+    reads: ClassVar[tuple[str, ...]] = ("epsilon", "total_epsilon")
     epsilon: float = 8.0
     """The largest ε of a user: the noise is measured by it, whoever accepts less adds less."""
     delta: float = DELTA

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -153,6 +153,13 @@ class RoundBook:
         self.forget_learnt()
         self.file.write("DELETE FROM vectors")
         self.file.write("DELETE FROM model")
+
+    def forget_vectors_of(self, numbers: Collection[int]) -> None:
+        """These users start anew, also where a round of theirs is under way."""
+        for table in ("vectors", "learnt"):
+            self.file.write_many(
+                f"DELETE FROM {table} WHERE number = ?", ((int(number),) for number in numbers)
+            )
 
     # --- rounds ----------------------------------------------------------------------------------
 

@@ -276,6 +276,15 @@ CREATE TRIGGER counters_never_fall BEFORE UPDATE ON counters WHEN new.next < old
 BEGIN SELECT RAISE(ABORT, 'a number is given out once'); END;
 """
 
+_CATEGORIES = """
+-- Categories of the catalogue's items, where a federation names them.
+CREATE TABLE categories (
+    item INTEGER NOT NULL,
+    name TEXT NOT NULL CHECK (name <> ''),
+    PRIMARY KEY (item, name)
+) STRICT, WITHOUT ROWID;
+"""
+
 _CONTENTS = """
 -- Which of a user's own items were in a report, by number, and how much of each (f4); of stores of
 -- one user. For her eyes: nothing here leaves.
@@ -300,9 +309,18 @@ CREATE TRIGGER contents_are_fixed BEFORE UPDATE OF era, round, attempt, items, w
 BEGIN SELECT RAISE(ABORT, 'what left stays on record'); END;
 """
 
-MIGRATIONS: tuple[str, ...] = (_FIRST, _REPORTS, _ATTRIBUTES, _CONTACTS, _OWNERS, _CONTENTS)
-WITH_OWNERS, WITH_CONTENTS = 5, 6
-"""The first versions that know federations of data owners, and what was in reports."""
+MIGRATIONS: tuple[str, ...] = (
+    _FIRST,
+    _REPORTS,
+    _ATTRIBUTES,
+    _CONTACTS,
+    _OWNERS,
+    _CATEGORIES,
+    _CONTENTS,
+)
+WITH_OWNERS, WITH_CATEGORIES, WITH_CONTENTS = 5, 6, 7
+"""The first versions that know federations of data owners, categories of items, and what was in
+reports."""
 
 # Users of data owners had a file of their own kind before: what was in it, and where it is now.
 

@@ -38,14 +38,13 @@ class StoreFile(SQLiteFile):
 
     migrations = MIGRATIONS
     application_id = APPLICATION_ID
+    readable_since = WITH_OWNERS - 1  # what it lacks is asked for by version, or not at all
     made_by: ClassVar[str] = "sottovoce device init {folder}"
     """The command that makes such a store."""
     written_by = "sottovoce serve device"
     strange = "cannot be read: it is no {kind}, or the store.key beside it is another's"
     in_use = "is in use by another process; one agent at a time may serve it"
     lock = LOCK
-    readable_since = WITH_OWNERS - 1
-    """What later versions have more is looked for only where it is (`version`)."""
 
     def __init__(
         self,

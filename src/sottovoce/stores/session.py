@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import secrets
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Literal
 
@@ -53,8 +54,8 @@ from sottovoce.stores.prepared import (
     check_shape,
     digest,
     explain,
-    items_named,
     same,
+    things_named,
 )
 from sottovoce.wire.terms import Terms
 
@@ -202,8 +203,10 @@ class DeviceSession(Agreeing):
         store.history()  # is kept: others need not wait until it is read
         with store.file.transaction():
             terms, vectors = self.require_agreed(), np.zeros((len(users), 0), np.float32)
-            cohort = Cohort(users, store.history(), store.choices(), vectors)
-            named = users[cohort.consent.takes_part & terms.build().device_able(cohort)]
+            choices, things = store.choices(), things_named(store)
+            cohort = Cohort(users, store.history(), choices, vectors, items_named=things)
+            shown = replace(cohort, history=cohort.sendable(choices))
+            named = users[choices.takes_part & terms.build().device_able(shown)]
             body, kept = named.astype("<u4").tobytes(), f"{_NAMED}{terms.federation}"
             before = store.secret(kept) or b""
             if before != body:
@@ -269,7 +272,9 @@ class DeviceSession(Agreeing):
             cohort = self._cohort(terms, self._vectors(None)).take(row)
             catalogue = self.store.catalogue()
         algorithm, vectors = terms.build(), cohort.vectors
-        if algorithm.refits or not cohort.consent.takes_part[0]:
+        sends = replace(cohort, history=cohort.sendable(cohort.consent))
+        learns = cohort.consent.takes_part & algorithm.device_able(sends)
+        if algorithm.refits or not learns[0]:
             # What she permits does not matter: nothing leaves.
             cohort.consent = Consent.uniform(cohort.users, _AT_HOME)
             vectors = Devices.behind_door(
@@ -400,7 +405,7 @@ class DeviceSession(Agreeing):
         sent = (
             stages_done(store, terms) if terms.contributes else rounds_sent(store, sum_noise(terms))
         )
-        named = items_named(store.catalogue()) if store.choices().things else {}
+        named = things_named(store)
         kept = self.model() if terms.build().versioned else None
         return Cohort(
             store.users, history, store.choices(), vectors, spent, labels, sent, named,

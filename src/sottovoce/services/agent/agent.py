@@ -36,7 +36,7 @@ from sottovoce.services.kit.pacing import Draw, from_system
 from sottovoce.stores.device import CohortStore
 from sottovoce.stores.prepared import Prepared, sealed_by, signing_key
 from sottovoce.stores.session import DeviceSession
-from sottovoce.wire.catalogue import require_same_places
+from sottovoce.wire.catalogue import categories_in, is_text, require_same_places
 from sottovoce.wire.descriptor import Descriptor
 from sottovoce.wire.frames import PROTOCOL
 from sottovoce.wire.invitations import Invitation, kept_invitation
@@ -84,22 +84,11 @@ def catalogue_items(table: dict[str, Any], terms: Terms) -> list[tuple[str, str]
         not isinstance(items, list)
         or len(items) != terms.n_items
         or not all(
-            isinstance(item, list) and len(item) == 2 and all(map(_is_text, item)) for item in items
+            isinstance(item, list) and len(item) == 2 and all(map(is_text, item)) for item in items
         )
     ):
         raise MessageError("the server's catalogue is not that of its terms")
     return [(item, title) for item, title in items]
-
-
-def _is_text(value: object) -> bool:
-    """Whether it is text that can be stored: JSON may name halves of characters."""
-    if not isinstance(value, str):
-        return False
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 # What a device reads of what is published: where the federation is, its terms, catalogue and
@@ -110,7 +99,7 @@ def _is_text(value: object) -> bool:
 T = TypeVar("T")
 
 _REFRESH_SECONDS = 86400
-_REFRESHED, _CATALOGUE = "refreshed", "catalogue-seen"
+_REFRESHED, _CATALOGUE = "refreshed", "catalogue-whole"
 
 
 class Reader(Loop):
@@ -175,14 +164,16 @@ class Reader(Loop):
     async def _fetch_catalogue(self, terms: Terms, name: str) -> None:
         """Items come and go, but none in the place of one that this device knows."""
         answer = await self.client.get("/v1/catalogue", limit=catalogue_limit(terms), packed=True)
-        items = catalogue_items(self._good(answer).table(), terms)
+        table = self._good(answer).table()
+        items, categories = catalogue_items(table, terms), categories_in(table, terms.n_items)
+        of = categories or [()] * len(items)
 
         def keep() -> None:
             before = self.store.catalogue()
             if len(before) == len(items):
                 require_same_places(before, items)
-            if before != items:
-                self.store.set_catalogue(items)
+            if before != items or [{*one} for one in self.store.categories()] != [*map(set, of)]:
+                self.store.set_catalogue(items, categories)
             self.store.set_secret(_CATALOGUE, name.encode())
 
         await self._aside(keep)
