@@ -272,6 +272,11 @@ class RoundBook:
         )
         return [(int(number), float(cost)) for number, cost in self.file.rows(sql, entry.key)]
 
+    def other_rows(self, entry: Round) -> int:
+        """Rows in this round that are not of its users' own items."""
+        sql = f"SELECT ifnull(sum(negative_rows), 0) FROM ledger WHERE {_ROUND}"
+        return int(self.file.value(sql, entry.key))
+
     def unbounded_releases(self) -> list[tuple[int, int, int]]:
         """User, era, and how many of her releases have left under its terms, or may have, of which
         no ε of their own bounds what they cost."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Literal
 
@@ -24,6 +24,7 @@ from sottovoce.core.consent import Choice, Consent
 from sottovoce.core.ledger import Ledger
 from sottovoce.core.messages import ModelView
 from sottovoce.core.recommender import recommend
+from sottovoce.core.redacted import Redacted
 from sottovoce.errors import (
     ConsentError,
     DataNotFound,
@@ -57,9 +58,10 @@ from sottovoce.stores.prepared import (
     same,
     things_named,
 )
+from sottovoce.stores.timeline import contents
 from sottovoce.wire.terms import Terms
 
-__all__ = ["DeviceSession", "Prepared"]
+__all__ = ["DeviceSession", "Inside", "Prepared"]
 
 _NONCE_BYTES = 16
 _COUNTER_LIMIT = 2**32
@@ -68,6 +70,19 @@ _AT_HOME = Choice(takes_part=False)
 _LARGEST_CONTACT = 2048
 """Bytes; more than keys and signatures need."""
 _NAMED = "named-willing:"
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Inside(Redacted):
+    """What is in one user's report."""
+
+    items: NDArray[np.int32]
+    """Her own, by number."""
+    weight: NDArray[np.float64]
+    """How much of each; comparable within the report."""
+    others: int
+    """Rows of other items."""
+    epsilon: float
 
 
 class DeviceSession(Agreeing):
@@ -250,6 +265,16 @@ class DeviceSession(Agreeing):
         """The latest round that was prepared, whatever became of it."""
         entry = self._book.latest()
         return None if entry is None else Prepared.of(entry)
+
+    def inside(self, prepared: Prepared) -> Inside:
+        """What of its one user is in the latest report, and what it costs: for her eyes."""
+        with self.store.file.snapshot():
+            entry = self._entry(prepared.round, prepared.attempt)
+            ((number, cost),) = self._book.costs(entry)
+            found = contents(self.store.file, number, *entry.key)
+            others = self._book.other_rows(entry)
+        items, weight = found if found is not None else (np.zeros(0, np.int32), np.zeros(0))
+        return Inside(items, weight.astype(np.float64), others, cost)
 
     # --- at home ---------------------------------------------------------------------------------
 
