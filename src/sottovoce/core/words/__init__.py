@@ -2,9 +2,10 @@
 
 A sentence has a key and values; what is said of a person's privacy is kept as that (`Said`) until
 somebody reads it, in her language. Templates have `{name}`, or `{name:kind}` with one of the kinds
-`day` (seconds since 1970, in UTC), `bytes` and `percent` (of a share from 0 to 1). Where there is
+`day` (seconds since 1970), `bytes` and `percent` (of a share from 0 to 1). Where there is
 `KEY.one` beside `KEY.other`, the value `n` decides. How a language writes numbers, days and lists
-is in the catalogue, too, under `format`, so that a page writes them in the same way.
+is in the catalogue, too, under `format`, so that a page writes them in the same way. A value may be
+a sentence itself.
 
 The command line reads this at every start, so it imports nothing heavy.
 """
@@ -27,6 +28,7 @@ LANGUAGES = ("en", "it")
 KINDS = ("day", "bytes", "percent")
 PLACE = re.compile(r"\{(\w+)(?::(\w+))?\}")
 """A place in a template: a name, and perhaps a kind."""
+_SIGNS = {True: "∞", False: "–"}
 _UNITS = ((1e9, "gigabytes"), (1e6, "megabytes"), (1e3, "kilobytes"), (0.0, "bytes"))
 
 
@@ -38,7 +40,7 @@ class Said:
     values: Mapping[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        return {"key": self.key, "values": dict(self.values)}
+        return {"key": self.key, "values": {k: _plain(v) for k, v in self.values.items()}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +109,8 @@ def _shown(value: Any, kind: str, language: str, where: str) -> str:
         return write(float(value), language)
     if number:
         return _number(value, language)
+    if isinstance(value, Said):
+        return say(value, language)
     if isinstance(value, list | tuple):
         return _listed([_shown(one, "", language, where) for one in value], language)
     return str(value)
@@ -114,7 +118,7 @@ def _shown(value: Any, kind: str, language: str, where: str) -> str:
 
 def _number(value: float, language: str, digits: int = 10) -> str:
     if not math.isfinite(value):
-        return "∞" if value > 0 else "–"
+        return _SIGNS[value > 0]
     text = f"{value:,}" if isinstance(value, int) else f"{value:,.{digits}g}"
     if "e" in text:  # "g" writes what is very large or small with an exponent, which nobody reads
         text = f"{value:,.0f}" if abs(value) >= 1 else f"{value:.12f}".rstrip("0").rstrip(".")
@@ -125,7 +129,7 @@ def _number(value: float, language: str, digits: int = 10) -> str:
 
 def _day(value: float, language: str) -> str:
     try:
-        when = datetime.fromtimestamp(value, UTC)
+        when = datetime.fromtimestamp(value, UTC).astimezone()
     except (OverflowError, ValueError, OSError):
         raise ConfigError(f"{value:g} seconds are no day") from None
     words = catalogue(language)
@@ -151,6 +155,17 @@ _WRITE: dict[str, Callable[[float, str], str]] = {
     "bytes": _bytes,
     "percent": _percent,
 }
+
+
+def _plain(value: Any) -> Any:
+    """A value that JSON knows; a number that is not finite is told as a sign."""
+    if isinstance(value, Said):
+        return value.to_json()
+    if isinstance(value, list | tuple):
+        return [_plain(one) for one in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return _SIGNS[value > 0]
+    return value
 
 
 def _listed(names: list[str], language: str) -> str:
