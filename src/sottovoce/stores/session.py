@@ -283,8 +283,11 @@ class DeviceSession(Agreeing):
         with self.store.file.snapshot():
             return self._vectors(None)
 
-    def recommend(self, number: int, n: int) -> list[tuple[str, str, float]]:
-        """Id, title and score of at most n items for one user, best first, computed here."""
+    def recommend(
+        self, number: int, n: int, choice: Choice | None = None
+    ) -> list[tuple[str, str, float]]:
+        """Id, title and score of at most n items for one user, best first, computed here; as it
+        would be under another choice, if one is given."""
         with self.store.file.snapshot():
             view = self.model()
             if view is None:
@@ -296,6 +299,9 @@ class DeviceSession(Agreeing):
             terms, row = self._known()[1], np.flatnonzero(self.store.users == number)
             cohort = self._cohort(terms, self._vectors(None)).take(row)
             catalogue = self.store.catalogue()
+        if choice is not None:
+            cohort.consent = Consent.uniform(cohort.users, choice, choice.hidden_attributes)
+            cohort.items_named = things_named(self.store, choice.never_send)
         algorithm, vectors = terms.build(), cohort.vectors
         sends = replace(cohort, history=cohort.sendable(cohort.consent))
         learns = cohort.consent.takes_part & algorithm.device_able(sends)
