@@ -633,6 +633,11 @@ class Contributing(FactorModel):
     def device_profile(self, view: ModelView, cohort: Cohort, rows: NDArray[np.int64]) -> Profile:
         """What each device could tell: a vector of norm 1 at most."""
 
+    def items_at(self, view: ModelView, places: NDArray[np.int32]) -> NDArray[np.int64]:
+        """Which item each place of a device's vector is about; -1 where it is about none."""
+        n_items = len(view.items)
+        return np.where(places < n_items, places, -1).astype(np.int64)
+
     def sum_contributions(
         self, made: Contributions, threads: int, device: str = "cpu"
     ) -> NDArray[np.int64]:

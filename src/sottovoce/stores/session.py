@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import secrets
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Literal
 
@@ -23,6 +24,7 @@ from sottovoce.core.consent import Choice, Consent
 from sottovoce.core.ledger import Ledger
 from sottovoce.core.messages import ModelView
 from sottovoce.core.recommender import recommend
+from sottovoce.core.redacted import Redacted
 from sottovoce.errors import (
     ConsentError,
     DataNotFound,
@@ -32,6 +34,7 @@ from sottovoce.errors import (
 )
 from sottovoce.parties.device import Devices
 from sottovoce.parties.leaving import Booked, Leaving, let_go
+from sottovoce.rng import Streams
 from sottovoce.stores.device import CohortStore
 from sottovoce.stores.device_limits import (
     has_room,
@@ -58,7 +61,7 @@ from sottovoce.stores.prepared import (
 )
 from sottovoce.wire.terms import Terms
 
-__all__ = ["DeviceSession", "Prepared"]
+__all__ = ["DeviceSession", "HomeCopy", "Prepared"]
 
 _NONCE_BYTES = 16
 _COUNTER_LIMIT = 2**32
@@ -67,6 +70,20 @@ _AT_HOME = Choice(takes_part=False)
 _LARGEST_CONTACT = 2048
 """Bytes; more than keys and signatures need."""
 _NAMED = "named-willing:"
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class HomeCopy(Redacted):
+    """One device of a store, in copies, for what is tried at home."""
+
+    terms: Terms
+    cohort: Cohort
+    model: ModelView | None
+    catalogue: list[tuple[str, str]]
+    lasting: Streams
+    """By which it was drawn what may ever leave."""
+    prepared: Prepared | None
+    """The latest message of this device, where the store still has it."""
 
 
 class DeviceSession(Agreeing):
@@ -276,6 +293,20 @@ class DeviceSession(Agreeing):
             (*catalogue[item], score)
             for item, score in zip(items.tolist(), scores.tolist(), strict=True)
         ]
+
+    def copy_of(self, number: int) -> HomeCopy:
+        """One user's device as it stands, in copies: nothing that is done with them is kept."""
+        with self.store.file.snapshot():
+            self.store.name(number)
+            era, terms = self._known()
+            row = np.flatnonzero(self.store.users == number)
+            cohort = self._cohort(terms, self._vectors(None)).take(row)
+            entry, alone = self._book.latest(), len(self.store.users) == 1
+            prepared = Prepared.of(entry) if entry and entry.message and alone else None
+            return HomeCopy(
+                terms, cohort, self.model(), self.store.catalogue(), self.store.streams(era),
+                prepared,
+            )  # fmt: skip
 
     # --- helpers ---------------------------------------------------------------------------------
 
