@@ -8,7 +8,6 @@ right.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -40,8 +39,10 @@ Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 Secret = Callable[[int], bytes]
 """So many bytes that nobody knows."""
-_AT_MOST, _AT_LEAST = 2_000, 100
+_AT_MOST, _AT_LEAST = 10_000, 100
 """Draws with her and as many without."""
+_ROOM = 1_000_000
+"""Numbers of noise in memory together."""
 _SEVERAL = 3.0
 """Standard deviations of a device's own noise above which a number is taken for an item's."""
 
@@ -74,7 +75,7 @@ def dense_update(reports: DeviceReports, shape: tuple[int, int]) -> Ints:
 def guess_masked(numbers: Ints, width: int, secret: Secret) -> Guessed:
     """Whether a masked message holds these numbers or zeros, for whoever knows the numbers: masked
     words of `width` bits are held against them."""
-    draws = draws_for(len(numbers), 5e7)
+    draws = draws_for(len(numbers), 2e7)
     looked_for = numbers.astype(np.float64)
 
     def along(whole: Ints) -> float:
@@ -135,20 +136,33 @@ def guess_in_sum(parts: Sequence[Added], permitted: float, secret: Secret) -> Gu
         tuple(one.numbers[at] for one, at in zip(parts, hers, strict=True)),
         tuple(one.sigmas[at] for one, at in zip(parts, hers, strict=True)),
     )
-    draws = draws_for(sum(int(at.sum()) for at in hers), 2e7)
-    drawn = [_drawn(sigmas, 2 * draws, secret) for sigmas in target.sigmas]
-    right = right_guesses(target, lambda n: [each[n] for each in drawn], draws)
+    numbers = sum(int(at.sum()) for at in hers)
+    draws = draws_for(numbers, 2e7)
+    right = right_guesses(target, _Noise(target.sigmas, numbers, secret), draws)
     return Guessed(right, 2 * draws, float(ndtr(permitted / 2)))
 
 
-def _drawn(sigmas: Floats, draws: int, secret: Secret) -> Ints:
-    """[draws, numbers]: noise by the code that adds it to sums."""
-    noise = np.zeros((draws, len(sigmas)), np.int64)
-    for sigma in np.unique(sigmas).tolist():
-        at = np.flatnonzero(sigmas == sigma)
-        made = gaussian_noise(secret(32), 0, draws * len(at), sigma)
-        noise[:, at] = made.reshape(draws, len(at))
-    return noise
+class _Noise:
+    """Noise by the code that adds it to sums, so many draws at a time as there is room for."""
+
+    def __init__(self, sigmas: Sequence[Floats], numbers: int, secret: Secret) -> None:
+        self._sigmas, self._secret = sigmas, secret
+        self._at_once, self._block = max(1, _ROOM // numbers), -1
+        self._drawn: list[Ints] = []
+
+    def __call__(self, draw: int) -> list[Ints]:
+        block, place = divmod(draw, self._at_once)
+        if block != self._block:
+            self._block, self._drawn = block, [self._made(each) for each in self._sigmas]
+        return [each[place] for each in self._drawn]
+
+    def _made(self, sigmas: Floats) -> Ints:
+        noise = np.zeros((self._at_once, len(sigmas)), np.int64)
+        for sigma in np.unique(sigmas).tolist():
+            at = np.flatnonzero(sigmas == sigma)
+            made = gaussian_noise(self._secret(32), 0, self._at_once * len(at), sigma)
+            noise[:, at] = made.reshape(self._at_once, len(at))
+        return noise
 
 
 # --- two parties together -------------------------------------------------------------------------
@@ -227,9 +241,10 @@ def likelihoods(
     view: ModelView,
     history: Interactions,
     sent: BitReports,
-    epsilons: Sequence[float],
+    epsilon: float,
 ) -> Floats:
-    """Of each of these histories, the logarithm of how likely it made what one device sent."""
+    """Of each of these histories, the logarithm of how likely it made what one device sent, with
+    this ε for each report."""
     n, reports = history.n_users, sent.reports[0]
     users = np.arange(n, dtype=np.int64)
     vectors = np.zeros((n, algorithm.config.embedding_size), np.float32)
@@ -237,7 +252,7 @@ def likelihoods(
     about = np.tile(coordinates(reports), (n, 1))
     scale, _ = algorithm.sampling(view.items)
     said = np.clip(scale * algorithm.device_values(view, cohort, users, about), -1.0, 1.0)
-    low = lowest(epsilons[int(sent.tier[0])]) / COINS
+    low = lowest(epsilon) / COINS
     one = low + (said + 1.0) * 0.5 * (1.0 - 2.0 * low)
     found: Floats = np.log(np.where(bits(reports), one, 1.0 - one)).sum(axis=1)
     return found
@@ -248,8 +263,3 @@ def answers(weights: Floats) -> Floats:
     was more likely."""
     said: Floats = (np.sign(np.round(weights[0] - weights[1:], 9)) + 1.0) / 2.0
     return said
-
-
-def most_by_epsilon(epsilon: float) -> float:
-    """The best that anybody can do in a question between two, by an ε."""
-    return 1.0 / (1.0 + math.exp(-min(epsilon, 700.0)))
