@@ -97,7 +97,7 @@ def guess_shared(form: Form, entries: Ints, secret: Secret) -> Guessed:
         around = np.where(two > P // 2, two.astype(np.int64) - P, two.astype(np.int64))
         return float(around @ looked_for)
 
-    return _counted(along, hers, nothing, draws_for(form.elements, 1e7))
+    return _counted(along, hers, nothing, draws_for(form.elements, 2e6))
 
 
 def _counted(score: Callable[..., float], hers: object, nothing: object, draws: int) -> Guessed:
