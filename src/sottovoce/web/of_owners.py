@@ -142,7 +142,7 @@ class OwnersDesk(Desk[UserStore]):
                 item = message["item"]
                 times[item] = max(times.get(item, 0), message["time"])
         seen = sorted(self.store.seen(self.number), key=lambda item: -times.get(item, 0))
-        found = []
+        found: list[dict[str, Any]] = []
         for item in seen:
             name = catalogue[item]
             on = name not in never
