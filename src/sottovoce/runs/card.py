@@ -160,12 +160,15 @@ class Card:
 
     def summary(self) -> list[Said]:
         """How many promises held, for whom they were made."""
+        if not self.results and not self.failed:
+            return [said("attack.summary_none")]
         if not self.results:
-            return [said("attack.summary_failed" if self.failed else "attack.summary_none")]
+            return [said("attack.fell", n=len(self.failed)), said("attack.summary_failed")]
         of, broken = len(self.results), len(self.broken)
+        fell = [said("attack.fell", n=len(self.failed))] if self.failed else []
         if broken:
-            return [said("attack.summary_broken", n=broken, of=of)]
-        return [said("attack.summary_held", n=of), said("attack.no_proof")]
+            return [said("attack.summary_broken", n=broken, of=of), *fell]
+        return [said("attack.summary_held", n=of), *fell, said("attack.no_proof")]
 
     def plainly(self) -> list[list[Said]]:
         """What each result means to the owner of a device; its promise is not among the
