@@ -40,8 +40,8 @@ CatalogueFile = Annotated[
     Path | None,
     typer.Option(
         metavar="FILE",
-        help="Items as CSV or Parquet with the columns item and, if you like, title; the "
-        "experiment's data set by default.",
+        help="Items as CSV or Parquet with the columns item and, if you like, title and "
+        "categories (with | between them); the experiment's data set by default.",
     ),
 ]
 Settings = Annotated[
