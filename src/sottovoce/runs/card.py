@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from sottovoce.attacks.views import ATTACKS, PERMITTED, Remedy, Result
-from sottovoce.core.words import Said, said
+from sottovoce.core.words import LANGUAGES, Said, catalogue, said
 from sottovoce.errors import AttackFailed
 from sottovoce.evaluation import plots
 from sottovoce.evaluation.report import (
@@ -182,6 +182,12 @@ class Card:
         if not self.results:
             return ["No attack of the suite applies to this run. That is no proof of anything."]
         return [in_words(result, self.setting) for result in self.results]
+
+
+def plain_promise(result: Result) -> Said:
+    """What was promised, as its owner would say it."""
+    key = f"learn.promise.{result.code.lower()}"
+    return said(key if key in catalogue(LANGUAGES[0]) else "learn.promise.other")
 
 
 def plain_words(result: Result) -> list[Said]:
