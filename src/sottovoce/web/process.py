@@ -156,11 +156,15 @@ class PageProcess:
         terminal = sys.stdin.fileno()
 
         def heard() -> None:
-            if os.tcgetpgrp(terminal) != os.getpgrp():  # what is typed is for somebody else
-                return
-            if os.read(terminal, 4096):
+            try:
+                if os.tcgetpgrp(terminal) != os.getpgrp():  # what is typed is for somebody else
+                    return
+                typed = os.read(terminal, 4096)
+            except OSError:
+                typed = b""
+            if typed:
                 self.new_link()
-            else:
+            else:  # the terminal is gone
                 loop.remove_reader(terminal)
 
         loop.add_reader(terminal, heard)
