@@ -223,7 +223,7 @@ def test_a_cookie_and_token_of_another_page_are_none_of_ours(page, own):
     for cookie in (own.cookie, own.cookie.replace(str(own.port), str(page.port))):
         refused(page, page.get("/api/state", cookie=cookie), 401)
     answer = page.post("/api/start", {"store": "s0"}, {"X-Sottovoce-Token": own.token})
-    refused(page, answer, 403, "trouble.token")
+    refused(page, answer, 403, "trouble.refused")
 
 
 # --- from where -----------------------------------------------------------------------------------
@@ -279,7 +279,7 @@ def test_only_our_own_page_asks_and_she_by_hand_for_documents(sites, dest, docum
 def test_rebinding_names_get_nothing(page, name):
     for host in (name, f"{name}:{page.port}"):
         if host.encode() not in (b"127.0.0.1:%d" % page.port, b"localhost:%d" % page.port):
-            refused(page, page.get("/api/state", host=host), 421, "trouble.elsewhere")
+            refused(page, page.get("/api/state", host=host), 421, "trouble.origin")
 
 
 def test_every_way_in_checks_the_host(page):
@@ -316,9 +316,9 @@ def test_localhost_is_a_name_of_ours_but_another_origin(page):
 )
 def test_requests_of_other_pages_are_refused_with_her_cookie_and_token(page, headers):
     for path in READS:
-        refused(page, page.get(path, headers), 403, "trouble.elsewhere")
+        refused(page, page.get(path, headers), 403, "trouble.origin")
     for path in CHANGES:
-        refused(page, page.post(path, {"store": "s0"}, headers), 403, "trouble.elsewhere")
+        refused(page, page.post(path, {"store": "s0"}, headers), 403, "trouble.origin")
 
 
 def test_she_may_ask_for_the_page_by_hand_but_nobody_may_frame_it(page):
@@ -337,33 +337,36 @@ def test_without_the_token_nothing_changes(page, token):
     token = token and token.format(page.token)
     for path in CHANGES:
         answer = page.post(path, {"store": "s0"}, {"X-Sottovoce-Token": token})
-        refused(page, answer, 403, "trouble.token")
+        refused(page, answer, 403, "trouble.refused")
 
 
 @pytest.mark.parametrize("kind", [*FORMS, "application/json; charset=utf-8", "text/json", None, ""])
 def test_forms_change_nothing_also_with_the_token(page, kind):
     for path in CHANGES:
         answer = page.post(path, b'{"store": "s0"}', {"Content-Type": kind})
-        refused(page, answer, 415, "trouble.request")
+        refused(page, answer, 415, "trouble.refused")
 
 
 @pytest.mark.parametrize("kind", FORMS)
 def test_a_form_of_another_page_changes_nothing(page, kind):
-    for site, origin in (("cross-site", "http://evil.example"), ("same-site", "http://127.0.0.1:1")):
+    for site, origin in (
+        ("cross-site", "http://evil.example"),
+        ("same-site", "http://127.0.0.1:1"),
+    ):
         headers = {"Content-Type": kind, "X-Sottovoce-Token": None}
         answer = page.post(
             "/api/stop", b'{"a":"b"}', {**headers, "Sec-Fetch-Site": site, "Origin": origin}
         )
-        refused(page, answer, 403, "trouble.elsewhere")
+        refused(page, answer, 403, "trouble.origin")
 
 
 def test_reading_and_changing_do_not_mix(page):
     for path in {*CHANGES} - {*READS}:
-        refused(page, page.get(path + "?store=s0"), 405, "trouble.request")
+        refused(page, page.get(path + "?store=s0"), 405, "trouble.refused")
     for path in {*READS} - {*CHANGES}:
-        refused(page, page.post(path, {"store": "s0"}), 405, "trouble.request")
+        refused(page, page.post(path, {"store": "s0"}), 405, "trouble.refused")
     for path in ("/", "/static/page.js", "/words/en.json"):
-        refused(page, page.post(path, {}), 405, "trouble.request")
+        refused(page, page.post(path, {}), 405, "trouble.refused")
     for method in ("OPTIONS", "PUT", "DELETE", "PATCH", "TRACE", "HEAD"):
         for path in ("/", "/api/state", "/api/choose", "/static/page.js"):
             answer = page.ask(method, path)
@@ -477,7 +480,7 @@ def test_files_are_downloads_with_plain_names(page):
     ids=lambda value: str(value)[:60],
 )
 def test_what_no_page_of_ours_says_is_refused(page, path, content):
-    refused(page, page.post(f"/api/{path}", content), 400, "trouble.request")
+    refused(page, page.post(f"/api/{path}", content), 400, "trouble.refused")
 
 
 @pytest.mark.parametrize(
@@ -500,7 +503,7 @@ def test_what_no_page_of_ours_says_is_refused(page, path, content):
     ids=lambda path: path[:40],
 )
 def test_strange_questions_are_refused(page, path):
-    refused(page, page.get(f"/api/{path}"), 400, "trouble.request")
+    refused(page, page.get(f"/api/{path}"), 400, "trouble.refused")
 
 
 @pytest.mark.parametrize(
@@ -525,7 +528,7 @@ def test_trouble_becomes_a_sentence(page, change, status, key, values, capfd):
 def test_every_sentence_of_the_server_is_in_the_catalogue():
     source = Path(sottovoce.__file__).parent
     text = "".join((source / name).read_text() for name in ("web/page.py", "cli/device_page.py"))
-    keys = set(re.findall(r'"((?:trouble|terminal)\.[a-z]+)"', text))
+    keys = set(re.findall(r'"((?:trouble|terminal)\.[a-z_]+)"', text))
     assert len(keys) > 10
     for language in LANGUAGES:
         assert keys <= set(catalogue(language))
@@ -543,7 +546,7 @@ def test_one_slow_answer_keeps_nobody_waiting_and_too_many_are_refused(own):
     (first,) = select.select(lines, [], [], 5)[0][:1]
     answer = first.recv(4096)
     assert b" 503 " in answer
-    assert b"trouble.many" in answer
+    assert b"trouble.busy" in answer
     own.provider.gate.set()
     until(lambda: own.get("/api/state").status == 200)
     for line in lines:
@@ -556,7 +559,8 @@ def slow_line(page):
     line.sendall(
         f"POST /api/preview HTTP/1.1\r\nHost: {page.host}\r\nCookie: {page.cookie}\r\n"
         f"X-Sottovoce-Token: {page.token}\r\nContent-Type: application/json\r\n"
-        f"Content-Length: {len(body)}\r\n\r\n".encode() + body
+        f"Content-Length: {len(body)}\r\n\r\n".encode()
+        + body
     )
     return line
 
@@ -613,7 +617,7 @@ TRAVERSALS = [
 
 @pytest.mark.parametrize("path", TRAVERSALS)
 def test_no_path_leads_out(page, path):
-    refused(page, page.get(path), 404, "trouble.request")
+    refused(page, page.get(path), 404, "trouble.refused")
     refused(page, page.get(path, cookie=""), 401, "trouble.session")
 
 
@@ -636,7 +640,7 @@ def test_bodies_have_a_limit(page):
     page.provider.calls.clear()
     answer = raw(page, head(page, "Content-Length: 1048577"))
     assert b" 413 " in answer
-    assert b"trouble.large" in answer
+    assert b"trouble.too_much" in answer
     chunked = b"100001\r\n" + b" " * 0x100001 + b"\r\n0\r\n\r\n"
     answer = raw(page, head(page, "Transfer-Encoding: chunked") + chunked)
     assert b" 413 " in answer
@@ -895,7 +899,9 @@ def test_with_json_it_prints_one_object_and_serves(pages):
         told = json.loads(process.stdout.readline())
         assert told.keys() == {"url", "pid"}
         assert told["pid"] == process.pid
-        port = int(re.fullmatch(r"http://127\.0\.0\.1:(\d+)/open\?key=[0-9a-f]{64}", told["url"])[1])
+        port = int(
+            re.fullmatch(r"http://127\.0\.0\.1:(\d+)/open\?key=[0-9a-f]{64}", told["url"])[1]
+        )
         page = visitor(port)
         page.links.append(told["url"])
         page.come_in()

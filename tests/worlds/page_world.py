@@ -19,8 +19,8 @@ PAGE = """<!doctype html><html lang="{{ language }}"><head><meta charset="utf-8"
 <link rel="icon" href="data:,"><link rel="stylesheet" href="static/style.css">
 <script type="module" src="static/page.js"></script>
 <script>document.documentElement.dataset.inline = "ran"</script>
-</head><body onload="document.body.dataset.handler = 'ran'"><p id="canary">%s</p></body></html>
-""" % CANARY  # noqa: UP031
+</head><body onload="document.body.dataset.handler = 'ran'"><p id="canary">CANARY</p></body></html>
+""".replace("CANARY", CANARY)
 SCRIPT = """import { name } from "./other.js";
 const token = document.querySelector('meta[name="sottovoce-token"]').content;
 window.post = (path, body) => fetch(path, { method: "POST", body: JSON.stringify(body),

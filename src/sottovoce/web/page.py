@@ -12,6 +12,7 @@ import hashlib
 import html
 import json
 import re
+import tomllib
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -39,7 +40,7 @@ from sottovoce.web.entrance import (
     is_our_page,
     same,
 )
-from sottovoce.web.workers import Workers
+from sottovoce.web.workers import TooBusy, Workers
 
 PAGES = Path(__file__).parent / "pages"
 BODY_BYTES = 1 << 20
@@ -115,7 +116,7 @@ class Refusal(Exception):
 
 
 def _bad() -> NoReturn:
-    raise Refusal(400, "trouble.request")
+    raise Refusal(400, "trouble.refused")
 
 
 def _text(value: Any) -> str:
@@ -233,16 +234,17 @@ def _public(pages: Path) -> dict[str, _File]:
     }
     for language in LANGUAGES:
         found[f"/words/{language}.json"] = _file(_as_json(dict(catalogue(language))), _JSON)
-    glossary = Path(words.__file__).parent / "glossary.json"
+    glossary = Path(words.__file__).parent / "glossary.toml"
     if glossary.is_file():
-        found["/words/glossary.json"] = _file(glossary.read_bytes(), _JSON)
+        table = tomllib.loads(glossary.read_text(encoding="utf-8"))
+        found["/words/glossary.json"] = _file(_as_json(table), _JSON)
     return found
 
 
 def _status(error: SottovoceError) -> int:
     if isinstance(error, Unreachable):
         return 502
-    if error.args == ("trouble.many",):
+    if isinstance(error, TooBusy):
         return 503
     return 400 if isinstance(error, UsageError | MessageError) else 409
 
@@ -336,7 +338,7 @@ class PageApplication:
 
     async def turn_away(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers another user of this machine in the place of all else."""
-        message = self._trouble(scope, Refusal(403, "trouble.stranger"))
+        message = self._trouble(scope, Refusal(403, "trouble.not_yours"))
         message.headers.update(ALWAYS)
         await message(scope, receive, send)
 
@@ -353,28 +355,28 @@ class PageApplication:
         tells them nothing of what is here."""
         headers, path, method = _headers(scope), scope["path"], scope["method"]
         if scope.get("crowded"):
-            raise Refusal(503, "trouble.many")
+            raise Refusal(503, "trouble.busy")
         if not is_our_host(headers, self._port):
-            raise Refusal(421, "trouble.elsewhere")
+            raise Refusal(421, "trouble.origin")
         opening = method == "GET" and path == "/open"
         document = method == "GET" and path == "/"
         if not is_our_page(headers, document=document, opening=opening):
-            raise Refusal(403, "trouble.elsewhere")
+            raise Refusal(403, "trouble.origin")
         if opening:
             return None
         session = self._entrance.session(cookies_called(self.cookie, headers))
         if session is None:
-            raise Refusal(401, "trouble.session")
+            raise Refusal(401, "trouble.link" if document else "trouble.session")
         if path not in self._methods:
-            raise Refusal(404, "trouble.request")
+            raise Refusal(404, "trouble.refused")
         if method not in self._methods[path]:
-            raise Refusal(405, "trouble.request")
+            raise Refusal(405, "trouble.refused")
         if method == "POST":
             tokens = headers.get(b"x-sottovoce-token", [])
             if len(tokens) != 1 or not same(tokens[0].decode("latin-1"), session.token):
-                raise Refusal(403, "trouble.token")
+                raise Refusal(403, "trouble.refused")
             if headers.get(b"content-type") != [_JSON.encode()]:
-                raise Refusal(415, "trouble.request")
+                raise Refusal(415, "trouble.refused")
         return session
 
     # --- pages ------------------------------------------------------------------------------------
@@ -454,14 +456,14 @@ class PageApplication:
     async def _body(self, request: Request) -> dict[str, Any]:
         promised = request.headers.get("content-length", "0")
         if len(promised) > len(str(BODY_BYTES)) or int(promised) > BODY_BYTES:
-            raise Refusal(413, "trouble.large")
+            raise Refusal(413, "trouble.too_much")
         body = bytearray()
         try:
             async with asyncio.timeout(self._body_seconds):
                 async for part in request.stream():
                     body += part
                     if len(body) > BODY_BYTES:
-                        raise Refusal(413, "trouble.large")
+                        raise Refusal(413, "trouble.too_much")
         except TimeoutError:
             raise Refusal(408, "trouble.slow") from None
         try:

@@ -15,6 +15,10 @@ from sottovoce.errors import Told
 T = TypeVar("T")
 
 
+class TooBusy(Told):
+    """More was brought than may wait."""
+
+
 class Workers:
     """So many threads and so much that waits for them; whoever brings more is told so. They end
     with the process, also in the midst of something: stores bear that at any moment."""
@@ -28,7 +32,7 @@ class Workers:
 
     async def __call__(self, work: Callable[[], T]) -> T:
         if self._free <= 0:
-            raise Told("trouble.many")
+            raise TooBusy("trouble.busy")
         self._free -= 1
         future: Future[T] = Future()
         future.add_done_callback(self._done(asyncio.get_running_loop()))
