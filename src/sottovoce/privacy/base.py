@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from sottovoce.core.choice import ASKED, Asked
 from sottovoce.core.consent import Choice, Consent, ShareRule
 from sottovoce.core.interactions import Interactions
 from sottovoce.core.links import Link
@@ -110,6 +111,12 @@ class Release(Component, ABC):
         """The release under these records; raises where it cannot keep to them. `noise` is the root
         of the devices' private coins, 32 bytes. With `noisy_sums` somebody else adds noise to the
         sums of updates, by which a limit on ε can be kept."""
+
+    # --- what a choice is about -------------------------------------------------------------------
+
+    def asked_for(self) -> tuple[Asked, ...]:
+        """The fields of a choice that it keeps to, as a page draws them."""
+        return tuple(ASKED[name] for name in self.reads)
 
     # --- what a choice means under it -------------------------------------------------------------
 

@@ -31,6 +31,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sottovoce.config import require_number
+from sottovoce.core.choice import ASKED, Asked, loudness
 from sottovoce.core.consent import ALWAYS, Choice, Consent, ShareRule, affords
 from sottovoce.core.interactions import Interactions
 from sottovoce.core.links import Link
@@ -146,6 +147,13 @@ class Clipped(Release):
 
     def is_revealing(self, triples: int, n_items: int) -> bool:
         return not self.dense
+
+    def asked_for(self) -> tuple[Asked, ...]:
+        if not self.dense:
+            return (ASKED["share_positives"],)
+        least, most = self.epsilon / MOST_OWN, self.epsilon
+        own = Asked("epsilon", "epsilon", "epsilon.update", least, most, loudness(least, most))
+        return own, ASKED["total_epsilon"]
 
     def bind(
         self,

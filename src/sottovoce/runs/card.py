@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from sottovoce.attacks.views import ATTACKS, PERMITTED, Remedy, Result
+from sottovoce.core.words import Said, said
 from sottovoce.errors import AttackFailed
 from sottovoce.evaluation import plots
 from sottovoce.evaluation.report import (
@@ -157,6 +158,20 @@ class Card:
         columns = [Column("attack"), Column("by"), Column("error")]
         return Table("Attacks that fell over: nothing is known of what they test", columns, rows)
 
+    def summary(self) -> list[Said]:
+        """How many promises held, for whom they were made."""
+        if not self.results:
+            return [said("attack.summary_failed" if self.failed else "attack.summary_none")]
+        of, broken = len(self.results), len(self.broken)
+        if broken:
+            return [said("attack.summary_broken", n=broken, of=of)]
+        return [said("attack.summary_held", n=of), said("attack.no_proof")]
+
+    def plainly(self) -> list[list[Said]]:
+        """What each result means to the owner of a device; its promise is not among the
+        sentences."""
+        return [plain_words(result) for result in self.results]
+
     def paragraphs(self) -> list[str]:
         """A few sentences for each promise, for whom it was made."""
         if not self.results and self.failed:
@@ -164,6 +179,36 @@ class Card:
         if not self.results:
             return ["No attack of the suite applies to this run. That is no proof of anything."]
         return [in_words(result, self.setting) for result in self.results]
+
+
+def plain_words(result: Result) -> list[Said]:
+    """What a result means to the owner of a device, in plain sentences: what follows for her
+    first."""
+    who = said(f"attack.who.{result.party}")
+    if result.verdict == "nothing to attack":
+        return [said("attack.nothing", who=who)]
+    broken = result.verdict == "broken"
+    first = said("attack.was_broken" if broken else "attack.held", who=who)
+    value, base = _plain_share(result.value), _plain_share(result.base_rate)
+    kinds = {"AUC": "pair", PERMITTED: "permitted", "precision": "claims"}
+    kinds |= dict.fromkeys(("accuracy", "share", "recall"), "right")
+    if result.measure in kinds:
+        found = [said(f"attack.{kinds[result.measure]}", who=who, value=value, base=base)]
+    else:
+        shown, plain = f"{result.value:.3g}", f"{result.base_rate:.3g}"
+        found = [said("attack.other", who=who, value=shown, base=plain)]
+    if result.measure == "precision" and not math.isnan(result.recall):
+        found.append(said("attack.found", value=_plain_share(result.recall)))
+    if broken:
+        return [first, *found, said("attack.remedy")]
+    if result.measure == PERMITTED:
+        return [first, *found, said("attack.within")]
+    return [first, *found, said("attack.no_better")]
+
+
+def _plain_share(share: float) -> int | Said:
+    """Of 100."""
+    return round(100 * share) if share < 0.995 or share == 1 else said("attack.more_than_99")
 
 
 def in_words(result: Result, setting: CardSetting) -> str:

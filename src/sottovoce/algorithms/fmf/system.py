@@ -207,6 +207,9 @@ class FMF(Reporting):
         rows = rotated.order(n_items) if self._rotated else n_items
         return rows * self.config.embedding_size
 
+    def items_at(self, coordinates: NDArray[np.int64], n_items: int) -> NDArray[np.int64] | None:
+        return None if self._rotated else coordinates // self.config.embedding_size
+
     def sampling(self, items: NDArray[np.float32]) -> tuple[float, NDArray[np.uint64]]:
         """Known to everyone, since it follows from the published model alone."""
         share, alike = self.config.favour, np.zeros(0, dtype=np.uint64)
