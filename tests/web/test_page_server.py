@@ -21,14 +21,15 @@ from hypothesis import strategies as st
 from page_world import CANARY, make_pages, serving, until
 
 import sottovoce
+from sottovoce.cli import call
 from sottovoce.core.words import LANGUAGES, catalogue
 from sottovoce.errors import ServiceError
 from sottovoce.web.entrance import Entrance, is_another_user, is_our_host, is_our_page
 from sottovoce.web.page import ALWAYS, BODY_BYTES, CALLS
 from sottovoce.web.process import LIMITS, LinkFile, PageProcess
 
-CHANGES = [call.path for call in CALLS if call.method == "POST"]
-READS = [call.path for call in CALLS if call.method == "GET"]
+CHANGES = [one.path for one in CALLS if one.method == "POST"]
+READS = [one.path for one in CALLS if one.method == "GET"]
 QUICK = replace(
     LIMITS,
     handshake_seconds=1.0,
@@ -435,7 +436,7 @@ def test_every_method_of_a_provider_has_its_address():
     from sottovoce.web.page import Provider
 
     methods = {name for name in vars(Provider) if not name.startswith("_")}
-    assert methods == {call.name for call in CALLS}
+    assert methods == {one.name for one in CALLS}
 
 
 def test_files_are_downloads_with_plain_names(page):
@@ -921,6 +922,11 @@ def test_it_ends_at_once_also_while_it_answers(pages):
         with slow_line(page), socket.create_connection(("127.0.0.1", page.port)):
             time.sleep(0.2)
             ends_within_a_second(process, signal.SIGTERM)
+
+
+def test_there_is_no_page_in_other_languages(capsys):
+    assert call(["device", "page", "store", "--language", "de"]) == 2
+    assert "--language is en or it, not 'de'" in capsys.readouterr().err
 
 
 def test_a_taken_port_is_a_sentence(pages):

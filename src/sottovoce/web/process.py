@@ -55,6 +55,7 @@ class LinkFile:
 
     def __init__(self) -> None:
         self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self._end: asyncio.TimerHandle | None = None
 
     def write(self, url: str) -> Path:
         self.remove()
@@ -69,7 +70,13 @@ class LinkFile:
             )
         return place
 
+    def remove_later(self, seconds: float) -> None:
+        self._end = asyncio.get_running_loop().call_later(seconds, self.remove)
+
     def remove(self) -> None:
+        if self._end is not None:
+            self._end.cancel()
+            self._end = None
         if self._folder is not None:
             self._folder.cleanup()
             self._folder = None
@@ -144,7 +151,7 @@ class PageProcess:
         self._invite(url)
         if self._browser:
             place = self._file.write(url).as_uri()
-            asyncio.get_running_loop().call_later(LINK_SECONDS, self._file.remove)
+            self._file.remove_later(LINK_SECONDS)
             # Some browsers keep whoever has started them waiting.
             threading.Thread(target=webbrowser.open, args=[place], daemon=True).start()
 
