@@ -26,6 +26,7 @@ from sottovoce.cli import (
     device_attributes,
     device_export,
     device_owners,
+    device_page,
     device_terms,
     keys,
     output,
@@ -236,6 +237,7 @@ device_app.command("ledger")(device.ledger)
 device_app.command("status")(device.status)
 device_app.command("attack")(device_attack.attack)
 device_app.command("export")(device_export.export)
+device_app.command("page")(device_page.page)
 device_app.command("leave")(device_owners.leave)
 device_app.command("backup")(copies.backup_store)
 device_app.command("restore")(copies.restore_store)
