@@ -11,12 +11,14 @@ import { Stands } from "./sv-stands.js";
 import { Stop } from "./sv-stop.js";
 import { Terms } from "./sv-terms.js";
 import { Things } from "./sv-things.js";
+import { Words } from "./sv-words.js";
 import { LANGUAGES, said, say, speak, spoken } from "./words.js";
 
 /** @typedef {import("./desk.js").Part} Part */
 /** @typedef {import("./types.js").Provider} Provider */
 /** @typedef {import("./types.js").Store} Store */
 
+const CALM = 8000;
 const KEPT = "sottovoce-language";
 /** @type {Record<string, string>} */
 const NAMES = { en: "page.english", it: "page.italian" };
@@ -65,7 +67,9 @@ export async function consent(root, provider) {
   put(told, calm, alarmed, button(said("page.close"), () => hush(), { class: "small" }));
   told.hidden = true;
 
+  let quiet = 0;
   const hush = () => {
+    clearTimeout(quiet);
     told.hidden = true;
     put(calm);
     put(alarmed);
@@ -107,8 +111,12 @@ export async function consent(root, provider) {
   }
 
   function draw() {
-    if (!desk.store) return;
     list();
+    for (const section of sections) section.hidden = !desk.store;
+    if (!desk.store) {
+      put(title, desk.state && said("trouble.no_store"));
+      return;
+    }
     put(title, desk.store.federation ?? desk.store.name);
     for (const [, part] of parts) part.show();
   }
@@ -166,7 +174,7 @@ export async function consent(root, provider) {
           ),
         ),
       ),
-      h("main", {}, title, ...sections),
+      h("main", {}, title, ...sections, new Words(provider), h("p", { class: "help" }, said("page.local"))),
     ),
     told,
   );
@@ -177,6 +185,7 @@ export async function consent(root, provider) {
     hush();
     told.hidden = false;
     put(trouble ? alarmed : calm, what);
+    if (!trouble) quiet = setTimeout(hush, CALM);
   });
   await translate(language);
   standing();

@@ -126,8 +126,6 @@ export class Desk extends EventTarget {
       this.stand(error.kind);
     } else {
       if (aloud) this.tell(error.said, true);
-      // What is drawn may be what she asked for, not what is: draw what is.
-      this.dispatchEvent(new Event("store"));
       if (error.kind === "changed") void this.read();
     }
   }

@@ -99,6 +99,7 @@ export function drawing(box, name, shapes) {
   const svg = document.createElementNS(space, "svg");
   set(svg, "viewBox", box);
   set(svg, "class", name);
+  if (name === "line") set(svg, "preserveAspectRatio", "none");
   set(svg, "aria-hidden", "true");
   for (const [shape, props] of shapes) {
     const element = document.createElementNS(space, shape);

@@ -86,6 +86,7 @@ export function loopback(token) {
 
   return {
     words: async (language) => (await call(`words/${language}.json`)).json(),
+    glossary: async () => (await call("words/glossary.json")).json(),
     state: async () => (await read("state")).json(),
     weigh: (store, change) => post("weigh", { store, change }),
     choose: (store, change) => post("choose", { store, change }),

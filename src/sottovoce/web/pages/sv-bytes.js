@@ -4,8 +4,6 @@ import { button, h, put } from "./dom.js";
 import { Rows } from "./sv-list.js";
 import { said } from "./words.js";
 
-const WIDE = 8;
-
 /** @typedef {import("./types.js").Message} Message */
 
 export class Bytes extends HTMLElement {
@@ -66,13 +64,14 @@ async function check(message, load, checked) {
  */
 function lay(rows, content) {
   rows.classList.add("hex");
+  const wide = matchMedia("(min-width: 45rem)").matches ? 16 : 8;
   rows.show({
-    total: Math.ceil(content.length / WIDE),
+    total: Math.ceil(content.length / wide),
     load: async (offset, limit) => {
       const found = [];
-      for (let at = offset; at < offset + limit && at * WIDE < content.length; at += 1) {
-        const place = (at * WIDE).toString(16).padStart(6, "0");
-        found.push(`${place}  ${hex(content.subarray(at * WIDE, (at + 1) * WIDE))}`);
+      for (let at = offset; at < offset + limit && at * wide < content.length; at += 1) {
+        const place = (at * wide).toString(16).padStart(6, "0");
+        found.push(`${place}  ${hex(content.subarray(at * wide, (at + 1) * wide))}`);
       }
       return found;
     },

@@ -12,17 +12,17 @@ export class Dots extends HTMLElement {
    * @param {Said | null} sentence the same in words
    */
   show(right, chance, sentence) {
-    const [low, high] = [Math.min(right, chance), Math.max(right, chance)];
+    const high = Math.round(right);
+    const low = Math.min(high, Math.round(chance));
     /** @type {[string, Record<string, number | string>][]} */
     const dots = [];
     for (let at = 0; at < 100; at += 1) {
-      const kind = at < low ? "coin" : at < high && right > chance ? "beyond" : "wrong";
+      const kind = at < low ? "coin" : at < high ? "beyond" : "wrong";
       dots.push([
         "circle",
         { cx: (at % 10) * 12 + 6, cy: Math.floor(at / 10) * 12 + 6, r: 4.4, class: kind },
       ]);
     }
-    const beyond = Math.max(0, Math.round(right - chance));
     put(
       this,
       drawing("0 0 120 120", "dots", dots),
@@ -33,9 +33,9 @@ export class Dots extends HTMLElement {
         h(
           "ul",
           { class: "legend" },
-          h("li", { class: "coin" }, said("odds.dots_coin", { n: Math.round(low) })),
-          beyond > 0 && h("li", { class: "beyond" }, said("odds.dots_beyond", { n: beyond })),
-          h("li", { class: "wrong" }, said("odds.dots_wrong", { n: 100 - Math.round(low) - beyond })),
+          h("li", { class: "coin" }, said("odds.dots_chance", { n: low })),
+          high > low && h("li", { class: "beyond" }, said("odds.dots_beyond", { n: high - low })),
+          h("li", { class: "wrong" }, said("odds.dots_wrong", { n: 100 - high })),
         ),
       ),
     );

@@ -101,12 +101,12 @@ function finding(one) {
     "article",
     { class: `finding ${one.verdict}` },
     h("h3", {}, one.who),
+    h("p", { class: "help" }, said("page.promise"), ": ", one.promise),
     h("p", { class: "verdict" }, one.verdict === "holds" && coin(), said(`learn.${one.verdict}`)),
     h("p", { class: "strong" }, one.said),
     one.verdict !== "cannot" && dots,
     items.length > 0 && h("h4", {}, said("learn.guesses", { n: one.hits, claims: one.claims })),
     items.length > 0 && h("ul", { class: "came-out", tabindex: 0, "aria-label": said("page.things") }, ...items),
-    h("p", { class: "help" }, one.promise),
   );
 }
 

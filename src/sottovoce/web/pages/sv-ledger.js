@@ -46,8 +46,7 @@ export class Ledger extends Part {
       this,
       h("p", {}, said("ledger.receipt_help")),
       this.line,
-      h("label", { for: "ledger-filter" }, said("page.search_ledger")),
-      this.filter,
+      h("div", { class: "add" }, h("label", { for: "ledger-filter" }, said("page.search_ledger")), this.filter),
       this.count,
       this.rows,
       this.tools,
@@ -130,13 +129,13 @@ export class Ledger extends Part {
       total,
       load,
       draw: (row) => this.entry(row),
-      height: 4.5,
+      height: 6,
       label: said("page.ledger"),
       head: h(
         "div",
         { role: "row", class: "head", "aria-rowindex": 1 },
         ...["when", "what", "to", "size", "used", "state", "receipt"].map((name) =>
-          h("span", { role: "columnheader" }, said(`ledger.${name}`)),
+          h("span", { role: "columnheader", class: name }, said(`ledger.${name}`)),
         ),
       ),
     });
@@ -156,7 +155,7 @@ export class Ledger extends Part {
       h(
         "span",
         { role: "cell", class: "receipt" },
-        button(said("ledger.receipt"), () => void this.open(row), { class: "small" }),
+        button(said("ledger.receipt"), () => void this.open(row), { class: "plain" }),
       ),
     );
   }
@@ -174,7 +173,24 @@ export class Ledger extends Part {
       "dialog",
       { "aria-labelledby": "receipt-head", class: "receipt" },
       h("h2", { id: "receipt-head" }, said("page.receipt")),
-      h("p", {}, booked.row.what, " ", booked.row.to, " ", () => moment(booked.row.when)),
+      h(
+        "dl",
+        { class: "facts" },
+        ...[
+          h("dt", {}, said("ledger.what")),
+          h("dd", {}, booked.row.what),
+          h("dt", {}, said("ledger.to")),
+          h("dd", {}, booked.row.to),
+          h("dt", {}, said("ledger.when")),
+          h("dd", {}, () => moment(booked.row.when)),
+          h("dt", {}, said("ledger.size")),
+          h("dd", {}, said("page.size", { size: booked.row.bytes })),
+          h("dt", {}, said("ledger.used")),
+          h("dd", {}, used(booked.row)),
+          h("dt", {}, said("ledger.state")),
+          h("dd", {}, booked.row.state ?? "–"),
+        ],
+      ),
       h("h3", {}, said("ledger.items_n", { n: booked.row.items })),
       booked.row.items > 0 && items.length === 0 && h("p", {}, said("ledger.no_names")),
       items.length > 0 && h("ul", { class: "things", tabindex: 0, "aria-label": said("ledger.items") }, ...items),

@@ -25,6 +25,7 @@ export class Preview extends Part {
     this.turn = 0;
     this.state = h("p", { role: "status", class: "strong" });
     this.body = h("div", { class: "shown" });
+    this.hint = h("p", {}, said("preview.not_asked"));
     this.look = button(said("page.preview_button"), () => void this.compute());
     this.send = button(said("page.send"), () => void this.sent(), { class: "main" });
   }
@@ -32,7 +33,7 @@ export class Preview extends Part {
   connectedCallback() {
     put(
       this,
-      h("p", {}, said("preview.not_asked")),
+      this.hint,
       h("div", { class: "press" }, this.look),
       this.state,
       this.body,
@@ -60,9 +61,8 @@ export class Preview extends Part {
     this.look.disabled = store.busy !== null || store.stopped;
     if (fresh) {
       this.preview = null;
-      this.asked = false;
+      this.wait();
       put(this.state);
-      put(this.body);
     }
     const stale = basis !== this.basis;
     this.basis = basis;
@@ -82,16 +82,26 @@ export class Preview extends Part {
     if (stale && this.preview) put(this.state, said("preview.stale"));
   }
 
+  /** Until she asks, nothing is worked out. */
+  wait() {
+    clearTimeout(this.pause);
+    this.asked = false;
+    this.hint.hidden = false;
+    put(this.look, said("page.preview_button"));
+    put(this.body);
+  }
+
   async compute() {
     const turn = (this.turn += 1);
     const { store, provider } = this.desk;
-    this.asked = true;
+    this.asked = this.hint.hidden = true;
+    put(this.look, said("page.preview_again"));
     this.mark(true);
     put(this.state, said("preview.reading"));
     const preview = await this.desk.ask(() => provider.preview(store.id));
     if (turn !== this.turn || store.id !== this.desk.store.id) return;
     if (!preview) {
-      put(this.state, said("preview.nothing_sent"));
+      put(this.state, said("preview.stale"));
       return;
     }
     this.preview = preview;
@@ -135,7 +145,7 @@ export class Preview extends Part {
       "article",
       { class: "message" },
       h("h4", {}, message.what),
-      h("p", {}, message.to, " ", said("page.size", { size: message.bytes })),
+      h("p", {}, said("page.to"), ": ", message.to, " · ", said("page.size", { size: message.bytes })),
       h("p", { class: "help" }, said(message.exact ? "preview.exact" : "preview.sealed_anew")),
       bytes,
       button(
@@ -157,10 +167,8 @@ export class Preview extends Part {
     const result = await this.desk.act(() => provider.send(store.id, nonce));
     if (result) {
       this.preview = null;
-      this.asked = false;
-      clearTimeout(this.pause);
+      this.wait();
       put(this.state, result.said);
-      put(this.body);
       this.desk.tell(result.said, result.state !== "arrived");
     } else {
       void this.compute();

@@ -26,7 +26,6 @@ export class Stands extends Part {
         "dl",
         { class: "facts" },
         ...[
-          ["page.federation", store.federation],
           ["page.address", store.address],
           ["page.folder", store.name],
         ].flatMap(([key, value]) =>

@@ -33,7 +33,7 @@ export class Stop extends Part {
         deed("silence", "stop.everything", "stop.everything_help", () => stop(store.id, true)),
       several && deed("silence-all", "page.stop_all", "page.stop_all_help", () => stop(null, true)),
       h("h3", {}, said("erase.head")),
-      ...undone(store, "everything").map((one) => h("p", { class: "help" }, one)),
+      h("ul", { class: "help" }, ...undone(store, "everything").map((one) => h("li", {}, one))),
       deed("history", "erase.history", "erase.history_help", () => void this.erase(store, "history"), store.history.items === 0),
       deed("everything", "erase.everything", "erase.everything_help", () => void this.erase(store, "everything")),
     );

@@ -51,8 +51,7 @@ export class Things extends Part {
       ),
       this.others,
       h("h3", {}, said("page.things")),
-      h("label", { for: "things-query" }, said("page.search_things")),
-      this.query,
+      h("div", { class: "add" }, h("label", { for: "things-query" }, said("page.search_things")), this.query),
       this.count,
       this.rows,
     );
@@ -100,7 +99,7 @@ export class Things extends Part {
         load: async (offset, limit) =>
           offset === 0 ? first.things : ((await load(offset, limit))?.things ?? null),
         draw: (thing) => this.line(thing),
-        height: 4.25,
+        height: 4.5,
         label: said("page.things"),
       },
       fresh,
@@ -122,7 +121,7 @@ export class Things extends Part {
           toggle(
             h("span", {}, one.name, " ", h("span", { class: "quiet" }, said("page.category_count", { n: one.count }))),
             one.on,
-            (on, self) => this.turn([one.name], on, self),
+            (on, self) => void this.turn([one.name], on, self),
             { "data-rule": one.name },
           ),
         ),
@@ -139,7 +138,7 @@ export class Things extends Part {
           "li",
           {},
           h("span", {}, name),
-          button(said("page.lift"), () => this.turn([rule, name], true), {
+          button(said("page.lift"), () => void this.turn([rule, name], true), {
             class: "small",
             "aria-label": said("page.lift_name", { name }),
           }),
@@ -154,7 +153,7 @@ export class Things extends Part {
     const name = this.ruleName.value.trim();
     if (!name) return;
     this.ruleName.value = "";
-    this.turn([name], false);
+    void this.turn([name], false);
   }
 
   /** @param {Thing} thing */
@@ -167,8 +166,8 @@ export class Things extends Part {
       toggle(
         name,
         thing.on,
-        (on, self) => this.turn([thing.item, thing.title], on, self),
-        { disabled: ruled },
+        (on, self) => ruled || void this.turn([thing.item, thing.title], on, self),
+        { "aria-disabled": ruled && "true" },
       ),
       h(
         "span",
@@ -180,7 +179,7 @@ export class Things extends Part {
           : () => about(thing),
       ),
       button(said("page.remove"), () => void this.forget(thing), {
-        class: "small",
+        class: "plain",
         "aria-label": said("page.remove_name", { name }),
       }),
     );
@@ -192,13 +191,15 @@ export class Things extends Part {
    * @param {boolean} on
    * @param {HTMLElement} [self]
    */
-  turn(names, on, self) {
+  async turn(names, on, self) {
     if (self) set(self, "aria-checked", on);
     const { store, provider } = this.desk;
-    void this.desk.act(() => {
+    const done = await this.desk.act(() => {
       const rest = this.never.filter((name) => !names.includes(name));
       return provider.choose(store.id, { never_send: on ? rest : [...rest, names[0]] });
     }, said(on ? "page.thing_may" : "page.thing_never", { name: names.at(-1) || names[0] }));
+    // The switch shows what she asked for, which did not come about.
+    if (!done) void this.find(false);
   }
 
   /** @param {Thing} thing */

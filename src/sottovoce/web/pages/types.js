@@ -122,9 +122,11 @@
  */
 /** @typedef {{done: number, total: number, findings: Finding[] | null, error: Said | null}} Learnt */
 /** @typedef {{item: string, title: string}[]} Titles */
+/** @typedef {Record<string, Record<string, string | string[]>>} Glossary as in core/words/glossary.toml */
 /**
  * @typedef {object} Provider
  * @property {(language: string) => Promise<Record<string, string>>} words
+ * @property {() => Promise<Glossary>} glossary
  * @property {() => Promise<State>} state
  * @property {(store: string, change: Change) => Promise<Weighed>} weigh
  * @property {(store: string, change: Change) => Promise<Store>} choose
