@@ -377,7 +377,9 @@ class Shop:
                     "who": said("reads.server"),
                     "promise": said("learn.promise_things"),
                     "said": said("learn.out"),
-                    "items": [{key: one[key] for key in ("item", "title", "right")} for one in items],
+                    "items": [
+                        {key: one[key] for key in ("item", "title", "right")} for one in items
+                    ],
                     "hits": 5,
                     "claims": 6,
                     "chance": 2,

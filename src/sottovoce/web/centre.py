@@ -17,7 +17,7 @@ from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 import sottovoce
 from sottovoce.core.choice import ASKED, Asked
@@ -300,7 +300,10 @@ class Learner:
 class Centre:
     """All stores of one person. `close` it."""
 
-    def __init__(self, paths: Sequence[Path], *, plaintext: bool = False) -> None:
+    def __init__(
+        self, paths: Sequence[Path], *, server: str | None = None, plaintext: bool = False
+    ) -> None:
+        """`server` is another address than the invitations'; `plaintext` is for a trial."""
         from sottovoce.web.of_devices import DeviceDesk
         from sottovoce.web.of_owners import OwnersDesk
 
@@ -322,12 +325,19 @@ class Centre:
                 if isinstance(store, UserStore):
                     self._desks[name] = OwnersDesk(name, store, self._runner, serves=serves)
                 else:
+                    reached = {"server": server, "plaintext": plaintext}
                     self._desks[name] = DeviceDesk(
-                        name, store, self._runner, serves=serves, plaintext=plaintext
+                        name, store, self._runner, serves=serves, reached=reached
                     )
         except BaseException:
             self.close()
             raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
 
     def close(self) -> None:
         for desk in self._desks.values():

@@ -43,11 +43,18 @@ _QUIET = {
 
 class DeviceDesk(Desk[CohortStore]):
     def __init__(
-        self, name: str, store: CohortStore, runner: Runner, *, serves: bool, plaintext: bool
+        self,
+        name: str,
+        store: CohortStore,
+        runner: Runner,
+        *,
+        serves: bool,
+        reached: Mapping[str, Any],
     ) -> None:
+        """`reached`: how the agent reaches the server, where that is not as the invitation says."""
         super().__init__(name, store, runner, serves=serves)
         self.session = DeviceSession(store)
-        self._plaintext = plaintext
+        self._reached = reached
         self._shown: Shown | None = None
         self._agent: ByHand | None = None
         self._listed: tuple[object, Any] | None = None
@@ -255,7 +262,7 @@ class DeviceDesk(Desk[CohortStore]):
         if kept_invitation(self.store) is None:
             raise Told("quiet.alone")
         if self._agent is None:
-            self._agent = ByHand(self.store, plaintext=self._plaintext)
+            self._agent = ByHand(self.store, **self._reached)
         return self._agent
 
     def preview(self) -> dict[str, Any]:
