@@ -4,7 +4,7 @@ import hashlib
 import json
 
 import pytest
-from page_world import GramTown, gram_terms, newcomer
+from consent_world import GramTown, gram_terms, newcomer
 
 from sottovoce.core.words import Said, say
 from sottovoce.errors import Told
@@ -60,7 +60,8 @@ def test_a_newcomer_reads_where_she_stands_and_nothing_leaves(centre, town, serv
     assert [f["name"] for f in found["fields"]] == ["takes_part", "never_send"]
     assert server.requests == []
     shown = centre.preview("s0")  # asks for what is public
-    assert not shown["ready"] and shown["messages"] == []
+    assert not shown["ready"]
+    assert shown["messages"] == []
     assert {r.method for r in server.requests} == {"GET"}
     found = store(centre)
     names = [f["name"] for f in found["fields"]]
@@ -74,7 +75,8 @@ def test_what_is_previewed_is_what_leaves_and_what_the_ledger_says(centre, town)
     ready(centre, town)
     shown = centre.preview("s0")
     (message,) = shown["messages"]
-    assert shown["total"] == 12 and len(shown["items"]) == 12
+    assert shown["total"] == 12
+    assert len(shown["items"]) == 12
     assert message["exact"]
     body = centre.body("s0", 0)
     assert hashlib.sha256(body).hexdigest() == message["sha256"]
@@ -100,10 +102,11 @@ def test_switched_off_things_are_in_nothing(centre, town):
     after = centre.preview("s0")
     named = {i["item"] for i in after["items"]}
     # Twelve: three off by name (0 is Food, too), and three more of Food.
-    assert after["kept_back"] == 6 and len(named) == 6
+    assert after["kept_back"] == 6
+    assert len(named) == 6
     assert not named & {"venue-0", "venue-2", "venue-4", "venue-6", "venue-12", "venue-18"}
     assert after["nonce"] != before["nonce"]
-    with pytest.raises(Told, match="preview.changed"):
+    with pytest.raises(Told, match=r"preview\.changed"):
         centre.send("s0", before["nonce"])
     assert town.bodies() == []
     assert centre.send("s0", after["nonce"])["state"] == "arrived"
@@ -119,7 +122,7 @@ def test_terms_that_change_stop_everything_until_she_agrees(centre, town, tmp_pa
     ready(centre, town)
     shown = centre.preview("s0")
     town.terms = gram_terms(tmp_path, min_devices=2)
-    with pytest.raises(Told, match="preview.changed"):
+    with pytest.raises(Told, match=r"preview\.changed"):
         centre.send("s0", shown["nonce"])
     assert town.bodies() == []
     assert centre.preview("s0")["said"]["key"] == "quiet.terms_changed"
@@ -133,7 +136,8 @@ def test_terms_that_change_stop_everything_until_she_agrees(centre, town, tmp_pa
         centre.agree("s0", "0" * 32)
     centre.agree("s0", found["terms"]["digest"])
     again = centre.preview("s0")
-    assert again["ready"] and centre.send("s0", again["nonce"])["state"] == "arrived"
+    assert again["ready"]
+    assert centre.send("s0", again["nonce"])["state"] == "arrived"
 
 
 def test_after_stop_only_public_documents_are_read_and_after_stop_everything_nothing(
@@ -146,7 +150,8 @@ def test_after_stop_only_public_documents_are_read_and_after_stop_everything_not
         town.next_round()
         assert not centre.preview("s0")["ready"]
     after = server.requests[before:]
-    assert after and {one.method for one in after} == {"GET"}
+    assert after
+    assert {one.method for one in after} == {"GET"}
     assert {one.path.split("?")[0].split("/")[2] for one in after} <= {
         "round", "terms", "catalogue", "model",
     }  # fmt: skip
