@@ -104,7 +104,7 @@ def test_attributes_are_told_shown_and_forgotten(tmp_path, ask, say):
     }
     shown = say("attributes", path)
     assert "female" in shown
-    assert "used by nothing" in shown  # there is no filter
+    assert "not used by anything" in shown  # there is no filter
     assert not ask("attributes", path)["changed"]
     told = ask("attributes", path, "gender=anything", "--forget", "home town")
     assert [(line["name"], line["value"]) for line in told["attributes"]] == [

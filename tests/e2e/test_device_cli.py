@@ -111,10 +111,12 @@ def test_a_day_in_the_life_of_a_device_in_real_processes(tmp_path, visits):
     assert "invited to town" in out
     assert stat.S_IMODE(os.stat(store / "store.key").st_mode) == 0o600
     assert stat.S_IMODE(os.stat(store).st_mode) == 0o700
-    assert run("import", store, visits)[1].startswith("3 interactions added, 1 were there already")
-    assert "does not take part" in run("consent", store)[1]
+    assert run("import", store, visits)[1].startswith(
+        "3 things were added to your history. One was there already."
+    )
+    assert "anna: takes no part, so nothing leaves." in run("consent", store)[1]
     code, out, _ = run("consent", store, "--take-part", "--share-positives", "0.3")
-    assert (code, "shares 30 %" in out) == (0, True)
+    assert (code, "Of the things in the history, 30% may be used." in out) == (0, True)
     code, out, _ = run("status", store, "--json")
     told = json.loads(out)
     assert (told["federation"], told["server"]) == ("town", "https://localhost:1")

@@ -185,9 +185,16 @@ class Card:
 
 
 def plain_promise(result: Result) -> Said:
-    """What was promised, as its owner would say it."""
-    key = f"learn.promise.{result.code.lower()}"
-    return said(key if key in catalogue(LANGUAGES[0]) else "learn.promise.other")
+    """What was promised, as the person would say it to whom it was."""
+    for key, attack in ATTACKS.items():
+        same = (attack.code, attack.name, attack.party) == (
+            result.code,
+            result.attack,
+            result.party,
+        )
+        if same and f"attack.promise.{key}" in catalogue(LANGUAGES[0]):
+            return said(f"attack.promise.{key}")
+    return said("attack.promise.other", promise=result.promise)
 
 
 def plain_words(result: Result) -> list[Said]:
