@@ -14,7 +14,7 @@ import threading
 import time
 import tomllib
 from collections import Counter
-from functools import partial
+from functools import cache, partial
 
 import uvicorn
 from jinja2 import Environment, FileSystemLoader
@@ -35,6 +35,8 @@ TOKEN = "a token of the mock's"
 NOW = 1_762_160_400
 DAY = 86_400
 LARGE = 100_000
+COMMAND_LINE = {"attack", "attributes", "device"}
+"""Groups of sentences that no page says."""
 KINDS = {"css": "text/css", "js": "text/javascript"}
 
 
@@ -74,6 +76,7 @@ def films():
     return found
 
 
+@cache
 def crowd():
     return [
         {
@@ -231,7 +234,9 @@ class Shop:
             "readers": self.readers(),
             "history": {
                 "items": len(self.things),
-                "off": sum(self.off(one) is not None for one in self.things),
+                "off": sum(self.off(one) is not None for one in self.things)
+                if self.choice["never_send"]
+                else 0,
                 "unknown": 0,
             },
             "contributions": count,
@@ -577,7 +582,8 @@ def words(language):
     except FileNotFoundError:
         wanted = {}
     at = LANGUAGES.index(language)
-    return {**{key: texts[at] for key, texts in wanted.items()}, **found}
+    every = {**{key: texts[at] for key, texts in wanted.items()}, **found}
+    return {key: text for key, text in every.items() if key.split(".")[0] not in COMMAND_LINE}
 
 
 # --- the server -----------------------------------------------------------------------------------
@@ -611,11 +617,14 @@ class Served:
         return f"http://127.0.0.1:{self.port}/"
 
     def start(self):
-        config = uvicorn.Config(self.app, port=self.port, log_level="error", lifespan="off")
+        quiet = {"log_level": "error", "lifespan": "off", "ws": "none"}
+        config = uvicorn.Config(self.app, port=self.port, **quiet)
         self._server = uvicorn.Server(config)
         self._thread = threading.Thread(target=self._server.run, daemon=True)
         self._thread.start()
         while not self._server.started:
+            if not self._thread.is_alive():
+                raise RuntimeError("the mock's server did not start")
             time.sleep(0.005)
         self.port = self._server.servers[0].sockets[0].getsockname()[1]
 

@@ -11,8 +11,10 @@ from typing import Any
 
 import numpy as np
 
+from sottovoce.algorithms.base import Cohort
 from sottovoce.core.choice import ASKED
-from sottovoce.core.consent import Choice
+from sottovoce.core.consent import Choice, Consent
+from sottovoce.core.interactions import Interactions
 from sottovoce.core.words import Said, said
 from sottovoce.errors import ConsentError, DataNotFound, Told, Unreachable
 from sottovoce.services.agent.by_hand import ByHand, Message, Shown
@@ -130,10 +132,11 @@ class DeviceDesk(Desk[CohortStore]):
         why = objection(terms, choice)
         if why is not None:
             return why.said
-        if not self.store.count_history():
-            return said("quiet.no_history")
-        if len(self._off()) == self.store.count_history():
-            return said("quiet.all_off")
+        if _needs_history(terms):
+            if not self.store.count_history():
+                return said("quiet.no_history")
+            if len(self._off()) == self.store.count_history():
+                return said("quiet.all_off")
         return None
 
     def _used(self) -> float:
@@ -397,6 +400,15 @@ class DeviceDesk(Desk[CohortStore]):
 
 
 _KINDS = {"enrolment": said("preview.enrolment"), "check-in": said("preview.check_in")}
+
+
+def _needs_history(terms: Terms) -> bool:
+    """Whether somebody with nothing to tell sends nothing."""
+    nobody, alone = np.zeros(0, np.int64), np.zeros(1, np.int64)
+    empty = Interactions.from_pairs(nobody, nobody, n_users=1, n_items=terms.n_items)
+    vectors = np.zeros((1, terms.algorithm.embedding_size), np.float32)
+    cohort = Cohort(alone, empty, Consent.uniform(alone, Choice()), vectors)
+    return not terms.build().device_able(cohort)[0]
 
 
 def _report_words(terms: Terms | None, where: str) -> Said:

@@ -1,9 +1,10 @@
-// What the page and a provider say to each other. Types alone: no browser loads this.
+// What the page and a provider say to each other. Types alone, known to every module: no browser
+// loads this.
 
-/** @typedef {import("./words.js").Said} Said */
+/** @typedef {{key: string, values: Record<string, unknown>}} Said a sentence before it is read */
 /** @typedef {Record<string, unknown>} Change a partial choice */
 /** @typedef {{value: number, label: Said}} Step */
-/** @typedef {{name: string, label: string, on: boolean, said: Said | null}} Option */
+/** @typedef {{name: string, label: string, on: boolean, said: Said | null}} Choosable */
 /**
  * @typedef {object} Field
  * @property {string} name
@@ -14,11 +15,11 @@
  * @property {number | null} [least]
  * @property {number | null} [most]
  * @property {Step[]} [steps]
- * @property {Option[]} [options]
+ * @property {Choosable[]} [options]
  */
 /** @typedef {{setting: string, before: unknown, after: unknown, said: Said | null}} Difference */
 /**
- * @typedef {object} Terms
+ * @typedef {object} Agreement
  * @property {string} digest
  * @property {boolean} agreed
  * @property {Said[]} said
@@ -43,7 +44,7 @@
  * @property {Field[]} fields
  * @property {Change} choice
  * @property {{spent: number, limit: number | null, said: Said} | null} meter
- * @property {Terms | null} terms
+ * @property {Agreement | null} terms
  * @property {Reader[]} readers
  * @property {{items: number, off: number, unknown: number}} history
  * @property {number} contributions
@@ -68,7 +69,7 @@
  * @property {"item" | "category" | null} by
  */
 /** @typedef {{name: string, count: number, on: boolean}} Category */
-/** @typedef {{total: number, things: Thing[], categories: Category[]}} Things */
+/** @typedef {{total: number, things: Thing[], categories: Category[]}} ThingsPage */
 /**
  * @typedef {object} Message
  * @property {Said} what
@@ -79,7 +80,7 @@
  * @property {boolean} exact
  */
 /**
- * @typedef {object} Preview
+ * @typedef {object} Previewed
  * @property {boolean} ready
  * @property {Said} said
  * @property {string | null} nonce
@@ -130,8 +131,8 @@
  * @property {() => Promise<State>} state
  * @property {(store: string, change: Change) => Promise<Weighed>} weigh
  * @property {(store: string, change: Change) => Promise<Store>} choose
- * @property {(store: string, asked: {query: string, offset: number, limit: number}) => Promise<Things>} things
- * @property {(store: string) => Promise<Preview>} preview
+ * @property {(store: string, asked: {query: string, offset: number, limit: number}) => Promise<ThingsPage>} things
+ * @property {(store: string) => Promise<Previewed>} preview
  * @property {(store: string, index: number) => Promise<ArrayBuffer>} body
  * @property {(store: string, nonce: string) => Promise<{state: string, said: Said, store: Store}>} send
  * @property {(store: string, asked: {offset: number, limit: number}) => Promise<{total: number, rows: Row[]}>} ledger
@@ -146,5 +147,3 @@
  * @property {(store: string) => Promise<Learnt>} learnt
  * @property {(store: string, change: Change | null) => Promise<{now: Titles, after: Titles | null}>} recommend
  */
-
-export {};
