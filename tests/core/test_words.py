@@ -186,6 +186,16 @@ def test_every_word_of_the_glossary_is_used_and_explained(language):
         assert not plain & set(word.forms), f"{name} is plain and explained"
 
 
+def test_the_plain_part_of_the_privacy_page_keeps_to_the_rules():
+    page = (Path(__file__).parents[2] / "docs" / "privacy.md").read_text(encoding="utf-8")
+    plain = page.split("## In plain words\n", 1)[1].split("\n## ", 1)[0]
+    texts = [" ".join(part.split()) for part in re.split(r"\n\n|\n- ", plain.replace("*", ""))]
+    texts = [text for text in texts if text]
+    assert len(texts) > 10
+    assert problems("en", {f"part {at}": text for at, text in enumerate(texts)}) == []
+    assert flesch(texts) > FLOORS["en"]
+
+
 # --- how it is said ---------------------------------------------------------------------------
 
 
