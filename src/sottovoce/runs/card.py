@@ -27,6 +27,8 @@ from sottovoce.evaluation.tables import Column, Table
 from sottovoce.runs.folder import new_figures, write_text
 
 PAGE, JSON = "report-card.html", "attacks.json"
+STANDS = "stands"
+"""The fact that a system is as printed."""
 READING = (
     "A promise is broken where even the low end of the 95 % interval lies above what the best "
     "guess without the attack would reach; where the measure is by ε, above what ε permits. That a "
@@ -275,8 +277,12 @@ def lead_of(card: Card) -> Lead:
     tried = [r for r in card.results if r.claims]
     unknown = [f"{fallen} of the attacks fell over; nothing is known of what they test."]
     more = unknown if fallen else []
+    if card.facts.get(STANDS):
+        more.append(f"The system is {card.facts[STANDS]}.")
     if broken:
-        return Lead("broken", f"{broken} of {len(tried)} promises are broken.", more)
+        is_are = "promise is" if len(tried) == 1 else "promises are"
+        below = "Below is who learns what, and what is made against it."
+        return Lead("broken", f"{broken} of {len(tried)} {is_are} broken.", [*more, below])
     if not tried:
         return Lead("nothing", "No attack had anything to attack.", [*more, "That proves nothing."])
     held = "the one promise" if len(tried) == 1 else f"all {len(tried)} promises"
@@ -298,8 +304,8 @@ def _results(card: Card, figures: Path) -> list[Block]:
 
 
 _LEGEND = (
-    "In each drawing the mark is what the attack reached, a diamond where the promise is broken and "
-    "a circle where it holds. The bar is its 95 % interval. The dashed line is a guess without the "
+    "In each drawing the mark is what the attack reached: a diamond where the promise is broken, a "
+    "circle where it holds. The bar is its 95 % interval. The dashed line is a guess without the "
     "attack, or what ε permits."
 )
 
@@ -325,7 +331,7 @@ def _verdict(result: Result, setting: CardSetting) -> Verdict:
         drawings.gauge(result.value, low_high, result.base_rate, broken=broken, words=words)
         if drawn
         else "",
-        figures if drawn else result.measure,
+        figures if drawn else "–",
     )
 
 

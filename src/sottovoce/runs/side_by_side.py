@@ -23,7 +23,7 @@ from sottovoce.runs.read import FinishedRun
 from sottovoce.runs.standing import Standing, standing
 from sottovoce.runs.tables import half_width, metric_columns, name_of, own_metric, shown_metrics
 
-CENTRAL = "central, sees everything"
+CENTRAL = "sees everything"
 NOT_ATTACKED = "not attacked"
 
 
@@ -74,7 +74,7 @@ def compared(
         ]
         rows += _baselines(sides[labels[0]], metrics, labels[0] if len(worlds) > 1 else "")
     table = Compared(
-        "All runs",
+        "Every run, and central baselines",
         _aspects(metrics, len(worlds), sides.values()),
         rows,
         [
@@ -97,24 +97,24 @@ def _aspects(metrics: Sequence[str], worlds: int, sides: Any) -> list[Aspect]:
     return [
         Aspect("system", "system", choose=True),
         Aspect("bound", "what bounds it", choose=True),
-        Aspect("data", "data", choose=True, shown=worlds > 1),
-        Aspect("protocol", "protocol", choose=True, shown=False),
+        Aspect("attacks", "promises broken", ",", choose=True),
         Aspect("epsilon", "ε, at most", ",.4g"),
         *([Aspect("share", "π, mean", ".2f")] if True in shares else []),
-        Aspect("rounds", "epochs" if silos == {True} else "rounds", ",", change="ratio"),
         *(
             Aspect(
                 column.key, column.heading, column.format, column.best,
-                change="difference", own_world=True, shown=number < 3,
+                change="difference", own_world=True, shown=number in (0, 2),
             )
             for number, column in enumerate(columns)
         ),
         Aspect("sent", "kB sent by a user", ",.1f", "min", change="ratio"),
+        Aspect("front", "on the front", choose=True),
+        Aspect("rounds", "epochs" if silos == {True} else "rounds", ",", change="ratio"),
+        Aspect("data", "data", choose=True, shown=worlds > 1),
+        Aspect("protocol", "protocol", choose=True, shown=False),
         Aspect("received", "kB received by a user", ",.1f", "min", change="ratio", shown=False),
         Aspect("seconds", "seconds", ",", change="ratio", shown=False),
         Aspect("people", "users taking part", ",", shown=False),
-        Aspect("front", "on the front", choose=True),
-        Aspect("attacks", "promises broken", ",", choose=True),
     ]  # fmt: skip
 
 
@@ -194,7 +194,8 @@ def attacked(folder: Path, out: Path) -> Entry:
     """How many promises of a run its attacks have broken, with the way to its report card."""
     try:
         content = json.loads((folder / JSON).read_text(encoding="utf-8"))
-        verdicts = [attack["verdict"] for attack in content["attacks"]]
+        found = [attack["verdict"] for attack in content["attacks"]]
+        verdicts = [verdict for verdict in found if verdict != "nothing to attack"]
         failed = len(content["failed"])
     except FileNotFoundError:
         return Entry(None, text=NOT_ATTACKED, choice=NOT_ATTACKED)

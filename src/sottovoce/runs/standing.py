@@ -8,9 +8,12 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
+from sottovoce.algorithms.base import AlgorithmSettings
+from sottovoce.core.links import Link
 from sottovoce.evaluation.report import Lead
 from sottovoce.experiment import Experiment
 from sottovoce.privacy.accountant import rounded_up
+from sottovoce.privacy.base import Release
 from sottovoce.privacy.central import price
 from sottovoce.privacy.statements import NOTHING
 from sottovoce.runs.costs import tier_costs
@@ -61,6 +64,12 @@ class Standing:
         return Lead("weak" if weak else self.kind, self.label, self.words)
 
 
+def as_printed(algorithm: AlgorithmSettings, release: Release | None, link: Link | None) -> bool:
+    """Whether these are a system of a paper that is there to be compared and attacked."""
+    shown = link is not None and link.shows_devices
+    return algorithm.as_printed or (shown and release is not None and release.as_printed)
+
+
 def standing(experiment: Experiment, ledger: pa.Table) -> Standing:
     """Of a run with this ledger."""
     silo, link, release = experiment.silo, experiment.link, experiment.release
@@ -74,10 +83,7 @@ def standing(experiment: Experiment, ledger: pa.Table) -> Standing:
             f"The orchestrator sees sums over {silo.min_users:,} people or more, and nobody alone.",
             f"{reads} No ε bounds what sums tell.",
         ))  # fmt: skip
-    shown = link is not None and link.shows_devices
-    printed = experiment.algorithm.as_printed or (
-        shown and release is not None and release.as_printed
-    )
+    printed = as_printed(experiment.algorithm, release, link)
     first = (_UNCHANGED,) * printed
     epsilon, words = _bound(experiment, ledger)
     if math.isfinite(epsilon):

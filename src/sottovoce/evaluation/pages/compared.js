@@ -23,6 +23,16 @@ function make(tag, attributes = {}, ...inside) {
   return made;
 }
 
+let fields = 0;
+
+/** @param {string} label @param {HTMLInputElement | HTMLSelectElement} control */
+function field(label, control) {
+  control.id = `field${++fields}`;
+  const named = make("label", { for: control.id }, label);
+  const box = control.type === "checkbox";
+  return make("div", { class: "field" }, ...(box ? [control, named] : [named, control]));
+}
+
 /** @param {HTMLTableCellElement} head @returns {Column} */
 function columnOf(head) {
   const data = head.dataset;
@@ -59,7 +69,7 @@ function enhance(place) {
   const boxes = make("fieldset", {}, make("legend", { class: "unseen" }, "Columns shown"));
   const tools = make(
     "div", { class: "tools", role: "group", "aria-label": "Filter and compare" },
-    make("label", {}, "Find", text),
+    field("Find", text),
   );
 
   /** @param {HTMLTableRowElement} row @param {number} index */
@@ -177,18 +187,18 @@ function enhance(place) {
         for (const value of values.sort(COLLATOR.compare)) select.append(make("option", { value }, value));
         select.addEventListener("change", () => { filter(); tell(); });
         filters.set(index, select);
-        tools.append(make("label", {}, label, select));
+        tools.append(field(label, select));
       }
     }
     if (index) {
       const box = make("input", { type: "checkbox" });
       box.checked = head.dataset.shown !== "no";
       box.addEventListener("change", () => showColumn(index, box.checked));
-      boxes.append(make("label", {}, box, label));
+      boxes.append(field(label, box));
       showColumn(index, box.checked);
     }
   });
-  tools.append(make("label", {}, "Compare with", base), reset);
+  tools.append(field("Compare with", base), reset);
   tools.append(make("details", {}, make("summary", {}, "Columns"), boxes));
   text.addEventListener("input", () => { filter(); tell(); });
   base.addEventListener("change", tell);
