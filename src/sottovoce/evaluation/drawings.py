@@ -134,14 +134,15 @@ def _axis(
     low: float, high: float, start: float, end: float, *, logarithmic: bool = False
 ) -> tuple[Callable[[float], float], list[float]]:
     """Where a number lies between the two ends of the paper, and ticks."""
-    if logarithmic and low > 0 and high > 20 * low:
+    if logarithmic and low > 1e-6 and high > 20 * low:
         first, last = math.log10(low) - 0.15, math.log10(high) + 0.15
         places = range(math.floor(first), math.ceil(last) + 1)
         many = last - first > 3
         ticks = [m * 10.0**e for e in places for m in ((1,) if many else (1, 2, 5))]
         ticks = [t for t in ticks if first <= math.log10(t) <= last]
         return (lambda v: start + (end - start) * (math.log10(v) - first) / (last - first)), ticks
-    room = 0.12 * (high - low) or 0.1 * abs(high) or 1.0
+    least = 1e-9 * max(1.0, abs(high))
+    room = 0.12 * (high - low) if high - low > least else 0.1 * max(1.0, abs(high))
     bottom, top = low - room, high + room
     if low >= 0:
         bottom = max(0.0, bottom)
