@@ -142,20 +142,24 @@ function enhance(place) {
         const cell = row.cells[index], x = numberIn(cell), y = numberIn(chosen.cells[index]);
         if (!column.change || !Number.isFinite(x) || !Number.isFinite(y)) return;
         const alike = row.dataset.world === chosen.dataset.world;
-        const words = column.world && !alike ? "not comparable" : changed(column, x, y);
+        const tested = [cell, chosen.cells[index]].every((one) => one.querySelector(".half"));
         const sure = cell.dataset.differs?.split(" ").includes(chosen.id);
+        const words = column.world && !alike ? "not comparable" : changed(column, x, y, !tested || Boolean(sure));
         cell.append(make("span", { class: "change" }, sure ? `${words} †` : words));
       });
     }
   }
 
-  /** @param {Column} column @param {number} x @param {number} y */
-  function changed(column, x, y) {
+  /**
+   * In words; `said`: whether there is more to it than chance, as far as is known.
+   * @param {Column} column @param {number} x @param {number} y @param {boolean} said
+   */
+  function changed(column, x, y, said) {
     if (column.change === "ratio") return y > 0 ? `× ${(x / y).toPrecision(2)}` : "";
     const by = (x - y).toFixed(column.digits), none = Number(by) === 0;
     const better = !none && column.best && (x > y) === (column.best === "max");
-    const sign = none || !column.best ? "" : better ? " better" : " worse";
-    return `${none ? "±" : x > y ? "+" : "−"}${by.replace("-", "")}${sign}`;
+    const word = none || !column.best ? "" : !said ? " perhaps" : better ? " better" : " worse";
+    return `${none ? "±" : x > y ? "+" : "−"}${by.replace("-", "")}${word}`;
   }
 
   function tell() {
@@ -166,7 +170,7 @@ function enhance(place) {
       `${shown().length} of ${rows.length} rows.`,
       sorted ? `Sorted by ${sorted.label}, ${order.down ? "largest" : "smallest"} first.` : "",
       mixed ? "Data or protocol differ, so no result is marked as best." : "★ is the best of these rows.",
-      base.value ? "† differs from the chosen row by more than chance (paired t-test over users, Holm, p < 0.05)." : "",
+      base.value ? "† differs from the chosen row by more than chance (paired t-test over users, Holm, p < 0.05); “perhaps”: it may be chance." : "",
     ].filter(Boolean).join(" ");
   }
 
