@@ -93,6 +93,10 @@ class Desk(ABC, Generic[S]):
         """All of her history, newest first, and all categories."""
 
     @abstractmethod
+    def names(self) -> set[str]:
+        """Of all things that the federation knows."""
+
+    @abstractmethod
     def preview(self) -> dict[str, Any]: ...
     @abstractmethod
     def body(self, index: int) -> bytes: ...
@@ -373,6 +377,13 @@ class Centre:
             "things": found[offset : offset + limit],
             "categories": categories,
         }
+
+    def known_names(self, store: str) -> set[str]:
+        """What a rule about things can name here, as far as this device knows."""
+        with self._desk(store) as desk:
+            things, categories = desk.things()
+            names = {name for one in things for name in (one["item"], one["title"])}
+            return names | {one["name"] for one in categories} | desk.names()
 
     def preview(self, store: str) -> dict[str, Any]:
         with self._desk(store) as desk:

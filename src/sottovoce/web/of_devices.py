@@ -247,6 +247,9 @@ class DeviceDesk(Desk[CohortStore]):
         kinds = [{"name": name, "count": counts[name], "on": name not in never} for name in names]
         return found, kinds
 
+    def names(self) -> set[str]:
+        return {name for names in self.store.catalogue() for name in names}
+
     def _off(self) -> list[dict[str, Any]]:
         """What of her history is never sent."""
         if not self.store.choice(self.number).never_send:
