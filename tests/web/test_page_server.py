@@ -275,7 +275,9 @@ def test_only_our_own_page_asks_and_she_by_hand_for_documents(sites, dest, docum
     assert is_our_page(headers, document=document, opening=False) == expected
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=30)
+@settings(
+    suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=30
+)
 @given(st.text(st.characters(min_codepoint=33, max_codepoint=126), max_size=30))
 def test_rebinding_names_get_nothing(page, name):
     for host in (name, f"{name}:{page.port}"):
@@ -622,7 +624,9 @@ def test_no_path_leads_out(page, path):
     refused(page, page.get(path, cookie=""), 401, "trouble.session")
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=50)
+@settings(
+    suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=50
+)
 @given(st.text(max_size=40))
 def test_no_name_of_a_file_leads_out(page, name):
     answer = page.get("/static/" + quote(name, safe="/.:\\"))
@@ -735,7 +739,9 @@ def test_junk_gets_nothing_and_the_page_goes_on(page, junk):
     assert page.get("/api/state").status == 200
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=25)
+@settings(
+    suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=25
+)
 @given(st.binary(min_size=1, max_size=200))
 def test_random_bytes_get_nothing(page, junk):
     answer = raw(page, junk + b"\r\n\r\n")
