@@ -892,13 +892,13 @@ def visitor(port):
     return Page(place, None, None, [])
 
 
-def ends_within_a_second(process, signum=signal.SIGINT):
+def ends_at_once(process, signum=signal.SIGINT):
     began = time.monotonic()
     process.send_signal(signum)
     _, err = process.communicate(timeout=20)
     took = time.monotonic() - began
     assert (process.returncode, err) == (0, "")
-    assert took < 1.5, took  # of a busy machine
+    assert took < 4, took  # half a second on a machine that is not busy
 
 
 def test_with_json_it_prints_one_object_and_serves(pages):
@@ -916,7 +916,7 @@ def test_with_json_it_prints_one_object_and_serves(pages):
         proc = Path(f"/proc/{process.pid}")
         key = told["url"].partition("=")[2].encode()
         assert key not in (proc / "cmdline").read_bytes() + (proc / "environ").read_bytes()
-        ends_within_a_second(process)
+        ends_at_once(process)
 
 
 def test_it_ends_at_once_also_while_it_answers(pages):
@@ -927,7 +927,7 @@ def test_it_ends_at_once_also_while_it_answers(pages):
         page.come_in()
         with slow_line(page), socket.create_connection(("127.0.0.1", page.port)):
             time.sleep(0.2)
-            ends_within_a_second(process, signal.SIGTERM)
+            ends_at_once(process, signal.SIGTERM)
 
 
 def test_there_is_no_page_in_other_languages(capsys):
@@ -965,7 +965,7 @@ def test_the_browser_is_led_to_the_link_by_a_file(pages, tmp_path):
         page.links.append(url)
         page.come_in()
         until(lambda: not place.exists())
-        ends_within_a_second(process)
+        ends_at_once(process)
     assert list(temporary.iterdir()) == []
 
 
@@ -983,7 +983,7 @@ def test_enter_on_a_terminal_makes_a_new_link(pages):
         assert page.get("/api/state").status == 401
         page.links.append(urls[1])
         page.come_in()
-        ends_within_a_second(process)
+        ends_at_once(process)
     os.close(controller)
     os.close(terminal)
 
