@@ -857,9 +857,11 @@ sys.path.insert(0, {worlds!r})
 from page_world import Notes, make_pages
 import sottovoce.web.process as process
 class Centre(Notes):
-    def __init__(self, stores):
+    def __init__(self, stores, server, plaintext):
         super().__init__()
         if {held}: self.gate.clear()
+    def __enter__(self): return self
+    def __exit__(self, *exc): pass
 sys.modules["sottovoce.web.centre"] = types.SimpleNamespace(Centre=Centre)
 process.PageProcess.__init__.__kwdefaults__["pages"] = Path({pages!r})
 from sottovoce.cli import main

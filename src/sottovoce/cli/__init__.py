@@ -22,6 +22,7 @@ from sottovoce.cli import (
     data,
     demo,
     device,
+    device_attack,
     device_attributes,
     device_export,
     device_owners,
@@ -234,6 +235,7 @@ device_app.command("send")(device_owners.send)
 device_app.command("recommend")(device.recommend)
 device_app.command("ledger")(device.ledger)
 device_app.command("status")(device.status)
+device_app.command("attack")(device_attack.attack)
 device_app.command("export")(device_export.export)
 device_app.command("page")(device_page.page)
 device_app.command("leave")(device_owners.leave)

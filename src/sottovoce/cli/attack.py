@@ -83,7 +83,7 @@ def attack(
 
     from sottovoce.core.recommender import default_threads
     from sottovoce.runs.attack import attack_run, audit_system
-    from sottovoce.runs.card import JSON, PAGE, write_card
+    from sottovoce.runs.card import JSON, PAGE, plain_promise, write_card
     from sottovoce.runs.folder import check_writable
     from sottovoce.runs.read import FinishedRun
 
@@ -135,7 +135,7 @@ def attack(
     else:
         output.show(output.joined(*card.summary()), "")
         for result, plain in zip(card.results, card.plainly(), strict=True):
-            output.show(f"{result.promise.rstrip('.')} ({result.code}).")
+            output.show(f"{result.code}: {output.joined(plain_promise(result))}")
             output.show(f"  {output.joined(*plain)}", "")
         output.show(output.joined(said("attack.technical")))
     output.show(output.joined(said("attack.card", path=str(page))))

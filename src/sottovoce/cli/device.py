@@ -289,8 +289,8 @@ def consent(
         choice = store.choice(number)
         hidden = hiding(choice, hide or [], reveal or [], known)
         choice = replace(choice, **changes, hidden_attributes=hidden)
+        worth = plainly.worth(choice, changes, known)
         if changing:
-            worth = plainly.worth(choice, changes, known)
             plainly.ask_before(worth, yes=yes, as_json=as_json)
             store.set_choice(number, choice)
         name, records = store.name(number), store.records(number)
@@ -315,6 +315,7 @@ def consent(
                 "round_cost": spent.round_cost(choice, known),
                 "spent": cost,
                 "means": means,
+                "worth": output.told(*worth),
                 "what_leaves": who_reads(known, gateway=gateway) if known else [],
                 "agreed": known is not None and pending is None,
                 "records": earlier,

@@ -31,6 +31,14 @@ def page(
             metavar="|".join(LANGUAGES), help="Of the page; the browser's language by default."
         ),
     ] = None,
+    server: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="Another address of the server than the invitation's."),
+    ] = None,
+    plaintext: Annotated[
+        bool,
+        typer.Option("--plaintext", help="No TLS; only for a trial with a server on this machine."),
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Show your page: what would leave, what has left, and what you choose.
@@ -48,7 +56,7 @@ def page(
     """
     if language is not None and language not in LANGUAGES:
         raise UsageError(f"--language is {' or '.join(LANGUAGES)}, not {language!r}")
-    from sottovoce.web.centre import Centre  # type: ignore[import-untyped, import-not-found, unused-ignore]
+    from sottovoce.web.centre import Centre
     from sottovoce.web.process import PageProcess
 
     def invite(url: str) -> None:
@@ -58,13 +66,14 @@ def page(
         lines = ["terminal.link", "terminal.again"] if sys.stdin.isatty() else ["terminal.link"]
         output.show(*(say(said(key, url=url), language or LANGUAGES[0]) for key in lines))
 
-    PageProcess(
-        Centre(stores),
-        invite,
-        port=port,
-        language=language,
-        browser=opens and not as_json and _has_windows(),
-    ).run()
+    with Centre(stores, server=server, plaintext=plaintext) as centre:
+        PageProcess(
+            centre,
+            invite,
+            port=port,
+            language=language,
+            browser=opens and not as_json and _has_windows(),
+        ).run()
 
 
 def _has_windows() -> bool:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from sottovoce.attacks.views import ATTACKS, PERMITTED, Remedy, Result
-from sottovoce.core.words import Said, said
+from sottovoce.core.words import LANGUAGES, Said, catalogue, said
 from sottovoce.errors import AttackFailed
 from sottovoce.evaluation import plots
 from sottovoce.evaluation.report import (
@@ -160,12 +160,15 @@ class Card:
 
     def summary(self) -> list[Said]:
         """How many promises held, for whom they were made."""
+        if not self.results and not self.failed:
+            return [said("attack.summary_none")]
         if not self.results:
-            return [said("attack.summary_failed" if self.failed else "attack.summary_none")]
+            return [said("attack.fell", n=len(self.failed)), said("attack.summary_failed")]
         of, broken = len(self.results), len(self.broken)
+        fell = [said("attack.fell", n=len(self.failed))] if self.failed else []
         if broken:
-            return [said("attack.summary_broken", n=broken, of=of)]
-        return [said("attack.summary_held", n=of), said("attack.no_proof")]
+            return [said("attack.summary_broken", n=broken, of=of), *fell]
+        return [said("attack.summary_held", n=of), *fell, said("attack.no_proof")]
 
     def plainly(self) -> list[list[Said]]:
         """What each result means to the owner of a device; its promise is not among the
@@ -179,6 +182,19 @@ class Card:
         if not self.results:
             return ["No attack of the suite applies to this run. That is no proof of anything."]
         return [in_words(result, self.setting) for result in self.results]
+
+
+def plain_promise(result: Result) -> Said:
+    """What was promised, as the person would say it to whom it was."""
+    for key, attack in ATTACKS.items():
+        same = (attack.code, attack.name, attack.party) == (
+            result.code,
+            result.attack,
+            result.party,
+        )
+        if same and f"attack.promise.{key}" in catalogue(LANGUAGES[0]):
+            return said(f"attack.promise.{key}")
+    return said("attack.promise.other", promise=result.promise)
 
 
 def plain_words(result: Result) -> list[Said]:

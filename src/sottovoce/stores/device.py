@@ -526,6 +526,11 @@ class CohortStore(PersonalStore):
             for row in np.flatnonzero(chosen.never_send.any(axis=1)).tolist()
         }
 
+    @property
+    def history_version(self) -> int:
+        """Another whenever a history or the catalogue has changed."""
+        return self._history_version()
+
     def _history_version(self) -> int:
         return int.from_bytes(self._meta("history-version") or b"", "little")
 

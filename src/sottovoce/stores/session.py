@@ -34,6 +34,7 @@ from sottovoce.errors import (
 )
 from sottovoce.parties.device import Devices
 from sottovoce.parties.leaving import Booked, Leaving, let_go
+from sottovoce.rng import Streams
 from sottovoce.stores.device import CohortStore
 from sottovoce.stores.device_limits import (
     has_room,
@@ -61,7 +62,7 @@ from sottovoce.stores.prepared import (
 from sottovoce.stores.timeline import contents
 from sottovoce.wire.terms import Terms
 
-__all__ = ["DeviceSession", "Inside", "Prepared"]
+__all__ = ["DeviceSession", "HomeCopy", "Inside", "Prepared"]
 
 _NONCE_BYTES = 16
 _COUNTER_LIMIT = 2**32
@@ -83,6 +84,20 @@ class Inside(Redacted):
     others: int
     """Rows of other items."""
     epsilon: float
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class HomeCopy(Redacted):
+    """One device of a store, in copies, for what is tried at home."""
+
+    terms: Terms
+    cohort: Cohort
+    model: ModelView | None
+    catalogue: list[tuple[str, str]]
+    lasting: Streams
+    """By which it was drawn what may ever leave."""
+    prepared: Prepared | None
+    """The latest message of this device, where the store still has it."""
 
 
 class DeviceSession(Agreeing):
@@ -283,8 +298,11 @@ class DeviceSession(Agreeing):
         with self.store.file.snapshot():
             return self._vectors(None)
 
-    def recommend(self, number: int, n: int) -> list[tuple[str, str, float]]:
-        """Id, title and score of at most n items for one user, best first, computed here."""
+    def recommend(
+        self, number: int, n: int, choice: Choice | None = None
+    ) -> list[tuple[str, str, float]]:
+        """Id, title and score of at most n items for one user, best first, computed here; as it
+        would be under another choice, if one is given."""
         with self.store.file.snapshot():
             view = self.model()
             if view is None:
@@ -296,6 +314,9 @@ class DeviceSession(Agreeing):
             terms, row = self._known()[1], np.flatnonzero(self.store.users == number)
             cohort = self._cohort(terms, self._vectors(None)).take(row)
             catalogue = self.store.catalogue()
+        if choice is not None:
+            cohort.consent = Consent.uniform(cohort.users, choice, choice.hidden_attributes)
+            cohort.items_named = things_named(self.store, choice.never_send)
         algorithm, vectors = terms.build(), cohort.vectors
         sends = replace(cohort, history=cohort.sendable(cohort.consent))
         learns = cohort.consent.takes_part & algorithm.device_able(sends)
@@ -313,6 +334,20 @@ class DeviceSession(Agreeing):
             (*catalogue[item], score)
             for item, score in zip(items.tolist(), scores.tolist(), strict=True)
         ]
+
+    def copy_of(self, number: int) -> HomeCopy:
+        """One user's device as it stands, in copies: nothing that is done with them is kept."""
+        with self.store.file.snapshot():
+            self.store.name(number)
+            era, terms = self._known()
+            row = np.flatnonzero(self.store.users == number)
+            cohort = self._cohort(terms, self._vectors(None)).take(row)
+            entry, alone = self._book.latest(), len(self.store.users) == 1
+            prepared = Prepared.of(entry) if entry and entry.message and alone else None
+            return HomeCopy(
+                terms, cohort, self.model(), self.store.catalogue(), self.store.streams(era),
+                prepared,
+            )  # fmt: skip
 
     # --- helpers ---------------------------------------------------------------------------------
 
