@@ -325,6 +325,12 @@ class AlgorithmSettings(Component, ABC):
         """What it has of "aggregated", which a report card recommends to others."""
         return ()
 
+    @property
+    def as_printed(self) -> bool:
+        """Whether it is as in a paper where we have something better, whatever the release: to be
+        compared and attacked."""
+        return False
+
     def caveats(self, link: Link | None = None) -> tuple[str, ...]:
         """What it does not protect where there are data owners and no release, a paragraph
         each."""

@@ -150,6 +150,12 @@ class Release(Component, ABC):
 
     # --- how it is shown --------------------------------------------------------------------------
 
+    @property
+    def as_printed(self) -> bool:
+        """Whether it is what a paper has, and a server that reads what leaves can read histories:
+        to be compared and attacked. Over sums it is something else."""
+        return False
+
     def describe(self) -> str:
         """What leaves, for a run's report."""
         return f"by the release {self.name}"

@@ -83,6 +83,10 @@ class ShareFraction(Release):
     def objection(self, choice: Choice, *, noisy_sums: bool = False) -> str:
         return no_epsilon(choice, "no noise")
 
+    @property
+    def as_printed(self) -> bool:
+        return self.per == "draw"
+
     def describe(self) -> str:
         if self.per == "item":
             return "a subset of positives fixed once per device (per item)"
@@ -186,6 +190,10 @@ class Everything(Release):
 
     def objection(self, choice: Choice, *, noisy_sums: bool = False) -> str:
         return no_epsilon(choice, "no noise") or every_positive(choice)
+
+    @property
+    def as_printed(self) -> bool:
+        return True
 
     def describe(self) -> str:
         return "everything that is learnt"

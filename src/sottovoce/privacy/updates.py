@@ -209,6 +209,10 @@ class Clipped(Release):
             f"{min(self.epsilon, LARGEST_EPSILON):g}."
         )
 
+    @property
+    def as_printed(self) -> bool:
+        return self.norm != "l1"
+
     def describe(self) -> str:
         if self.norm == "l2":
             return f"updates of the rows that were used, with an L2 norm of at most {self.clip:g}"

@@ -109,6 +109,10 @@ class FMFConfig(AlgorithmSettings):
             "the bits of a batch and publishes the item table."
         )
 
+    @property
+    def as_printed(self) -> bool:
+        return self.variant == "published"
+
     def learning(self) -> str:
         if self.variant == "rotated":  # the rate has no part there
             return f"embedding size {self.embedding_size}"
