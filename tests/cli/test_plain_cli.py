@@ -1,4 +1,4 @@
-"""What commands say to somebody who knows nothing of the project: what a limit is worth before it is
+"""What commands say to whoever knows nothing of the project: what a limit is worth before it is
 set, no Greek letter, Italian where it is asked for; the exact words are an option away."""
 
 import json
