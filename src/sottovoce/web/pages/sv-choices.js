@@ -14,7 +14,7 @@ export class Choices extends Part {
 		super(desk);
 		/** @type {Change} what she has moved and not kept */
 		this.draft = {};
-		this.base = "";
+		this.base = this.choice = "";
 		this.pause = 0;
 		this.turn = 0;
 		this.fields = h("div", { class: "fields" });
@@ -42,13 +42,16 @@ export class Choices extends Part {
 
 	/** @override @param {Store} store @param {boolean} fresh */
 	draw(store, fresh) {
-		const base = JSON.stringify([store.fields, store.choice]);
+		const base = JSON.stringify(store.fields.filter((field) => field.kind !== "things"));
+		const choice = JSON.stringify(store.choice);
 		if (fresh) this.draft = {};
-		if (fresh || base !== this.base) {
-			this.base = base;
-			this.lay(store);
+		if (fresh || base !== this.base) this.lay(store);
+		if (fresh || choice !== this.choice) {
 			put(this.taste);
+			void this.weigh();
 		}
+		this.base = base;
+		this.choice = choice;
 	}
 
 	/** @param {Store} store */
@@ -66,12 +69,12 @@ export class Choices extends Part {
 		const again = focused && this.fields.querySelector(`[data-field="${CSS.escape(focused)}"] :is(button, input)`);
 		if (again instanceof HTMLElement) again.focus();
 		this.mark();
-		void this.weigh();
 	}
 
 	restart() {
 		this.draft = {};
 		this.lay(this.desk.store);
+		void this.weigh();
 	}
 
 	/** @param {string} name @param {unknown} value */

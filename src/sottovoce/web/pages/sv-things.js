@@ -23,7 +23,7 @@ export class Things extends Part {
 		this.help = h("p");
 		this.rules = h("ul", { class: "rules", tabindex: 0, "aria-label": said("page.categories") });
 		this.advance = h("ul", { class: "advance" });
-		this.others = more(said("page.rules_other"), this.advance);
+		this.others = more(said("page.rules_all"), this.advance);
 		/** @type {Map<string, string>} */
 		this.titles = new Map();
 		/** @type {Rows<Thing>} */
