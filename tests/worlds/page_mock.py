@@ -35,7 +35,7 @@ TOKEN = "a token of the mock's"
 NOW = 1_762_160_400
 DAY = 86_400
 LARGE = 100_000
-COMMAND_LINE = {"attack", "attributes", "device", "terminal"}
+COMMAND_LINE = {"attack", "device", "terminal"}
 """Groups of sentences that no page says."""
 KINDS = {"css": "text/css", "js": "text/javascript"}
 

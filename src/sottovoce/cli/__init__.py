@@ -22,9 +22,11 @@ from sottovoce.cli import (
     data,
     demo,
     device,
+    device_attack,
     device_attributes,
     device_export,
     device_owners,
+    device_page,
     device_terms,
     keys,
     output,
@@ -233,7 +235,9 @@ device_app.command("send")(device_owners.send)
 device_app.command("recommend")(device.recommend)
 device_app.command("ledger")(device.ledger)
 device_app.command("status")(device.status)
+device_app.command("attack")(device_attack.attack)
 device_app.command("export")(device_export.export)
+device_app.command("page")(device_page.page)
 device_app.command("leave")(device_owners.leave)
 device_app.command("backup")(copies.backup_store)
 device_app.command("restore")(copies.restore_store)

@@ -99,6 +99,7 @@ export class Preview extends Part {
 		put(this.state, preview.said);
 		put(this.body, ...(preview.ready ? this.parts(store, preview) : []));
 		this.mark(false);
+		void this.desk.read(); // terms, or a model, may have come with it
 	}
 
 	/** @param {Store} store @param {Previewed} preview */

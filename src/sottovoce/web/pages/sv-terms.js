@@ -17,12 +17,26 @@ export class Terms extends Part {
 						h("div", { class: terms.agreed ? "" : "ask" }, ...this.question(store, terms)),
 						...terms.said.map((one) => h("p", {}, one)),
 					]
-				: [h("p", {}, said("terms.none"))]),
+				: [
+						h("p", {}, said("terms.none")),
+						h("div", { class: "press" }, this.asking(store)),
+					]),
 			store.readers.length > 0 && h("h3", {}, said("page.readers")),
 			readers(store.readers),
 			terms && terms.settings.length > 0 && more(said("terms.technical"), settings(terms)),
 			terms && technical(terms.technical),
 		);
+	}
+
+	/** @param {Store} store */
+	asking(store) {
+		const ask = button(
+			said("terms.ask"),
+			() => void this.desk.act(() => this.desk.provider.preview(store.id)),
+			{ class: "main" },
+		);
+		ask.disabled = store.busy !== null || store.stopped || store.kind !== "devices";
+		return ask;
 	}
 
 	/** @param {Store} store @param {Agreement} terms */
