@@ -196,7 +196,10 @@ function options(field, value, turn) {
 					set(self, "aria-checked", turned);
 					if (turned) on.add(one.name);
 					else on.delete(one.name);
-					turn(known.filter((each) => on.has(each.name) !== refuses).map((each) => each.name));
+					// Names that nobody knows any more stay as they were.
+					const others = stored.filter((name) => !known.some((each) => each.name === name));
+					const chosen = known.filter((each) => on.has(each.name) !== refuses);
+					turn([...chosen.map((each) => each.name), ...others]);
 				}),
 				one.said && h("p", { class: "help" }, one.said),
 			),
