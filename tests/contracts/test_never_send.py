@@ -274,6 +274,20 @@ def test_the_fast_ways_of_a_simulation_give_the_same(name, threads):
     assert books[0].equals(books[2])
 
 
+def test_an_accelerator_gets_what_may_be_sent_alone():
+    pytest.importorskip("torch")
+    never, absent = both(SYSTEMS["fcf"], 5, SimulatedDevices)
+    made = []
+    for one in (never, absent):
+        one.accelerate(N_ITEMS, "cpu")
+        now = view(one, 0, 5)
+        made.append(one.report_summed(now, absent.willing()).dense(N_ITEMS))
+        one.settle()
+    assert np.array_equal(*made)
+    assert np.array_equal(never.cohort.vectors, absent.cohort.vectors)
+    assert never.ledger.pending().equals(absent.ledger.pending())
+
+
 def runs(settings, release, choice, seed, link=None):
     """Whole runs: of those who never send it, and of those who never had it."""
     table, never, named, absent = switched(seed)

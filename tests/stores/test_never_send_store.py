@@ -111,6 +111,14 @@ def test_a_store_sends_what_one_would_that_never_had_it(make, terms, choice, nev
     assert not shown & set(HISTORY), "what she has is not recommended to her"
 
 
+def test_who_has_nothing_to_send_is_recommended_to_by_all_that_she_has(make):
+    hides = make(Choice(share_positives=0.5, never_send=("Horror", "Drama")))
+    home = make(Choice(takes_part=False))
+    for phone in (hides, home):
+        phone.hosted.keep_model(ModelView(2, FPL.build().server_init(N_ITEMS, Streams(1))))
+    assert hides.hosted.recommend(ME, 5) == home.hosted.recommend(ME, 5)
+
+
 def test_a_gateway_names_nobody_who_has_nothing_to_send(make):
     phone = make(Choice(share_positives=0.5, never_send=("Horror", "Drama")))
     assert phone.hosted.willing().booked.who == ()
