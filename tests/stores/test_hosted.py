@@ -182,6 +182,7 @@ def test_a_store_from_before_contacts_opens_and_nothing_is_lost(tmp_path, monkey
     everyone = Consent.uniform(np.arange(3), SHARING)
     with monkeypatch.context() as former:
         former.setattr(StoreFile, "migrations", StoreFile.migrations[:3])
+        former.setattr(Devices, "_keep_contents", lambda *what: None)
         former.setattr(CohortStore, "set_catalogue", without_categories)
         with host(tmp_path / "s", train, np.array([2]), everyone).store as store:
             send(DeviceSession(store))

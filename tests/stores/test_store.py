@@ -410,10 +410,10 @@ def test_a_store_of_an_older_release_is_brought_up_to_date(path, store, monkeypa
     store.close()
     new = (*StoreFile.migrations, "ALTER TABLE users ADD COLUMN town TEXT;")
     monkeypatch.setattr(StoreFile, "migrations", new)
-    with CohortStore.open(path, readonly=True) as again:  # as it is
-        assert again.ledger().num_rows == 2
-    with monkeypatch.context() as strict:
-        strict.setattr(StoreFile, "readable_since", len(new))
+    with CohortStore.open(path, readonly=True) as as_it_is:  # nothing that it lacks is read
+        assert as_it_is.ledger().num_rows == 2
+    with monkeypatch.context() as needed:
+        needed.setattr(StoreFile, "readable_since", len(new))
         with pytest.raises(StoreError, match="older release"):
             CohortStore.open(path, readonly=True)
     for _ in range(2):

@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Literal, Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from sottovoce.core.choice import ASKED, Asked
 from sottovoce.core.consent import Consent, ShareRule
 from sottovoce.core.contributions import Contributions, Profile
 from sottovoce.core.interactions import Interactions
@@ -171,6 +172,10 @@ class AlgorithmSettings(Component, ABC):
     def build_under(self, release: Any, link: Link | None, triples: int) -> FactorModel:
         """Both halves, under this release and link, for so many draws where it draws pairs."""
 
+    def asked_for(self) -> tuple[Asked, ...]:
+        """The fields of a choice that its devices learn by, as a page draws them."""
+        return tuple(ASKED[name] for name in self.reads)
+
     # --- its shape --------------------------------------------------------------------------------
 
     @property
@@ -319,6 +324,12 @@ class AlgorithmSettings(Component, ABC):
     def remedies(self) -> tuple[str, ...]:
         """What it has of "aggregated", which a report card recommends to others."""
         return ()
+
+    @property
+    def as_printed(self) -> bool:
+        """Whether it is as in a paper where we have something better, whatever the release: to be
+        compared and attacked."""
+        return False
 
     def caveats(self, link: Link | None = None) -> tuple[str, ...]:
         """What it does not protect where there are data owners and no release, a paragraph
@@ -549,6 +560,10 @@ class Reporting(FactorModel):
         """From the published model alone: the factor by which values are multiplied before they
         are cut to [-1, 1], and the table from which items are drawn (empty: all alike)."""
 
+    def items_at(self, coordinates: NDArray[np.int64], n_items: int) -> NDArray[np.int64] | None:
+        """Which item each coordinate is about; None where each is about all items at once."""
+        return coordinates // int(self.config.embedding_size)
+
     @abstractmethod
     def device_values(
         self,
@@ -632,6 +647,11 @@ class Contributing(FactorModel):
     @abstractmethod
     def device_profile(self, view: ModelView, cohort: Cohort, rows: NDArray[np.int64]) -> Profile:
         """What each device could tell: a vector of norm 1 at most."""
+
+    def items_at(self, view: ModelView, places: NDArray[np.int32]) -> NDArray[np.int64]:
+        """Which item each place of a device's vector is about; -1 where it is about none."""
+        n_items = len(view.items)
+        return np.where(places < n_items, places, -1).astype(np.int64)
 
     def sum_contributions(
         self, made: Contributions, threads: int, device: str = "cpu"

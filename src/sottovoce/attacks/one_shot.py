@@ -128,3 +128,15 @@ def audit_sums(
     ranking = rank("one-shot", np.concatenate([inside, outside]), np.repeat([True, False], draws))
     best = float(ndtr(claimed_distance / math.sqrt(2.0)))
     return SumAudit(draws, distance, found, claimed, delta, ranking.auc, best)
+
+
+def right_guesses(target: SumTarget, noise: Noise, draws: int) -> int:
+    """How many of 2 · `draws` guesses are right, half of them with the target in, by whoever knows
+    all but that. Φ(μ/2) of them are, on average, if the noise is what is claimed."""
+    if draws < 1:
+        raise ConfigError("there is nothing to count without a draw")
+    middle = target.distance / 2
+    moved = target.statistic(target.added)
+    inside = sum(moved + target.statistic(noise(n)) > middle for n in range(draws))
+    outside = sum(target.statistic(noise(draws + n)) <= middle for n in range(draws))
+    return int(inside + outside)

@@ -194,6 +194,9 @@ class Attack:
     needs: Callable[[View], str] = _nothing
     """What this view lacks, in a sentence; empty where the attack can begin."""
     remedy: Remedy = _NO_REMEDY
+    claimed: Callable[[Any], Claims] | None = None
+    """What a guess says of single users, so that it can be tried on one device alone; None where it
+    says nothing of one without the others, or where a guess is `Claims`."""
 
     def __post_init__(self) -> None:
         if self.guess is _lacking or not callable(self.guess):
@@ -217,6 +220,17 @@ class Attack:
             return self.needs(view)
         wanted = ", ".join(sorted(self.against | self.releases | self.links))
         return self.elsewhere or f"it is about what {self.party} sees of {wanted or 'any system'}"
+
+    @property
+    def tries_one(self) -> bool:
+        """Whether it can be tried on one device alone."""
+        return self.claimed is not None or self.judge is None
+
+    def claims(self, view: View) -> Claims:
+        """What it says of single users, each pair once."""
+        guess = self.guess(view)
+        found: Claims = guess if self.claimed is None else self.claimed(guess)
+        return found.unique() if len(found) else found
 
     def run(self, view: View, truth: Truth) -> Result:
         guess = self.guess(view)

@@ -19,7 +19,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Self, cast
+from typing import Any, Self, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -71,6 +71,16 @@ _WRITTEN_AT_ONCE = 1 << 22
 """Numbers of plain updates that are written out together, or those of one device."""
 
 
+@dataclass(frozen=True, slots=True, repr=False)
+class Contents(Redacted):
+    """Which of a user's own items are in what leaves, and how much of each. It stays at home."""
+
+    items: NDArray[np.int32]
+    """By number, ascending."""
+    weight: NDArray[np.float64]
+    """Comparable within one report alone."""
+
+
 @dataclass(slots=True, repr=False)
 class Devices(Redacted):
     """A cohort behind its door. A phone is a cohort of one."""
@@ -86,6 +96,8 @@ class Devices(Redacted):
     sendable: Interactions
     """The histories without what is never sent. All that leaves is worked out from these."""
     _seen: Cohort | None = None
+    contents: Contents | None = None
+    """Of what was reported last, where that was one device's report; for its user's eyes."""
 
     @classmethod
     def behind_door(
@@ -163,6 +175,7 @@ class Devices(Redacted):
         updates = _believed(learnt, self.sendable, rows, view, algorithm.config.name)
         rule = self._release.rule(rows, np.array([view.round]))
         reports, counts = self._merge(updates, rows, view.round, _leaving(updates, rule))
+        self._keep_contents(rows, reports.item, np.linalg.norm(reports.values, axis=1))
         reports = self._release.add_noise(reports, rows, *view.items.shape)
         if self._link.clip:
             reports = clip_reports(reports, self._link.clip)
@@ -290,6 +303,7 @@ class Devices(Redacted):
                 f"{algorithm.config.name} gave a profile of another size than the round's; nothing "
                 "was sent"
             )
+        self._keep_contents(rows, algorithm.items_at(view, made.place), made.steps)
         numbers = made.numbers
         if self._link.checking is not None:
             numbers = _shared(self._link.checking, algorithm, view).elements
@@ -319,6 +333,9 @@ class Devices(Redacted):
         many = algorithm.coordinates(len(view.items))
         drawn = drawn_coordinates(rule, many, view.items.shape[1])
         values = algorithm.device_values(view, self._shown(), rows, drawn)
+        about = algorithm.items_at(drawn[:1].ravel(), len(view.items))
+        about = np.arange(len(view.items)) if about is None else about
+        self._keep_contents(rows, about, np.ones(len(about)))
         return self._record_bits(view, rows, randomised(rule, drawn, values))
 
     # --- at home ----------------------------------------------------------------------------------
@@ -442,6 +459,19 @@ class Devices(Redacted):
             np.add.at(self.cohort.spent, rows, np.where(np.isfinite(epsilon), epsilon, 0.0))
 
     # --- helpers ----------------------------------------------------------------------------------
+
+    def _keep_contents(
+        self, rows: NDArray[np.int64], items: NDArray[np.integer], weight: NDArray[Any]
+    ) -> None:
+        """Of one device's report, which has so much of each of these items."""
+        self.contents = None
+        if len(rows) == 1:
+            own = self._shown().history.row(int(rows[0]))
+            mine, weight = np.isin(items, own), np.abs(weight).astype(np.float64)
+            found, place = np.unique(items[mine], return_inverse=True)
+            sums = np.zeros(len(found))
+            np.add.at(sums, place, weight[mine])
+            self.contents = Contents(found.astype(np.int32), sums)
 
     def _learning(self) -> CrossDevice:
         if self.algorithm.sends != "rows":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -11,25 +10,21 @@ from pathlib import Path
 import numpy as np
 
 from sottovoce.attacks.one_run import SCORES, Audit, Canaries, audit_run, score_contributions
+from sottovoce.attacks.trying import FAULTS, trouble
 from sottovoce.attacks.views import ATTACKS, Attack, Result, View
 from sottovoce.core.consent import Choice, Consent
 from sottovoce.engines.observers import Report
 from sottovoce.engines.transcripts import Recorder, seen_by
-from sottovoce.errors import DoesNotApply, SottovoceError, UsageError
+from sottovoce.errors import DoesNotApply, UsageError
 from sottovoce.experiment import Experiment
 from sottovoce.privacy.accountant import DELTA, certify
 from sottovoce.privacy.central import price
-from sottovoce.runs.card import JSON, PAGE, Card, Failed, NotApplicable, write_card
+from sottovoce.runs.card import JSON, PAGE, STANDS, Card, Failed, NotApplicable, write_card
 from sottovoce.runs.federation import Federation
+from sottovoce.runs.standing import PRINTED, as_printed
 from sottovoce.runs.threat_views import ThreatViews as ThreatViews
 from sottovoce.runs.threat_views import views_and_truth as views_and_truth
 from sottovoce.runs.threat_views import views_of as views_of
-
-_FAULTS = (
-    *(SottovoceError, ArithmeticError, AttributeError, EOFError, ImportError, LookupError),
-    *(MemoryError, NameError, OSError, RuntimeError, StopIteration, TypeError, ValueError),
-)
-"""What a bug in an attack raises, or a library that is missing."""
 
 
 def attack_run(
@@ -89,11 +84,14 @@ def _card(threat: ThreatViews, attacks: Sequence[Attack], report: Report | None)
         tell("attacks", number, len(attacks))
         found.append(try_attack(attack, threat))
     tell("attacks", len(attacks), len(attacks))
+    facts = dict(threat.facts)
+    if any(as_printed(v.algorithm, v.release, v.link) for v in threat.views.values()):
+        facts[STANDS] = PRINTED
     return Card(
         threat.facts["experiment"],
         tuple(one for one in found if isinstance(one, Result)),
         tuple(one for one in found if isinstance(one, NotApplicable)),
-        threat.facts,
+        facts,
         threat.notes,
         threat.setting,
         tuple(one for one in found if isinstance(one, Failed)),
@@ -113,21 +111,10 @@ def try_attack(attack: Attack, threat: ThreatViews) -> Result | NotApplicable | 
                 return attack.run(view, threat.truth)
         except DoesNotApply as error:
             reason = str(error)
-        except _FAULTS as error:  # the other attacks go on
-            why = _trouble(error)
+        except FAULTS as error:  # the other attacks go on
+            why = trouble(error)
             return Failed(attack.code, attack.name, attack.party, why)
     return NotApplicable(attack.code, attack.name, attack.party, reason)
-
-
-def _trouble(error: Exception) -> str:
-    """What went wrong, without values, which may be private."""
-    if isinstance(error, SottovoceError):
-        return str(error)
-    if isinstance(error, ModuleNotFoundError):
-        return f"it needs {error.name}: pip install 'sottovoce[attacks]'"
-    place = traceback.extract_tb(error.__traceback__)[-1]
-    where = f"{Path(place.filename).name}, line {place.lineno}"
-    return f"{type(error).__name__} in {place.name} ({where})"
 
 
 # --- a one-run audit -----------------------------------------------------------------------------

@@ -12,7 +12,7 @@ import math
 import secrets
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -335,6 +335,15 @@ class CohortStore(PersonalStore):
                 self.renumber(numbers[0], card.number)
             keep_invitation(self, card)
 
+    def leave_federation(self) -> None:
+        """Nobody of this store takes part any more, and what it takes to do so is forgotten: the
+        invitation, keys and accounts. Nobody is told. Histories, ledger and budget stay."""
+        with self.file.transaction():
+            for number in self.numbers:
+                self.set_choice(number, replace(self.choice(number), takes_part=False))
+            self.file.write("DELETE FROM meta WHERE name LIKE 'secret:%'")
+        self.file.cut_log()
+
     def streams(self, era: int = 0) -> Streams:
         """All draws of these users under the `era`-th terms, by which no other party can link what
         they send."""
@@ -522,6 +531,11 @@ class CohortStore(PersonalStore):
             int(chosen.users[row]): {*chosen.row(row).never_send}
             for row in np.flatnonzero(chosen.never_send.any(axis=1)).tolist()
         }
+
+    @property
+    def history_version(self) -> int:
+        """Another whenever a history or the catalogue has changed."""
+        return self._history_version()
 
     def _history_version(self) -> int:
         return int.from_bytes(self._meta("history-version") or b"", "little")

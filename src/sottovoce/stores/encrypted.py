@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import secrets
@@ -128,6 +129,29 @@ class StoreFile(SQLiteFile):
                     self._open.execute(statement)
             self.pragma("user_version", len(self.migrations))
             self.pragma("application_id", self.application_id)
+
+    @classmethod
+    def erase(cls, folder: Path) -> None:
+        """Take a store away for good: without its key, which goes first, nobody reads the rest.
+        Other files in the folder stay. Raises if another process serves it."""
+        lock = cls.take_lock(folder)
+        try:
+            key = folder / KEY
+            with contextlib.suppress(FileNotFoundError), key.open("r+b") as out:
+                out.write(secrets.token_bytes(key.stat().st_size))
+                out.flush()
+                os.fsync(out.fileno())
+            for name in (KEY, DATABASE, f"{DATABASE}-wal", f"{DATABASE}-shm", LOCK):
+                (folder / name).unlink(missing_ok=True)
+            sync_folder(folder)
+            with contextlib.suppress(OSError):  # something else is in it
+                folder.rmdir()
+        except OSError as error:
+            raise StoreError(
+                f"the store in {folder} could not be taken away: {error.strerror or error}"
+            ) from None
+        finally:
+            lock.close()
 
     def served(self) -> bool:
         """Whether some process serves this store as its agent."""

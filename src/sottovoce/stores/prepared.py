@@ -148,10 +148,12 @@ def items_named(
     return {name: np.array(items, dtype=np.int32) for name, items in found.items()}
 
 
-def things_named(store: CohortStore) -> dict[str, NDArray[np.int32]]:
-    """The same of all names that the store's users never send. One that its catalogue does not know
-    is a rule in advance, and stands for nothing yet."""
-    things = store.choices().things
+def things_named(
+    store: CohortStore, things: Sequence[str] | None = None
+) -> dict[str, NDArray[np.int32]]:
+    """The same of these names, or of all that the store's users never send. One that its catalogue
+    does not know is a rule in advance, and stands for nothing yet."""
+    things = store.choices().things if things is None else things
     known = items_named(store.catalogue(), store.categories()) if things else {}
     return {name: known.get(name, np.zeros(0, np.int32)) for name in things}
 

@@ -202,6 +202,25 @@ class UserDoor:
             self.store.record_choice(user, choice, looked=True)
             return self._prune(user, choice)
 
+    def forget(self, user: int, items: Sequence[str] | None = None) -> int:
+        """Forget here that she has seen these items, or all of them; how many she had. What waits
+        of them is dropped; what has left stays on record."""
+        store = self.store
+        with store.file.transaction():
+            known = store.seen(user)
+            if items is not None:
+                named = {name: n for n, name in enumerate(store.world.directory.catalogue)}
+                known &= {named[name] for name in items if name in named}
+            rows = [(user, item) for item in sorted(known)]
+            store.file.write_many("DELETE FROM seen WHERE (user, item) = (?, ?)", rows)
+            store.file.write_many(
+                "UPDATE messages SET state = iif(sends > 0, 'given_up', 'dropped'), reason = "
+                f"'forgotten' WHERE user = ? AND item = ? AND kind <> 'leave' AND {_OPEN}",
+                rows,
+            )
+        store.file.cut_log()
+        return len(rows)
+
     def leave(self, user: int, owner: str | None = None) -> list[str]:
         """Leave an owner, or (None) all of them and the federation: nothing more goes there, and
         whoever was told anything is asked to forget it. Returns the names of those owners."""

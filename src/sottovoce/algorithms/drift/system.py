@@ -161,6 +161,10 @@ class DRIFTConfig(AlgorithmSettings):
         return RELEASES[self.release].remedies
 
     @property
+    def as_printed(self) -> bool:
+        return self.release == "printed"
+
+    @property
     def sums_over_people(self) -> bool:
         """Whether owners send sums over people, and keep the users' vectors."""
         return RELEASES[self.release].over_people

@@ -293,6 +293,13 @@ class Gram(Contributing):
         pairs = self.stage(round) > 0 and not self._asks(round)
         return (places_of(numbers), True) if pairs else (numbers, False)
 
+    def items_at(self, view: ModelView, places: NDArray[np.int32]) -> NDArray[np.int64]:
+        if self._asks(view.round):
+            return np.full(len(places), -1, dtype=np.int64)
+        if self.stage(view.round) == 0:
+            return super(Gram, self).items_at(view, places)
+        return _head(view.items)[places].astype(np.int64)
+
     def noise_draws(self, view: ModelView, memory: NDArray[np.float32]) -> Draws | None:
         if not self.config.factorised or self._asks(view.round):
             return None

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from operator import attrgetter
 
 import numpy as np
 from numpy.typing import NDArray
@@ -246,6 +247,7 @@ INVERSION = ATTACKS.add(
     Attack(
         "inversion", "server", PROMISE, _guess, _judge, "A1",
         against=FPL, elsewhere=NOT_FPL, needs=why_not_read, remedy=SECURE_SUM,
+        claimed=attrgetter("claims"),
     ),
 )  # fmt: skip
 MASKED = ATTACKS.add(
@@ -253,5 +255,6 @@ MASKED = ATTACKS.add(
     Attack(
         "inversion of masked updates", "server", MASKED_PROMISE, _guess_masked, _judge_masked, "A1",
         against=FPL, elsewhere=NOT_FPL, needs=_why_not_masked, remedy=SECURE_SUM,
+        claimed=attrgetter("claims"),
     ),
 )  # fmt: skip

@@ -28,7 +28,16 @@ from sottovoce.attacks.pairs import (
     slopes,
     why_not_read,
 )
-from sottovoce.attacks.views import ATTACKS, CONFIDENCE_Z, SECURE_SUM, Attack, Result, Truth, View
+from sottovoce.attacks.views import (
+    ATTACKS,
+    CONFIDENCE_Z,
+    SECURE_SUM,
+    Attack,
+    Claims,
+    Result,
+    Truth,
+    View,
+)
 from sottovoce.core.interactions import Interactions
 from sottovoce.core.messages import DeviceReports
 from sottovoce.core.redacted import Redacted
@@ -103,10 +112,17 @@ def _above(own: NDArray[np.generic], other: NDArray[np.generic]) -> float:
     return float(below + upto) / (2.0 * len(pool))
 
 
+def _left(guess: ComplementGuess) -> Claims:
+    """Everything that may be a user's own."""
+    place, items = np.nonzero(guess.free)
+    return Claims(guess.users[place], items.astype(np.int64))
+
+
 ATTACK = ATTACKS.add(
     "complement",
     Attack(
         "complement", "server", PROMISE, _guess, _judge, "A2",
         against=FPL, elsewhere=NOT_FPL, needs=why_not_read, remedy=SECURE_SUM,
+        claimed=_left,
     ),
 )  # fmt: skip

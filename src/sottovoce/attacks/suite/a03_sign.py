@@ -8,6 +8,7 @@ the sum, and claims them of everyone.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from operator import attrgetter
 
 import numpy as np
 
@@ -82,5 +83,6 @@ ATTACK = ATTACKS.add(
     Attack(
         "sign", "server", PROMISE, _guess, _judge, "A3",
         against=FPL, elsewhere=NOT_FPL, needs=why_not_read, remedy=SECURE_SUM,
+        claimed=attrgetter("claims"),
     ),
 )  # fmt: skip

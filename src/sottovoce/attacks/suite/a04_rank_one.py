@@ -11,6 +11,7 @@ Under a secure sum the server tries the same on the sum, and claims what it find
 from __future__ import annotations
 
 from dataclasses import dataclass
+from operator import attrgetter
 
 import numpy as np
 from numpy.typing import NDArray
@@ -121,5 +122,6 @@ ATTACK = ATTACKS.add(
     Attack(
         "rank one", "server", PROMISE, _guess, _judge, "A4", against=frozenset({"fcf"}),
         elsewhere="it is for FCF's updates", needs=why_not_read, remedy=SECURE_SUM,
+        claimed=attrgetter("claims"),
     ),
 )  # fmt: skip

@@ -22,7 +22,16 @@ import numpy as np
 
 from sottovoce.attacks.filters import rank
 from sottovoce.attacks.pairs import Floats, Ints, device_rows
-from sottovoce.attacks.views import ATTACKS, SECURE_SUM, Attack, Result, Truth, View, clustered
+from sottovoce.attacks.views import (
+    ATTACKS,
+    SECURE_SUM,
+    Attack,
+    Claims,
+    Result,
+    Truth,
+    View,
+    clustered,
+)
 from sottovoce.core.messages import DeviceReports
 
 _UPLOAD: Final = (
@@ -30,6 +39,8 @@ _UPLOAD: Final = (
 )
 
 
+_GUESSES = 10
+"""Items that are claimed of a user."""
 _TURNS = 20
 """Of the power method. An upload has hardly more than one direction."""
 
@@ -104,10 +115,18 @@ def _no_uploads(view: View) -> str:
     return ""
 
 
+def _farthest(guess: UploadGuess) -> Claims:
+    """Of each user the few items whose rows went farthest."""
+    best = np.argsort(-guess.scores, axis=1, kind="stable")[:, :_GUESSES]
+    farther = np.take_along_axis(guess.scores, best, axis=1) > 0
+    users = np.repeat(guess.users[:, None], best.shape[1], axis=1)
+    return Claims(users[farther], best[farther].astype(np.int64))
+
+
 UPLOADS = ATTACKS.add(
     "pubpara",
     Attack(
         "PubPara", "server", _UPLOAD, _read_uploads, _judge_uploads, "A14",
-        needs=_no_uploads, remedy=SECURE_SUM,
+        needs=_no_uploads, remedy=SECURE_SUM, claimed=_farthest,
     ),
 )  # fmt: skip

@@ -129,6 +129,10 @@ class Reader(Loop):
         self._known: tuple[str, Descriptor] | None = None
         self._learning: ModelView | None = None
 
+    @property
+    def stopped(self) -> bool:
+        return self.store.stopped
+
     async def _look(self) -> Descriptor:
         """The round descriptor; a short question where nothing has changed."""
         tag = self._known[0] if self._known else ""
@@ -365,16 +369,7 @@ class Agent(Reader):
         kept = _ADMISSION if admission else _ENROLLED
         if await self._aside(lambda: self.store.secret(kept)):
             return
-        key = await self._aside(self._signing_key)
-        token = self._invitation.token
-        proof = prove(key, self._invitation.federation, bytes.fromhex(token))
-        content = {
-            "protocol": PROTOCOL,
-            "token": token,
-            "public_key": key.public_key().public_bytes_raw().hex(),
-            "signature": proof.hex(),
-        }
-        body = json.dumps(content).encode()
+        body = await self._aside(self._enrolment)
         leaving = await self._aside(lambda: self.hosted.contact("enrolment", "server", body))
         answer = await self.client.post("/v1/enrol", leaving)
         if answer.status == 403:
@@ -395,6 +390,18 @@ class Agent(Reader):
         await self._aside(lambda: self._stamp(_ENROLLED))
         await self._checked_in()
         self._log("enrolled")
+
+    def _enrolment(self) -> bytes:
+        """The same bytes whenever it is asked for."""
+        key, token = self._signing_key(), self._invitation.token
+        proof = prove(key, self._invitation.federation, bytes.fromhex(token))
+        content = {
+            "protocol": PROTOCOL,
+            "token": token,
+            "public_key": key.public_key().public_bytes_raw().hex(),
+            "signature": proof.hex(),
+        }
+        return json.dumps(content).encode()
 
     async def _resolve(self, now: Descriptor, terms: Terms) -> None:
         """Send again what left before and was never answered, the very same bytes; through a proxy
@@ -452,7 +459,9 @@ class Agent(Reader):
         round, attempt = prepared.round, prepared.attempt
         sign = await self._signer("report", round, attempt, prepared.nonce)
         sealed = leaving.wrapped(sign)
-        told = {DIGEST_HEADER: digest_of(body_of(sealed))}
+        body = body_of(sealed)
+        await self._aside(lambda: self.hosted.sent_as(prepared, body))
+        told = {DIGEST_HEADER: digest_of(body)}
         answer = await self.client.post("/v1/reports", sealed, headers=told)
         details: dict[str, Any] = {"round": round, "attempt": attempt, "bytes": len(sealed)}
         if terms.link.adds_up is None:
@@ -519,7 +528,9 @@ class Agent(Reader):
         due = await self._aside(lambda: self._older(_CHECKED_IN, _CHECK_IN_SECONDS))
         if not due and not self._returned:
             return
-        nonce = secrets.token_bytes(NONCE_BYTES)
+        await self._say_present(now, secrets.token_bytes(NONCE_BYTES))
+
+    async def _say_present(self, now: Descriptor, nonce: bytes) -> None:
         sign = await self._signer("check-in", now.round, now.attempt, nonce)
         leaving = await self._aside(lambda: self.hosted.contact("check-in", "server", sign(b"")))
         answer = await self.client.post("/v1/checkin", leaving)
