@@ -25,7 +25,7 @@ from sottovoce.core.ledger import Ledger
 from sottovoce.core.one_bit import noise_root
 from sottovoce.errors import DataError, UsageError
 from sottovoce.rng import SECRET_BYTES, SecretStreams, Streams, streams_of
-from sottovoce.stores.device_rounds import RoundBook, ledger_rows
+from sottovoce.stores.device_rounds import drop_outdated, forget_vectors_of, ledger_rows
 from sottovoce.stores.device_schema import WITH_CATEGORIES
 from sottovoce.stores.encrypted import StoreFile
 from sottovoce.stores.person import (
@@ -504,12 +504,9 @@ class CohortStore(PersonalStore):
         what was prepared with it does not leave."""
         if not numbers:
             return
-        book = RoundBook(self.file)
-        book.forget_vectors_of(numbers)
+        forget_vectors_of(self.file, numbers)
         repeat_choices(self.file, sorted(numbers), self.now())
-        entry = book.latest()
-        if entry is not None and entry.state == "prepared" and book.minds_changed(entry):
-            book.drop(entry, "a history was changed")
+        drop_outdated(self.file, "a history was changed")
 
     def _kept_back(self) -> set[tuple[int, str]]:
         """User and item of all that is in histories and never sent."""
@@ -609,7 +606,7 @@ class CohortStore(PersonalStore):
             for number, text in rows
             if not before.get(number, set()).issuperset(choice_of(text).never_send)
         ]
-        RoundBook(self.file).forget_vectors_of(grown)
+        forget_vectors_of(self.file, grown)
         # Who makes the same choice again has not changed her mind: a round under way goes on.
         self.file.write_many(
             "INSERT INTO consent (number, choice, changed_at) SELECT ?1, ?2, ?3 WHERE ?2 IS NOT "
