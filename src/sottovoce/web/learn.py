@@ -112,7 +112,8 @@ def what_they_learn(
         return [_cannot("all", said("learn.who.anyone"), said("learn.cannot.model"))]
     device = AtHome(home, home.model, rounds, secret)
     if not device.sends():
-        return [_nothing("all", said("learn.who.anyone"), said("learn.nothing_leaves"))]
+        who, what = said("learn.who.anyone"), said("learn.nothing_leaves")
+        return [Finding("all", who, _promise("all"), what, "holds")]
     trial = _Trial(device)
     tasks = [*trial.tasks(), *trial.registered(ATTACKS.values() if attacks is None else attacks)]
     found: list[Finding] = []
@@ -166,11 +167,6 @@ def _cannot(code: str, who: Said, why: Said, *technical: str) -> Finding:
     return Finding(code, who, _promise(code), why, "cannot", technical=technical)
 
 
-def _nothing(code: str, who: Said, what: Said, *technical: str) -> Finding:
-    """Where there is nothing to attack."""
-    return Finding(code, who, _promise(code), what, "holds", technical=technical)
-
-
 def _alone(code: str, who: Said, *technical: str) -> Finding:
     """What needs many devices."""
     return _cannot(code, who, said("learn.cannot.alone"), *technical, _RESULTS)
@@ -206,13 +202,13 @@ class _Trial(Redacted):
             found.append(_Task("A5", self._reader_of_bits(), self._try_reports))
         if link.mixing is not None:
             who, what = said("learn.who.shuffler"), said("learn.sees.shuffler")
-            found.append(_says(_nothing("A5", who, what)))
+            found.append(_says(_cannot("A5", who, what)))
             why = said("learn.cannot.linkage")
             found.append(_says(_cannot("A5", said("learn.who.server"), why, _RESULTS)))
         if link.summing is not None:
             found.append(_Task("mask", said("learn.who.server"), self._try_mask))
             who, what = said("learn.who.helper"), said("learn.sees.helper")
-            found.append(_says(_nothing("mask", who, what)))
+            found.append(_says(_cannot("mask", who, what)))
         if link.checking is not None:
             found.append(_Task("mask", said("learn.who.aggregator"), self._try_shares))
         if kind == "contributions":
