@@ -402,6 +402,23 @@ def test_where_nothing_leaves_there_is_nothing_to_attack(phone):
         assert (one.verdict, one.said.key) == ("holds", "learn.nothing_leaves")
 
 
+def test_of_a_gateway_with_several_users_one_is_looked_at(tmp_path, trained):
+    model, triples = trained(FCF, SHARING)
+    with CohortStore.create(tmp_path / "gateway", [(NUMBER, "anna"), (2, "bert")]) as store:
+        store.set_catalogue(CATALOGUE)
+        store.add_history(NUMBER, sorted(HERS))
+        store.add_history(2, NAMES[:3])
+        for number in (2, NUMBER):
+            store.set_choice(number, SHARING)
+        session = DeviceSession(store)
+        session.agree(Terms.of("town", TRAIN.n_items, FCF[0], triples, FCF[1]))
+        session.keep_model(model)
+        session.leaving(session.prepare(model, 0, summed=True))  # of both, which is nobody's own
+        for number, items in ((NUMBER, HERS), (2, set(NAMES[:3]))):
+            found = by_code(what_they_learn(store, number, secret=draws()))
+            assert claimed(found["A4"]) == items
+
+
 def test_without_terms_or_a_model_nothing_can_be_tried(tmp_path):
     with CohortStore.create(tmp_path / "new", [(NUMBER, "anna")]) as store:
         [one] = what_they_learn(store, NUMBER)
