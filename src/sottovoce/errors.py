@@ -11,6 +11,7 @@ SottovoceError (1)
 │   ├── Diverged
 │   └── Stalled               a federation in which too few may still take part
 ├── ConsentError (5)          something would leave a device against its owner's word
+├── Told                      trouble whose sentence is in the catalogue of messages
 ├── MessageError (6)          a message that must be rejected whole
 │   └── VersionMismatch       the other side speaks another version
 └── ServiceError (7)          a service that cannot start, or another one that cannot be reached
@@ -79,6 +80,15 @@ class Stalled(RunError):
 
 class ConsentError(SottovoceError):
     exit_code = 5
+
+
+class Told(SottovoceError):
+    """Trouble that a person reads in her language: a key of the catalogue, and values. They may be
+    private, so that the error's own text has the key alone."""
+
+    def __init__(self, key: str, /, **values: object) -> None:
+        super().__init__(key)
+        self.key, self.values = key, values
 
 
 class MessageError(SottovoceError):

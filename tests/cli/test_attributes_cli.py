@@ -59,6 +59,17 @@ def say(capsys):
     return say
 
 
+@pytest.fixture
+def exactly(say):
+    """The same in exact words, where a command has them."""
+
+    def exactly(command, *arguments, code=0):
+        exact = ["--technical"] if command in ("status", "consent", "agree", "ledger") else []
+        return say(command, *arguments, *exact, code=code)
+
+    return exactly
+
+
 def terms_of(release=None, settings=SETTINGS):
     pytest.importorskip("torch")
     return Terms.of("town", len(ITEMS), settings, 0, release or Clipped())
@@ -93,7 +104,7 @@ def test_attributes_are_told_shown_and_forgotten(tmp_path, ask, say):
     }
     shown = say("attributes", path)
     assert "female" in shown
-    assert "used by nothing" in shown  # there is no filter
+    assert "not used by anything" in shown  # there is no filter
     assert not ask("attributes", path)["changed"]
     told = ask("attributes", path, "gender=anything", "--forget", "home town")
     assert [(line["name"], line["value"]) for line in told["attributes"]] == [
@@ -183,7 +194,7 @@ def test_the_export_has_them_in_a_file_of_the_owner_alone(tmp_path, ask):
 # --- hiding ---------------------------------------------------------------------------------------
 
 
-def test_hiding_and_revealing(tmp_path, ask, say):
+def test_hiding_and_revealing(tmp_path, ask, exactly):
     path = joined(tmp_path / "phone", terms_of())
     told = ask("consent", path, "--hide", "gender", "--hide", "age", "--strength", "0.7")
     assert told["choice"]["hidden_attributes"] == ["gender", "age"]
@@ -191,11 +202,11 @@ def test_hiding_and_revealing(tmp_path, ask, say):
     assert "hides gender, age with strength 0.7" in told["words"]
     assert told["choice"]["share_positives"] == 1.0  # as it was
     assert ask("consent", path, "--hide", "age")["choice"]["hidden_attributes"] == ["gender", "age"]
-    assert "hides age with strength 0.7" in say("consent", path, "--reveal", "gender")
+    assert "hides age with strength 0.7" in exactly("consent", path, "--reveal", "gender")
     told = ask("consent", path)
     assert not told["changed"]
     assert [r["hidden_attributes"] for r in told["records"]] == [[], ["gender", "age"], ["age"]]
-    assert "strength" not in say("consent", path, "--reveal", "age")
+    assert "strength" not in exactly("consent", path, "--reveal", "age")
 
 
 @pytest.mark.parametrize(
@@ -224,7 +235,7 @@ def test_a_federation_without_filters_says_so(tmp_path, ask, say):
     assert "filter" not in one_text(" ".join(ask("status", path)["what_leaves"]))
 
 
-def test_hiding_before_the_terms_are_known_holds_and_may_stop_everything(tmp_path, ask, say):
+def test_hiding_before_the_terms_are_known_holds_and_may_stop_everything(tmp_path, ask, exactly):
     path = tmp_path / "phone"
     ask("init", path)
     told = ask("consent", path, "--take-part", "--share-positives", "1", "--hide", "income")
@@ -237,7 +248,7 @@ def test_hiding_before_the_terms_are_known_holds_and_may_stop_everything(tmp_pat
         model = ModelView(0, terms.build().server_init(len(ITEMS), Streams.from_seed(1)))
         with pytest.raises(ConsentError, match="income"):
             hosted.prepare(model, 0, summed=False)
-    assert "has no filter: nothing leaves. Choose --reveal income" in say("consent", path)
+    assert "has no filter: nothing leaves. Choose --reveal income" in exactly("consent", path)
     assert ask("consent", path, "--reveal", "income")["means"] == []
 
 
@@ -259,11 +270,11 @@ def one_text(told):
     return " ".join(told.split())
 
 
-def test_the_terms_say_what_leaves_and_what_it_tells(tmp_path, say, ask):
+def test_the_terms_say_what_leaves_and_what_it_tells(tmp_path, exactly, ask):
     path = joined(tmp_path / "phone", terms_of())
     ask("attributes", path, "gender=male")
     ask("consent", path, "--hide", "age")
-    for told in (say("agree", path, "--look"), say("status", path)):
+    for told in (exactly("agree", path, "--look"), exactly("status", path)):
         words = one_text(told)
         assert "filters for gender, age" in words
         assert "some items' rows, by name, items of the history among them." in words
@@ -272,37 +283,37 @@ def test_the_terms_say_what_leaves_and_what_it_tells(tmp_path, say, ask):
         assert "Who shares an attribute sends her embedding with it" in words
         assert "shows her value to everybody who reads the model" in words
         assert "networks" not in words  # the rows are all there is
-    standing = one_text(say("status", path))
+    standing = one_text(exactly("status", path))
     assert "attributes gender (shared: trains its filter); age (hidden: trains nothing)" in standing
-    assert "male" not in say("status", path)
+    assert "male" not in exactly("status", path)
     assert "male" not in json.dumps(ask("status", path)["attributes"])
-    assert "Mind: with an update for each item" in say("agree", path, "--look")
+    assert "Mind: with an update for each item" in exactly("agree", path, "--look")
 
 
-def test_other_recommenders_and_releases_have_other_words(tmp_path, say):
+def test_other_recommenders_and_releases_have_other_words(tmp_path, exactly):
     ncf = replace(SETTINGS, recommender="ncf")
-    words = one_text(say("agree", joined(tmp_path / "ncf", terms_of(settings=ncf)), "--look"))
+    words = one_text(exactly("agree", joined(tmp_path / "ncf", terms_of(settings=ncf)), "--look"))
     assert "among them; and of the recommender's networks." in words
     assert "sends her embedding" in words
     layers = terms_of(settings=replace(SETTINGS, filters="two-layer"))
-    words = one_text(say("agree", joined(tmp_path / "layers", layers), "--look"))
+    words = one_text(exactly("agree", joined(tmp_path / "layers", layers), "--look"))
     assert "a server can read the value" in words
     assert "sends her embedding" not in words
     scalar = Clipped(clip=1.0, norm="scalar", epsilon=3.0)
-    words = one_text(say("agree", joined(tmp_path / "scalar", terms_of(scalar)), "--look"))
+    words = one_text(exactly("agree", joined(tmp_path / "scalar", terms_of(scalar)), "--look"))
     assert "a server can read the value" in words
     assert "ε = 3 bounds what one number tells, not what a report of thousands does" in words
     noisy = joined(tmp_path / "noisy", terms_of(NOISY))
-    words = one_text(say("agree", noisy, "--look"))
+    words = one_text(exactly("agree", noisy, "--look"))
     assert "a change of every row of the model, also of the filters of hidden attributes" in words
     assert "a report costs ε = 2 in all" in words
     for untrue in ("can read", "tell it what is hidden", "sends her embedding", "Mind:"):
         assert untrue not in words
     marked = joined(tmp_path / "marked", terms_of(replace(NOISY, hiding_epsilon=1.0)))
-    words = one_text(say("agree", marked, "--look"))
+    words = one_text(exactly("agree", marked, "--look"))
     assert "it tells that something is hidden" in words
     bare = joined(tmp_path / "bare", terms_of(settings=replace(SETTINGS, attributes=())))
-    words = one_text(say("agree", bare, "--look"))
+    words = one_text(exactly("agree", bare, "--look"))
     assert "no attribute can be hidden" in words
     assert "can read the value" not in words
     assert "sends her embedding" not in words
@@ -366,7 +377,7 @@ def test_the_means_are_what_the_door_does(tmp_path, ask):
             assert ("nothing leaves" in means) != leaves, (release, choice, means)
 
 
-def test_a_budget_of_noisy_updates(tmp_path, ask, say):
+def test_a_budget_of_noisy_updates(tmp_path, ask, exactly):
     path = joined(tmp_path / "noisy", terms_of(NOISY), Choice(epsilon=2.0, total_epsilon=6.0))
     with CohortStore.open(path) as store:
         hosted = DeviceSession(store)
@@ -379,7 +390,7 @@ def test_a_budget_of_noisy_updates(tmp_path, ask, say):
     assert (budget["spent"], budget["limit"], budget["round_cost"]) == (4.0, 6.0, 2.0)
     assert budget["rounds_left"] == 1
     assert not budget["other_releases_without_bound"]
-    assert "ε = 4 of 6 spent" in say("status", path)
+    assert "ε = 4 of 6 spent" in exactly("status", path)
     assert np.allclose([line["epsilon"] for line in ask("ledger", path)["lines"]], 2.0)
 
 

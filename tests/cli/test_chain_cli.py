@@ -172,7 +172,7 @@ def make_terms(place):
 
 def test_a_device_owner_reads_who_the_shufflers_are_and_what_holds(place):
     terms = make(place, "second", "third").plan.terms
-    said = "\n".join(terms_in_words(terms, place))
+    said = "\n".join(terms_in_words(terms, place, technical=True))
     urls = [read_hop(place / name / "hop.json").url for name in ("second", "third")]
     assert f"3 one after the other: https://127.0.0.1:4433, then {urls[0]}, then {urls[1]}." in said
     assert "as long as one of the 3 shufflers is honest" in said

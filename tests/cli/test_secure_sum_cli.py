@@ -157,15 +157,15 @@ def test_flower_cannot_run_it(place, capsys):
 
 def test_an_owner_reads_who_sees_what(tmp_path):
     terms = summed_terms("ab" * 32, min_devices=12)
-    words = "\n".join(terms_in_words(terms, tmp_path))
+    words = "\n".join(terms_in_words(terms, tmp_path, technical=True))
     assert "over at least 12 devices" in words
     assert "do not put together what they have" in words
     assert "The sum has no noise" in words
     assert "at most 8, over groups that have no device in common. Yours is in one of them." in words
     alone = replace(terms, link=replace(terms.link, groups=1))
-    assert "in common" not in "\n".join(terms_in_words(alone, tmp_path))
+    assert "in common" not in "\n".join(terms_in_words(alone, tmp_path, technical=True))
     noisy = replace(terms, link=replace(terms.link, clip=0.5, noise=1.5))
-    words = "\n".join(terms_in_words(noisy, tmp_path))
+    words = "\n".join(terms_in_words(noisy, tmp_path, technical=True))
     assert "cut to a length of 0.5" in words
     assert "1.5 times that length" in words
     assert "no noise" not in words

@@ -74,8 +74,8 @@ def test_joining_reads_and_sends_nothing(here, store, user, tmp_path):
     ]
     code, out, _ = user("join", store, tmp_path / "invitation.json")
     assert code == 0
-    assert "alpha, beta" in out
-    assert "Nothing leaves the store until you take part" in out
+    assert "alpha and beta" in out
+    assert "Nothing leaves until you take part" in out
 
 
 def test_joining_goes_on_where_the_orchestrator_was_away(here, tmp_path, user, ask):
@@ -97,13 +97,27 @@ def test_a_bad_invitation_is_one_sentence_and_makes_nothing(tmp_path, user, cont
     assert not (tmp_path / "s").exists()
 
 
-def test_consent_says_in_words_what_each_owner_would_read(store, user):
+def test_consent_says_in_plain_words_what_each_owner_would_read(store, user):
     _, out, _ = user("consent", store)
+    assert "You do not take part: nothing leaves" in out
+    for name in ("alpha", "beta"):
+        assert f"The data owner {name}: Reads in full what you do with its things" in out
+    assert "The orchestrator: " in out
+    assert "It can work out whether you liked them." in out
+    assert f"To take part: sottovoce device consent {store} --take-part" in out
+    _, out, _ = user("consent", store, "--take-part", "--refuse", "beta")
+    assert "You take part." in out
+    assert "The data owner alpha: Reads in full" in out
+    assert "The data owner beta: Is refused and told nothing." in out
+
+
+def test_consent_says_in_words_what_each_owner_would_read(store, user):
+    _, out, _ = user("consent", store, "--technical")
     assert "You do not take part: nothing leaves" in out
     assert "alpha: which of its 6 items (such as film 0, film 1, film 2)" in out
     assert "whether you liked them" in out
     assert "orchestrator" in out
-    code, out, _ = user("consent", store, "--take-part", "--refuse", "beta")
+    code, out, _ = user("consent", store, "--take-part", "--refuse", "beta", "--technical")
     assert code == 0
     assert "You take part" in out
     assert "beta: refused, is told nothing" in out
@@ -179,7 +193,7 @@ def test_an_interaction_waits_for_the_process_that_sends(store, user, ask):
     with UserStore.open(store, agent=True):
         code, out, _ = user("interact", store, "film 0", "--liked")
         assert code == 0
-        assert "waits for the process" in out
+        assert "film 0: waits for the program that sends from this store now." in out
         assert "in use" in ask("send", store, code=7)["error"]
     assert ask("send", store)["arrived"] == 1
 
@@ -199,14 +213,19 @@ def test_show_tells_what_waits_and_what_left(here, store, user, ask, tmp_path):
     assert alpha["epsilon"] is None  # no bound
     assert (beta["waiting"] + beta["unanswered"], beta["interactions_left"]) == (1, 0)
     assert shown["number"] == 7
-    _, out, _ = user("status", store)
+    _, out, _ = user("status", store, "--technical")
     assert "∞" in out
     assert "alpha" in out
+    assert "In this federation you are number 7." in out
+    _, out, _ = user("status", store)
+    assert "∞" not in out
+    assert "alpha: Was told 3 things that you did.\n" in out
+    assert "beta: Was told 0 things that you did. One message " in out
     assert "In this federation you are number 7." in out
     # She changes her mind: what waits does not leave.
     assert ask("consent", store, "--refuse", "beta")["dropped"] == 1
     assert ask("status", store)["owners"][1]["why"] == {"consent": 1}
-    assert "not permitted any more" in user("status", store)[1]
+    assert "not permitted any more" in user("status", store, "--technical")[1]
 
 
 def test_recommendations_are_without_what_she_has_seen(here, store, user, ask):
@@ -226,16 +245,23 @@ def test_where_owners_send_sums_it_is_said_what_refusing_one_of_them_tells(tmp_p
     with world(tmp_path, secure=False, settings=sums) as here:
         here.invitation().write(tmp_path / "invitation.json")
         ask("join", tmp_path / "store", tmp_path / "invitation.json")
-        _, said, _ = user("consent", tmp_path / "store", "--take-part")
+        _, said, _ = user("consent", tmp_path / "store", "--take-part", "--technical")
         assert "The orchestrator: sums of what is learnt from 25 or more people" in said
         assert "difference" not in said
         assert "work out whether you liked them" not in said
-        _, said, _ = user("consent", tmp_path / "store", "--refuse", "beta")
+        _, said, _ = user("consent", tmp_path / "store")
+        assert "The orchestrator: Sees sums of what was learnt from 25 people or more." in said
+        assert "difference" not in said
+        assert "whether you liked them" not in said
+        _, said, _ = user("consent", tmp_path / "store", "--refuse", "beta", "--technical")
         words = " ".join(said.split())
         assert "Others hold items of beta, too." in words
         assert "from the difference the orchestrator can tell much" in words
-        _, said, _ = user("consent", tmp_path / "store", "--refuse", "alpha")
-        assert "difference" not in said, "nobody is told anything"
+        _, said, _ = user("consent", tmp_path / "store")
+        assert "some who hold things of beta, and not of others. The difference tells much" in said
+        for more in (["--technical"], []):
+            _, said, _ = user("consent", tmp_path / "store", "--refuse", "alpha", *more)
+            assert "difference" not in said.lower(), "nobody is told anything"
 
 
 def test_leaving_asks_first_and_then_is_done(here, store, user, ask):
@@ -254,7 +280,7 @@ def test_leaving_asks_first_and_then_is_done(here, store, user, ask):
     assert here.left == [7]
     assert "joins it anew" in ask("consent", store, "--take-part", code=2)["error"]
     assert "you have left this federation" in ask("recommend", store, code=5)["error"]
-    assert "nobody has anything of you" in user("leave", store, "--yes")[1]
+    assert "Nobody has anything of you to forget." in user("leave", store, "--yes")[1]
 
 
 def test_a_stream_that_has_just_begun_can_end_at_once(here, store, ask, tmp_path):
@@ -342,7 +368,11 @@ def test_the_ledger_and_the_export_have_all_that_left(here, store, ask, user, tm
     sent = sum(line["bytes"] for line in found["lines"] if line["party"] == "alpha")
     assert sent == sum(len(body) for _, body in here.owners["alpha"].bodies)
     assert user("ledger", store, "--csv")[1].count("\n") == 1 + len(found["lines"])
-    assert "1 interactions" in user("ledger", store)[1]
+    assert "1 interactions" in user("ledger", store, "--technical")[1]
+    told = user("ledger", store)[1]
+    assert "Data owners have read one thing that you did." in told
+    assert "Things that you did" in told
+    assert "A message that this device is there" in told
     ask("export", store, tmp_path / "all.jsonl")
     lines = [json.loads(line) for line in (tmp_path / "all.jsonl").read_text().splitlines()]
     kinds = [line["kind"] for line in lines]

@@ -117,6 +117,7 @@ def test_the_door_has_no_other_way_out():
         # at home
         "vectors_at_home", "willing", "tiers", "behind_door", "change_consent",
         "reports_bits", "contributes", "spends", "at_once",
+        "contents",  # of one device's report, for its user
         "algorithm", "cohort", "ledger", "rng",  # what a simulation holds of its devices
     }  # fmt: skip
 

@@ -364,13 +364,15 @@ def test_the_document_from_nothing_to_a_federation(tmp_path):
 
 
 def _check_owners(root: Path, machines: Machines, anna: str) -> None:
-    assert "Anna: does not take part: learns at home, sends nothing." in anna
-    assert "Anna: takes part, shares 30 % of positive-item updates." in anna
+    assert "Anna: takes no part, so nothing leaves." in anna
+    assert "Anna: takes part. Of the things in the history, 30% may be used." in anna
+    assert "It can work out what you have, and what you like." in anna
     assert "release.name = share-fraction" in anna
     assert "Recommended to Anna" in anna
-    assert re.search(rf"What left the store: {ROUNDS} releases, [1-9]\d* positive rows", anna)
+    left = rf"What left this device: \S+ (?:kB|bytes) in {ROUNDS} messages\.\n"
+    assert re.search(rf"{left}It had numbers for your things [1-9]\d* times", anna)
     *_, choice, copied, keys = anna.rstrip().splitlines()
-    assert choice.endswith("does not take part: learns at home, sends nothing")
+    assert choice.endswith("Anna: takes no part, so nothing leaves.")
     assert re.search(r"/sottovoce-backup: a store, 2 files, ", copied)
     assert keys.startswith("Its keys are in it: guard it like ")
     assert (root / "anna" / "everything.jsonl").stat().st_mode & 0o077 == 0
@@ -467,7 +469,10 @@ def test_the_document_from_nothing_to_a_federation_with_a_proxy(tmp_path):
 
 def _check_reports(machines: ProxyMachines, said: dict[str, str]) -> None:
     assert "release.max_reports = 20" in said["carla"]
-    assert "The limit of 60 in all lasts for 3 rounds." in said["carla"]
+    limit = said["carla"].index("This protects nothing. With a limit of 60,")
+    assert limit < said["carla"].index("In all, for ever: at most 60."), "said after it was set"
+    assert "Your limit of 60 lasts for 3 more rounds." in said["carla"]
+    assert "60 of 60 used. There is no room for another round" in said["carla"]
     assert "ε = 60 of 60 spent, 100 %, no further round fits" in said["carla"]
     assert "Recommended to Carla" in said["carla"]
     assert "devices in batches" in said["operator"]
@@ -583,7 +588,7 @@ def _check_sums(machines: SumMachines, said: dict[str, str]) -> None:
     gina = said["gina"]
     assert "link.name = secure-sum" in gina
     assert "the sum over at least 2 devices, and the proxy tells one such sum in a round" in gina
-    assert "Gina: takes part, shares 50 % of positive-item updates." in gina
+    assert "Gina: takes part. Of the things in the history, 50% may be used." in gina
     assert f"Round {ROUNDS} of {ROUNDS}, attempt 0: finished" in said["operator"]
     assert "3 of 3 reported; missing: nobody" in said["operator"]
     if shutil.which("curl"):

@@ -78,6 +78,11 @@ def town(tmp_path):
 
 
 WHAT_THE_SERVER_CAN_COMPUTE = (
+    "Whoever runs the server: Sees rows by name.",
+    "It can work out what you have, and what you like.",
+    "It can do so even if you share none of your things.",
+)
+EXACTLY = (
     "reads every report by itself and knows that it is yours",
     "compute from a single row of it your vector",
     "`--share-positives 0` does not keep your items from a curious server",
@@ -102,8 +107,16 @@ def test_whoever_follows_the_commands_is_shown_who_reads_what_before_a_byte_leav
     told = owner.follow(told, "device", "agree")
     owner.check_only_public_questions()
     assert all(words in owner.shown for words in WHAT_THE_SERVER_CAN_COMPUTE)
-    first = owner.shown.index("Who reads what, and what they can compute from it:")
-    assert first < owner.shown.index("algorithm.embedding_size"), "it is not the first thing shown"
+    first = owner.shown.index("Who sees what:")
+    assert first < owner.shown.index("What you would agree to:"), "it is not the first thing shown"
+    assert first < owner.shown.index("--terms")
+    shown = owner.shown
+    owner.type("device", "agree", owner.store, "--technical")
+    exact = owner.shown.removeprefix(shown)
+    assert all(words in exact for words in EXACTLY)
+    first = exact.index("Who reads what, and what they can compute from it:")
+    assert first < exact.index("algorithm.embedding_size"), "it is not the first thing shown"
+    owner.check_only_public_questions()
     with CohortStore.open(owner.store) as store:
         assert DeviceSession(store).pending == terms()
         assert store.secret("signing-key") is None
@@ -130,9 +143,11 @@ def test_while_an_agreement_is_pending_status_says_that_nothing_leaves(town):
     owner.type("serve", "device", owner.store, "--once", code=5)
     owner.shown = ""
     (agree,) = owner.type("device", "status", owner.store)
-    assert "Nothing leaves yet: nobody has agreed to these terms" in owner.shown
+    assert "Nothing leaves yet: you have not agreed to the terms." in owner.shown
     owner.type(*agree)
     owner.shown = ""
     owner.type("device", "status", owner.store)
     assert "Nothing leaves" not in owner.shown
+    assert "Whoever runs the server: Sees rows by name." in owner.shown
+    owner.type("device", "status", owner.store, "--technical")
     assert "reads every report by itself" in owner.shown

@@ -381,7 +381,8 @@ def test_a_store_of_the_former_release_opens_and_goes_on(tmp_path, monkeypatch):
     with monkeypatch.context() as former:
         former.setattr(StoreFile, "migrations", current[:1])
         with CohortStore.create(path, [(ME, "me")]) as store:
-            store.set_catalogue(ITEMS)
+            rows = ((number, *item) for number, item in enumerate(ITEMS))
+            store.file.write_many("INSERT INTO catalogue VALUES (?, ?, ?)", rows)
             store.add_history(ME, ["1", "4"])
             with store.file.transaction():
                 write = store.file.write

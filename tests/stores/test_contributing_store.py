@@ -11,7 +11,7 @@ from sottovoce.core.contributions import STEPS
 from sottovoce.core.links import SecureSum
 from sottovoce.core.masking import expand, unmasked
 from sottovoce.core.messages import ModelView
-from sottovoce.errors import ConsentError, DataError
+from sottovoce.errors import ConsentError
 from sottovoce.privacy.own_epsilon import OwnEpsilon
 from sottovoce.stores.device import CohortStore
 from sottovoce.stores.session import DeviceSession
@@ -122,12 +122,15 @@ def test_items_that_are_never_sent_are_in_no_message_by_id_or_title(tmp_path):
         assert phone.hosted.recommend(7, 3)
 
 
-def test_a_name_that_the_device_does_not_know_lets_nothing_leave(tmp_path):
+def test_a_name_that_the_catalogue_does_not_know_is_a_rule_in_advance(tmp_path):
     choice = Choice(epsilon=8.0, total_epsilon=100.0, never_send=("a category",))
     phone = Phone(tmp_path / "phone", choice)
-    with pytest.raises(DataError, match="a category"):
-        phone.contribute(0)
-    assert phone.spent == 0.0
+    assert phone.contribute(0)
+    assert np.flatnonzero(phone.sent[0][:ITEMS]).tolist() == [1, 2, 5]
+    # From the next round on the catalogue says what is of that category.
+    phone.store.set_catalogue(CATALOGUE, [("a category",) if n == 5 else () for n in range(ITEMS)])
+    assert phone.contribute(4)
+    assert np.flatnonzero(phone.sent[4][:ITEMS]).tolist() == [1, 2]
 
 
 def test_between_periods_it_rests_by_its_own_clock(tmp_path):

@@ -62,6 +62,12 @@ def host(path, train, numbers, consent, terms=TERMS):
     return hosted
 
 
+def without_categories(store, items):
+    """As releases before wrote a catalogue."""
+    rows = ((number, *item) for number, item in enumerate(items))
+    store.file.write_many("INSERT INTO catalogue VALUES (?, ?, ?)", rows)
+
+
 def simulate(train, consent, terms=TERMS, rounds=5, cohort_size=None):
     """The same federation in simulation."""
     users = np.arange(train.n_users, dtype=np.int64)
@@ -176,6 +182,8 @@ def test_a_store_from_before_contacts_opens_and_nothing_is_lost(tmp_path, monkey
     everyone = Consent.uniform(np.arange(3), SHARING)
     with monkeypatch.context() as former:
         former.setattr(StoreFile, "migrations", StoreFile.migrations[:3])
+        former.setattr(Devices, "_keep_contents", lambda *what: None)
+        former.setattr(CohortStore, "set_catalogue", without_categories)
         with host(tmp_path / "s", train, np.array([2]), everyone).store as store:
             send(DeviceSession(store))
             kept = store.ledger().to_pylist(), store.budget(), store.records(2)

@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Literal, Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from sottovoce.core.choice import ASKED, Asked
 from sottovoce.core.consent import Consent, ShareRule
 from sottovoce.core.contributions import Contributions, Profile
 from sottovoce.core.interactions import Interactions
@@ -91,9 +92,9 @@ class Cohort(Redacted):
             items_named=self.items_named,
         )
 
-    def sendable(self) -> Interactions:
-        """The histories without what their users never send, noise or not."""
-        consent, history = self.consent, self.history
+    def sendable(self, consent: Consent) -> Interactions:
+        """The histories without what these records never send, noise or not."""
+        history = self.history
         if not consent.never_send.any():
             return history
         kept, users = np.ones(history.n_interactions, dtype=bool), history.users
@@ -170,6 +171,10 @@ class AlgorithmSettings(Component, ABC):
     @abstractmethod
     def build_under(self, release: Any, link: Link | None, triples: int) -> FactorModel:
         """Both halves, under this release and link, for so many draws where it draws pairs."""
+
+    def asked_for(self) -> tuple[Asked, ...]:
+        """The fields of a choice that its devices learn by, as a page draws them."""
+        return tuple(ASKED[name] for name in self.reads)
 
     # --- its shape --------------------------------------------------------------------------------
 
@@ -319,6 +324,12 @@ class AlgorithmSettings(Component, ABC):
     def remedies(self) -> tuple[str, ...]:
         """What it has of "aggregated", which a report card recommends to others."""
         return ()
+
+    @property
+    def as_printed(self) -> bool:
+        """Whether it is as in a paper where we have something better, whatever the release: to be
+        compared and attacked."""
+        return False
 
     def caveats(self, link: Link | None = None) -> tuple[str, ...]:
         """What it does not protect where there are data owners and no release, a paragraph
@@ -548,6 +559,10 @@ class Reporting(FactorModel):
     def sampling(self, items: NDArray[np.float32]) -> tuple[float, NDArray[np.uint64]]:
         """From the published model alone: the factor by which values are multiplied before they
         are cut to [-1, 1], and the table from which items are drawn (empty: all alike)."""
+
+    def items_at(self, coordinates: NDArray[np.int64], n_items: int) -> NDArray[np.int64] | None:
+        """Which item each coordinate is about; None where each is about all items at once."""
+        return coordinates // int(self.config.embedding_size)
 
     @abstractmethod
     def device_values(

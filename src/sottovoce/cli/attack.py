@@ -8,7 +8,8 @@ from typing import Annotated
 import typer
 
 from sottovoce.cli import output
-from sottovoce.cli.options import Json, Run, Threads
+from sottovoce.cli.options import Json, Run, Technical, Threads
+from sottovoce.core.words import said
 from sottovoce.errors import AttackFailed, UsageError
 
 
@@ -51,6 +52,7 @@ def attack(
         ),
     ] = None,
     threads: Threads = None,
+    technical: Technical = False,
     as_json: Json = False,
 ) -> None:
     """Every attack that applies to a run, against its base rate; leaves a report card.
@@ -81,7 +83,7 @@ def attack(
 
     from sottovoce.core.recommender import default_threads
     from sottovoce.runs.attack import attack_run, audit_system
-    from sottovoce.runs.card import JSON, PAGE, write_card
+    from sottovoce.runs.card import JSON, PAGE, plain_promise, write_card
     from sottovoce.runs.folder import check_writable
     from sottovoce.runs.read import FinishedRun
 
@@ -95,7 +97,7 @@ def attack(
     if only is not None and not codes:
         raise UsageError("--only needs the codes of attacks, such as A1,A4")
     audit: dict[str, object] = {}
-    said: tuple[str, ...] = ()
+    audited: tuple[str, ...] = ()
     advice = "no report card was written; the run is as it was"
     with output.interruptible(advice), output.progress() as report:
         if canaries is not None:
@@ -103,12 +105,12 @@ def attack(
             experiment = FinishedRun.open(folder).experiment
             found = audit_system(experiment, canaries, threads or default_threads())
             audit = asdict(found) | {"convicted": found.convicted}
-            said = (f"One-run audit: {found.describe()}.",)
+            audited = (f"One-run audit: {found.describe()}.",)
             report("audit", 1, 1)
         card = attack_run(
             folder, rounds=rounds, only=codes, threads=threads or default_threads(), report=report
         )
-        card = replace(card, notes=(*card.notes, *said))
+        card = replace(card, notes=(*card.notes, *audited))
         report("report", 0, 1)
         check_writable(page.parent)
         write_card(card, folder, page, content)
@@ -123,11 +125,18 @@ def attack(
             output.note(f"error: {error}")
             raise typer.Exit(error.exit_code) from None
         return
-    output.show(card.table(), "")
-    output.show(*[line for text in card.paragraphs() for line in (text, "")])
-    if card.failed:
-        output.show(card.fallen())
-    if card.not_applicable:
-        output.show(card.left_out())
-    output.show(f"Report card: {page}")
+    if technical:
+        output.show(card.table(), "")
+        output.show(*[line for text in card.paragraphs() for line in (text, "")])
+        if card.failed:
+            output.show(card.fallen())
+        if card.not_applicable:
+            output.show(card.left_out())
+    else:
+        output.show(output.joined(*card.summary()), "")
+        for result, plain in zip(card.results, card.plainly(), strict=True):
+            output.show(f"{result.code}: {output.joined(plain_promise(result))}")
+            output.show(f"  {output.joined(*plain)}", "")
+        output.show(output.joined(said("attack.technical")))
+    output.show(output.joined(said("attack.card", path=str(page))))
     card.require_whole()

@@ -7,6 +7,7 @@ devices; what they do in one of data owners is in `device_owners`.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from textwrap import wrap
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,11 +16,14 @@ import typer
 
 from sottovoce.cli import device_owners, output
 from sottovoce.cli.device_files import for_owners, read_history, read_users
-from sottovoce.cli.options import Json, Store, User, with_choices
+from sottovoce.cli.options import Json, Store, Technical, User, with_choices
+from sottovoce.core.words import Said, said
 from sottovoce.errors import UsageError
 
 if TYPE_CHECKING:
+    from sottovoce.core.consent import Choice
     from sottovoce.evaluation.tables import Table
+    from sottovoce.stores.device import CohortStore
 
 
 def device_ledger_table(
@@ -104,17 +108,19 @@ def init(
         federation = card.federation if card else None
         output.emit({"store": path, "users": len(numbers), "federation": federation})
         return
-    server = f", invited to {card.federation}" if card else ""
-    output.show(
-        f"{path}: a store for {_people(len(numbers))}{server}.",
-        "Nothing leaves it until its owner has seen who would read what, agrees to that, and takes "
-        "part.",
-    )
+    made = said("device.made", path=str(path), n=len(numbers))
+    if card is not None:
+        made = said(
+            "device.made_invited", path=str(path), n=len(numbers), federation=card.federation
+        )
+    output.show(*output.told(made, said("device.until_part")))
     if card is not None:
         output.show(
-            f"First let it ask for the terms, which sends nothing: sottovoce serve device {path} "
-            f"--once; then see them: sottovoce device agree {path}; then choose what you permit: "
-            f"sottovoce device consent {path} --help"
+            *output.told(
+                said("device.next_terms", command=f"sottovoce serve device {path} --once"),
+                said("device.next_agree", command=f"sottovoce device agree {path}"),
+                said("device.next_choose", command=f"sottovoce device consent {path} --help"),
+            )
         )
 
 
@@ -179,13 +185,13 @@ def bring(
             {"store": path, "added": added, "already_there": already, "unknown": len(unknown)}
         )
         return
-    output.show(f"{added:,} interactions added, {already:,} were there already.")
+    found = [said("device.added", n=added)]
+    if already:
+        found.append(said("device.already", n=already))
+    output.show(output.joined(*found))
     if unknown:
         named = ", ".join(unknown[:3]) + (", …" if len(unknown) > 3 else "")
-        output.show(
-            f"{len(unknown):,} items are not in the federation's catalogue ({named}); they are "
-            f"kept and not learnt from."
-        )
+        output.show(output.joined(said("device.unknown", n=len(unknown), names=named)))
 
 
 @with_choices
@@ -208,6 +214,10 @@ def consent(
         typer.Option(metavar="OWNER", help="A data owner that is not refused any more."),
     ] = None,
     user: User = None,
+    yes: Annotated[
+        bool, typer.Option("--yes", help="Do not ask, also where a limit protects nothing.")
+    ] = False,
+    technical: Technical = False,
     as_json: Json = False,
     **changes: Any,
 ) -> None:
@@ -223,6 +233,9 @@ def consent(
     Once --total-epsilon has no room for another round, nothing leaves any more; what was spent
     never comes back, but the limit may be raised. The same holds where a proxy adds noise to sums
     of updates, by what all rounds cost together there.
+
+    What a new --epsilon or --total-epsilon is worth is said before it is set. Where it protects
+    nothing, you are asked first, on a terminal; --yes answers.
 
     A federation may have filters for attributes such as gender. What is hidden (--hide) trains no
     filter, and others' filters are used against its traces in what is learnt, by --strength; see
@@ -249,7 +262,7 @@ def consent(
     """
     from dataclasses import replace
 
-    from sottovoce.cli import spent
+    from sottovoce.cli import plainly, spent
     from sottovoce.cli.device_attributes import hiding
     from sottovoce.cli.device_terms import is_gateway, terms_in_words, waiting, who_reads
     from sottovoce.stores.session import DeviceSession
@@ -266,7 +279,9 @@ def consent(
                     "--allow are what there is to choose"
                 )
             part, number = changes.get("takes_part"), whose(store, user)
-            device_owners.consent(store, number, part, refuse or [], allow or [], as_json)
+            device_owners.consent(
+                store, number, part, refuse or [], allow or [], technical, as_json
+            )
             return
         if refuse or allow:
             raise UsageError("this federation has no data owners that could be refused or allowed")
@@ -275,7 +290,9 @@ def consent(
         choice = store.choice(number)
         hidden = hiding(choice, hide or [], reveal or [], known)
         choice = replace(choice, **changes, hidden_attributes=hidden)
+        worth = plainly.worth(choice, changes, known)
         if changing:
+            plainly.ask_before(worth, yes=yes, as_json=as_json)
             store.set_choice(number, choice)
         name, records = store.name(number), store.records(number)
         cost = spent.spent_so_far(store, number)
@@ -283,9 +300,10 @@ def consent(
         means = spent.choice_lines(choice, known, cost, sums)
     terms = []
     if changes.get("takes_part") or (choice.takes_part and known is None):
-        terms = terms_in_words(known, path, gateway=gateway, waits=pending is not None)
+        waits = pending is not None
+        terms = terms_in_words(known, path, gateway=gateway, waits=waits, technical=technical)
     elif choice.takes_part and pending is not None:
-        terms = waiting(pending, path)
+        terms = waiting(pending, path, technical=technical)
     if as_json:
         earlier = [{"time": r.changed_at, **output.plain(r.choice)} for r in records]
         output.emit(
@@ -298,18 +316,30 @@ def consent(
                 "round_cost": spent.round_cost(choice, known),
                 "spent": cost,
                 "means": means,
+                "worth": output.told(*worth),
                 "what_leaves": who_reads(known, gateway=gateway) if known else [],
                 "agreed": known is not None and pending is None,
                 "records": earlier,
             }
         )
         return
-    output.show(f"{name}: {choice.words()}.")
+    if technical:
+        output.show(f"{name}: {choice.words()}.")
+    else:
+        output.show(output.joined(*plainly.chosen(choice, name)))
     if not choice.takes_part and changes.get("share_positives"):
-        output.show("The share counts once --take-part is chosen, too.")
+        command = f"sottovoce device consent {path} --take-part"
+        output.show(output.joined(said("device.share_waits", command=command)))
+    if not technical:
+        means = output.told(*plainly.costs(choice, known, cost, sums))
     output.show(*terms, *means)
-    if not changing and records:
+    if not changing and records and technical:
         output.show(*(f"  {output.day(r.changed_at)}  {r.choice.words()}" for r in records))
+    elif not changing and records:
+        output.show(output.joined(said("device.earlier")))
+        for record in records:
+            (when,) = output.told(said("ledger.day", when=record.changed_at))
+            output.show(f"  {when}: {output.joined(*plainly.chosen(record.choice, name))}")
 
 
 def recommend(
@@ -362,6 +392,7 @@ def ledger(
     path: Store,
     user: User = None,
     csv: Annotated[bool, typer.Option("--csv", help="Print CSV, every line of it.")] = False,
+    technical: Technical = False,
     as_json: Json = False,
 ) -> None:
     """What has left this store, or may have: every report, with its rows, bytes and cost.
@@ -380,7 +411,7 @@ def ledger(
       sottovoce device ledger ~/sottovoce
       sottovoce device ledger ~/sottovoce --csv
     """
-    from sottovoce.cli import spent
+    from sottovoce.cli import plainly, spent
     from sottovoce.core import ledger as ledgers
     from sottovoce.evaluation.tables import Column, Table
     from sottovoce.stores.session import DeviceSession
@@ -391,7 +422,7 @@ def ledger(
     with open_store(path, readonly=True) as store:
         number = None if user is None else whose(store, user)
         if isinstance(store, UserStore):
-            device_owners.ledger(store, number, csv, as_json)
+            device_owners.ledger(store, number, csv, technical, as_json)
             return
         rows = store.ledger_rows(number)
         names = {int(n): store.name(int(n)) for n in store.users}
@@ -400,7 +431,10 @@ def ledger(
         who = "the store" if number is None else f"the device of {store.name(number)}"
         one = int(store.users[0]) if number is None and len(names) == 1 else number
         budget = None if one is None else spent.of_store(store, one, DeviceSession(store).terms)
+        inside = [] if one is None or csv else _inside(store, one, rows.to_pylist(), as_json)
     lines = [{"when": output.day(line["time"]), **output.plain(line)} for line in rows.to_pylist()]
+    for line, more in zip(lines, inside, strict=False):
+        line |= more
     if as_json:
         head = {"store": path, "totals": output.totals_json(totals)}
         head |= {"budget": budget and budget.to_table(), "lines": lines}
@@ -419,11 +453,20 @@ def ledger(
         shown = [{c.key: line[c.key] for c in columns} for line in lines]
         print(Table("", columns, shown).to_csv(), end="", flush=True)
         return
+    several = names if number is None and len(names) > 1 else None
+    if not technical:
+        output.show(*output.told(*plainly.left(totals), *(plainly.used(budget) if budget else ())))
+        if lines:
+            output.show(plainly.ledger_table(lines[-20:], several))
+            output.show(*plainly.things_named(lines[-20:]))
+        if contacts:
+            output.show(output.joined(said("ledger.contacts", n=len(contacts))))
+        output.show(output.joined(said("device.more")))
+        return
     output.show(spent.what_left(who, totals), spent.bound_line(totals))
     output.show(*(budget.lines() if budget else ()))
     if lines:
         title = "Reports" if len(lines) <= 20 else f"The last 20 of {len(lines):,} reports"
-        several = names if number is None and len(names) > 1 else None
         output.show(device_ledger_table(title, lines[-20:], several))
     if contacts:
         counts = Counter(contact.what for contact in contacts)
@@ -434,11 +477,26 @@ def ledger(
         output.show(f"Contacts, which only say that a device is there: {', '.join(parts)}.")
 
 
-def _people(count: int) -> str:
-    return "one user" if count == 1 else f"{count:,} users"
+def _inside(
+    store: CohortStore, number: int, rows: list[dict[str, Any]], as_json: bool
+) -> list[dict[str, Any]]:
+    """Of each report: which things of hers were in it, and what it was at the socket. For people
+    the last ones are enough."""
+    from sottovoce.stores import timeline
+
+    found: list[dict[str, Any]] = [{} for _ in rows]
+    for at in range(0 if as_json else max(0, len(rows) - 20), len(rows)):
+        key = rows[at]["terms"], rows[at]["round"], rows[at]["attempt"]
+        line = timeline.line(store.file, number, ".".join(map(str, key)))
+        things = timeline.things(store, number, *key)
+        named = [{"item": i, "title": t, "weight": w} for i, t, w in things]
+        found[at] = {"body_sha256": line.sha256 or None, "things": named}
+    return found
 
 
-def status(path: Store, user: User = None, as_json: Json = False) -> None:
+def status(
+    path: Store, user: User = None, technical: Technical = False, as_json: Json = False
+) -> None:
     """Where a store stands: federation, history, choice, who reads what, budget, round, agent.
 
     In a federation of data owners: what waits, what has left and who reads it, by data owner, and
@@ -450,16 +508,17 @@ def status(path: Store, user: User = None, as_json: Json = False) -> None:
       sottovoce device status ~/sottovoce
       sottovoce device status ~/films
     """
-    from sottovoce.cli import spent
+    from sottovoce.cli import plainly, spent
     from sottovoce.cli.device_attributes import standing, status_words, to_json
     from sottovoce.cli.device_terms import is_gateway, terms_in_words, waiting, who_reads
+    from sottovoce.core import ledger as ledgers
     from sottovoce.stores.session import DeviceSession
     from sottovoce.stores.user import UserStore, open_store, whose
     from sottovoce.wire.invitations import kept_invitation
 
     with open_store(path, readonly=True) as store:
         if isinstance(store, UserStore):
-            device_owners.status(store, whose(store, user), as_json)
+            device_owners.status(store, whose(store, user), technical, as_json)
             return
         if user is not None:
             raise UsageError("in a federation of devices the status is that of the whole store")
@@ -488,19 +547,36 @@ def status(path: Store, user: User = None, as_json: Json = False) -> None:
         budget = None if alone is None else spent.of_store(store, alone, terms)
         sums = None if alone is None else spent.sums_of_store(store, alone, terms)
         known = [] if alone is None else standing(store, alone, terms)
+        totals = ledgers.totals_of(store.ledger(None))
+        mine = None if alone is None else (store.name(alone), records.row(0))
     shown = pending or terms
     leaves = who_reads(shown, gateway=gateway) if shown else []
     nothing: str | None = None
     if not content["taking_part"]:
         nothing = "Nothing leaves: nobody takes part."
     elif shown is None:
-        nothing = terms_in_words(None, path)[0]
+        nothing = terms_in_words(None, path, technical=True)[0]
     elif pending is not None:
-        nothing = waiting(pending, path)[0]
+        nothing = waiting(pending, path, technical=True)[0]
     if as_json:
         content |= {"attributes": to_json(known), "what_leaves": leaves, "nothing_leaves": nothing}
         costs = {"budget": budget and budget.to_table(), "sums": sums and sums.to_table()}
         output.emit({**content, **costs})
+        return
+    if not technical:
+        output.show(*_status_lines(content, mine, path))
+        if not content["taking_part"]:
+            output.show(output.joined(said("quiet.nobody" if mine is None else "quiet.off")))
+        elif shown is None:
+            output.show(*plainly.asking(path))
+        elif pending is not None:
+            output.show(*plainly.agreeing(pending, path))
+        if shown is not None:
+            output.show(*plainly.in_words(shown, gateway=gateway))
+        output.show(*output.told(*plainly.left(totals)))
+        output.show(*output.told(*(plainly.used(budget) if budget else ())))
+        output.show(*output.told(*(plainly.summed(sums) if sums else ())))
+        output.show(output.joined(said("device.more")))
         return
     content["attributes"] = status_words(known)
     if content["other_terms_offered"]:
@@ -517,3 +593,34 @@ def status(path: Store, user: User = None, as_json: Json = False) -> None:
         *(budget.lines() if budget else ()),
         *(sums.lines() if sums else ()),
     )
+
+
+def _status_lines(
+    content: Mapping[str, Any], mine: tuple[str, Choice] | None, path: Path
+) -> list[str]:
+    """Where a store stands: a label and a few words each; then what its one user chose."""
+    from sottovoce.cli import plainly
+
+    known, unknown = content["interactions"], content["unknown_items"]
+    history = said("device.value.history", n=known)
+    if unknown:
+        history = said("device.value.history_unknown", n=known, unknown=unknown)
+    people = said("device.value.people", n=content["users"], part=content["taking_part"])
+    model = said("device.value.none")
+    if content["model"] is not None:
+        model = said("device.value.model", round=content["model"])
+    found: dict[str, str | Said] = {
+        "store": str(path),
+        "federation": content["federation"] or said("device.value.alone"),
+        "server": content["server"] or "",
+        "people": people if mine is None else "",
+        "history": history,
+        "model": model,
+        "agent": said(f"device.value.agent_{'on' if content['agent_running'] else 'off'}"),
+    }
+    kept = {key: value for key, value in found.items() if value}
+    labels = output.told(*(said(f"device.head.{key}") for key in kept))
+    values = [v if isinstance(v, str) else output.joined(v) for v in kept.values()]
+    width = max(map(len, labels))
+    lines = [f"{label:<{width}}  {value}" for label, value in zip(labels, values, strict=True)]
+    return lines if mine is None else [*lines, output.joined(*plainly.chosen(mine[1], mine[0]))]

@@ -10,6 +10,7 @@ import typer
 
 from sottovoce.cli import output
 from sottovoce.cli.options import Json, Store, User
+from sottovoce.core.words import Said, said
 from sottovoce.errors import UsageError
 
 if TYPE_CHECKING:
@@ -77,20 +78,23 @@ def attributes(
         output.emit({"store": path, "user": name, "changed": bool(changes), "attributes": shown})
         return
     if not lines:
-        output.show(f"The device knows nothing of {name}, and there are no filters yet.")
+        output.show(output.joined(said("attributes.nothing", name=name)))
         return
     from sottovoce.evaluation.tables import Column, Table
 
-    columns = [Column("name", "attribute"), Column("value"), Column("words", "what becomes of it")]
+    keys = ("name", "value", "becomes")
+    heads = output.told(*(said(f"attributes.{key}") for key in keys))
+    columns = [Column(key, head) for key, head in zip(keys, heads, strict=True)]
+    unknown = output.joined(said("attributes.unknown_value"))
     rows = [
         {
             "name": output.one_line(line.name),
-            "value": "not known" if line.value is None else output.one_line(line.value),
-            "words": line.words(),
+            "value": unknown if line.value is None else output.one_line(line.value),
+            "becomes": output.joined(line.said()),
         }
         for line in lines
     ]
-    output.show(Table(f"What the device knows of {name}", columns, rows))
+    output.show(Table(output.joined(said("attributes.head", name=name)), columns, rows))
     for known in filters_of(terms):
         output.show(f"{known.name}: {output.listed(known.classes)}.")
 
@@ -110,7 +114,18 @@ class Standing:
     def __repr__(self) -> str:
         return f"<Standing of {self.name}, redacted>"
 
+    def said(self) -> Said:
+        """What becomes of it, for its owner."""
+        if not self.filter:
+            return said("attributes.no_filter")
+        if self.hidden:
+            return said("attributes.hidden")
+        if self.value is None:
+            return said("attributes.not_known")
+        return said("attributes.shared" if self.fits else "attributes.no_class")
+
     def words(self) -> str:
+        """The same in exact words."""
         if not self.filter:
             return "no filter: used by nothing"
         if self.hidden:

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sottovoce.cli import output
+from sottovoce.cli import output, plainly
 from sottovoce.cli.device_files import read_events
 from sottovoce.cli.options import Json, Store, User
+from sottovoce.core.words import Said, said
 from sottovoce.errors import ConsentError, MessageError, ServiceError, UsageError
 
 if TYPE_CHECKING:
@@ -19,8 +20,9 @@ if TYPE_CHECKING:
     from sottovoce.core.consent import Choice
     from sottovoce.evaluation.tables import Table
     from sottovoce.services.agent.user_agent import Delivery
+    from sottovoce.stores.device import CohortStore
     from sottovoce.stores.user import UserStore
-    from sottovoce.stores.user_door import Said
+    from sottovoce.stores.user_door import Said as Done
 
 _WHY = {
     "consent": "not permitted any more",
@@ -62,13 +64,15 @@ def join(path: Path, invitation: Path, as_json: bool) -> None:
             }
         )
         return
-    names = ", ".join(owner.name for owner in directory.owners) or "none yet"
+    federation, names = directory.federation, [owner.name for owner in directory.owners]
     output.show(
-        f"{path}: a store for the federation {directory.federation}, with "
-        f"{len(directory.catalogue):,} items.",
-        f"Its data owners: {names}.",
-        "Nothing leaves the store until you take part. See what each of them would read: "
-        f"sottovoce device consent {path}",
+        *output.told(
+            said("device.made_owners", path=str(path), federation=federation),
+            said("device.things", n=len(directory.catalogue)),
+            said("device.owners_are", names=names),
+            said("device.until_part_owners"),
+            said("device.next_readers", command=f"sottovoce device consent {path}"),
+        )
     )
 
 
@@ -76,11 +80,11 @@ def bring(store: UserStore, file: Path, number: int, as_json: bool) -> None:
     """Put interactions into the outbox, as far as she permits them."""
     from sottovoce.stores.user_door import UserDoor
 
-    said = UserDoor(store).interact_many(read_events(file, store.world.directory, number))
+    done = UserDoor(store).interact_many(read_events(file, store.world.directory, number))
     if as_json:
-        output.emit({"store": store.path, "said": said})
+        output.emit({"store": store.path, "said": done})
     else:
-        output.show(_said_words(said))
+        output.show(_said_words(done))
 
 
 def consent(
@@ -89,6 +93,7 @@ def consent(
     takes_part: bool | None,
     refuse: list[str],
     allow: list[str],
+    technical: bool,
     as_json: bool,
 ) -> None:
     """Show who reads what, or change that."""
@@ -122,34 +127,44 @@ def consent(
             }
         )
         return
-    output.show(*_choice_words(choice, owners, settings, store.path))
+    words = _choice_words if technical else _plain_choice
+    output.show(*words(choice, owners, settings, store.path))
     if dropped:
-        output.show(f"{_messages(dropped)} that waited will not be sent.")
+        output.show(output.joined(said("device.dropped", n=dropped)))
     kept = [o["name"] for o in owners if not o["reads"] and o["number"] in told]
     if changing and kept:
-        output.show(
-            f"What was told before is still with {', '.join(kept)}; to have it deleted there, use "
-            "sottovoce device leave."
-        )
+        command = f"sottovoce device leave {store.path}"
+        output.show(output.joined(said("device.still_there", names=kept, command=command)))
 
 
-def status(store: UserStore, number: int, as_json: bool) -> None:
+def status(store: UserStore, number: int, technical: bool, as_json: bool) -> None:
     """What waits, what has left and who reads it."""
     choice, found = store.choice(number), store.standing(number)
     if as_json:
         output.emit({"store": store.path, **found})
         return
     requests, size = found["orchestrator"]["requests"], found["orchestrator"]["bytes"]
-    output.show(
-        f"{store.federation}: {choice.owner_words()}. {found['seen']:,} items seen.",
-        _owner_table(found["owners"]),
-        f"To the orchestrator: {requests:,} request{'' if requests == 1 else 's'}, {size:,} bytes.",
-    )
+    if technical:
+        output.show(
+            f"{store.federation}: {choice.owner_words()}. {found['seen']:,} items seen.",
+            _owner_table(found["owners"]),
+            f"To the orchestrator: {requests:,} request{'' if requests == 1 else 's'}, {size:,} "
+            "bytes.",
+        )
+    else:
+        part = said("device.you_take_part" if choice.takes_part else "device.you_take_no_part")
+        output.show(
+            f"{store.federation}: {output.joined(part, said('device.seen', n=found['seen']))}",
+            *_plain_owners(found["owners"]),
+            output.joined(said("device.orchestrator", n=requests, size=size)),
+        )
     if found["enrolled"]:
-        output.show(f"In this federation you are number {found['number']}.")
+        output.show(output.joined(said("device.number", number=str(found["number"]))))
     if found["left_federation"]:
-        done = "You have left" if found["left_federation"] == "done" else "You are leaving"
-        output.show(f"{done} this federation.")
+        done = found["left_federation"] == "done"
+        output.show(output.joined(said("stands.left_federation" if done else "stands.leaving")))
+    if not technical:
+        output.show(output.joined(said("device.more")))
 
 
 def recommend(path: Path, number: int, n: int, as_json: bool) -> None:
@@ -175,10 +190,10 @@ def recommend(path: Path, number: int, n: int, as_json: bool) -> None:
         return
     columns = [Column("rank", "#"), Column("item"), Column("score", format=".3f")]
     shown = [row | {"item": output.one_line(row["item"])} for row in rows]
-    output.show(Table("Recommended to you", columns, shown))
+    output.show(Table(output.joined(said("device.recommended_you")), columns, shown))
 
 
-def ledger(store: UserStore, number: int | None, csv: bool, as_json: bool) -> None:
+def ledger(store: UserStore, number: int | None, csv: bool, technical: bool, as_json: bool) -> None:
     """Every request with anything of hers in it, oldest first."""
     from sottovoce.evaluation.tables import Column, Table
 
@@ -195,6 +210,9 @@ def ledger(store: UserStore, number: int | None, csv: bool, as_json: bool) -> No
     rows = [{name: line[name] for name in names} for line in lines]
     if csv:
         print(Table("", [Column(name) for name in names], rows).to_csv(), end="", flush=True)
+        return
+    if not technical:
+        _plain_ledger(lines, told)
         return
     requests = f"{len(lines):,} request{'' if len(lines) == 1 else 's'}"
     output.show(f"What left the store: {told:,} interactions in {requests}, {size:,} bytes.")
@@ -241,7 +259,7 @@ def send(
     from sottovoce.stores.user import whose
     from sottovoce.stores.user_door import UserDoor
 
-    said = None
+    done = None
     with _open(path, agent=True) as store:
         number, door = whose(store, user), UserDoor(store)
         if file is not None:
@@ -250,7 +268,7 @@ def send(
                     f"you do not take part, so nothing of {file} was read; to take part: "
                     f"sottovoce device consent {path} --take-part"
                 )
-            said = door.interact_many(read_events(file, store.world.directory, number))
+            done = door.interact_many(read_events(file, store.world.directory, number))
         if end:
             door.end_stream(number)
         with output.interruptible("what was not sent yet waits; run `sottovoce device send` again"):
@@ -262,10 +280,10 @@ def send(
             f"sottovoce device consent {path}"
         )
     if as_json:
-        output.emit({"store": path, "said": said, **output.plain(delivery)})
+        output.emit({"store": path, "said": done, **output.plain(delivery)})
         return
-    if said is not None:
-        output.show(_said_words(said))
+    if done is not None:
+        output.show(_said_words(done))
     output.show(*_delivery_words(delivery))
 
 
@@ -301,22 +319,22 @@ def interact(
         number = whose(store, user)
         place = store.world.directory.item(item)
         when = store.now() if time is None else time
-        said = UserDoor(store).interact(number, place, liked, when)
+        done = UserDoor(store).interact(number, place, liked, when)
         busy = store.file.served()
-    if said.messages and not busy:
+    if done.messages and not busy:
         with (
             _open(path, agent=True) as store,
             output.interruptible("it waits; run `sottovoce device send` to send it"),
         ):
             delivery = _deliver(store)
     if as_json:
-        output.emit({"store": path, "item": item, "said": said, "delivery": delivery})
-    elif said.at_home:
-        output.show(f"{item}: noted here, and nothing leaves.")
-    elif said.known:
-        output.show(f"{item}: the data owners know already.")
+        output.emit({"store": path, "item": item, "said": done, "delivery": delivery})
+    elif done.at_home:
+        output.show(output.joined(said("device.noted_here", item=item)))
+    elif done.known:
+        output.show(output.joined(said("device.known_already", item=item)))
     elif delivery is None:
-        output.show(f"{item}: waits for the process that is sending from this store now.")
+        output.show(output.joined(said("device.waits_process", item=item)))
     else:
         output.show(*_delivery_words(delivery))
 
@@ -331,8 +349,13 @@ def leave(
     user: User = None,
     as_json: Json = False,
 ) -> None:
-    """Leave a data owner, or all of them and the federation: they delete what they hold of you.
+    """Leave a federation for good; or a data owner, or all of them, who delete what they hold.
 
+    In a federation of devices nothing leaves any more, and the store forgets its invitation and
+    keys: nobody is told, and there is no way back without another invitation. What was sent stays
+    in sums and models that were published. Your history, choices and ledger stay with you.
+
+    In a federation of data owners they are asked to delete what they hold of you.
     Nothing more goes there; what waits is dropped. Who does not answer is told later, by
     `sottovoce device send`. Your store stays with you. Your own row of the model is deleted when
     you leave the federation; what items' rows have learnt from you cannot be taken out of them.
@@ -343,10 +366,13 @@ def leave(
       sottovoce device leave ~/films --owner Horror
       sottovoce device leave ~/films --yes
     """
-    from sottovoce.stores.user import whose
+    from sottovoce.stores.user import UserStore, open_store, whose
     from sottovoce.stores.user_door import UserDoor
 
-    with _open(path, agent=True) as store:
+    with open_store(path, agent=True) as store:
+        if not isinstance(store, UserStore):
+            _leave_devices(store, owner, yes, as_json)
+            return
         number, door = whose(store, user), UserDoor(store)
         if owner is not None:
             store.world.directory.owner(owner)
@@ -366,10 +392,21 @@ def leave(
             }
         )
         return
-    told = ", ".join(asked) or "nobody, as nobody has anything of you"
-    output.show(f"Asked to forget you: {told}.", *_delivery_words(delivery))
+    forget = said("device.asked_to_forget", names=list(asked)) if asked else None
+    output.show(output.joined(forget or said("device.asked_nobody")), *_delivery_words(delivery))
     if departure == "done":
-        output.show("You have left the federation; the store stays with you.")
+        output.show(output.joined(said("device.has_left")))
+
+
+def _leave_devices(store: CohortStore, owner: str | None, yes: bool, as_json: bool) -> None:
+    if owner is not None:
+        raise UsageError("this federation has no data owners; leave --owner out to leave all of it")
+    _require_sure(yes, "Leave the federation for good?", as_json)
+    store.leave_federation()
+    if as_json:
+        output.emit({"store": store.path, "asked_to_forget": [], "left_federation": "done"})
+    else:
+        output.show(*output.told(said("device.has_left"), said("stop.before_sum")))
 
 
 # --- helpers -------------------------------------------------------------------------------------
@@ -397,11 +434,90 @@ def _deliver(store: UserStore) -> Delivery:
         return agent.send_all()
 
 
-def _said_words(said: Said) -> str:
-    return (
-        f"{_messages(said.messages)} for data owners; {said.known:,} were told before, and of "
-        f"{said.at_home:,} interactions nothing leaves."
-    )
+def _said_words(done: Done) -> str:
+    found = [said("device.queued", n=done.messages)]
+    if done.known:
+        found.append(said("device.known_before", n=done.known))
+    if done.at_home:
+        found.append(said("device.stay_home", n=done.at_home))
+    return output.joined(*found)
+
+
+# In the place of the exact words, for whoever does not ask for them.
+
+
+def _plain_choice(
+    choice: Choice, owners: list[dict[str, Any]], settings: DRIFTConfig, path: Path
+) -> list[str]:
+    """Whether she takes part, and what each data owner reads or would."""
+    here = said("device.you_take_part" if choice.takes_part else "device.you_take_no_part")
+    head = said("device.who_reads" if choice.takes_part else "device.would_read")
+    from sottovoce.wire.plainly import Reader
+
+    found = [Reader(said("reads.owner", name=o["name"]), _owner_sees(choice, o)) for o in owners]
+    conductor = said("reads.orchestrator")
+    if any(owner["name"] not in choice.refused_owners for owner in owners):
+        if settings.release == "aggregated":
+            found.append(Reader(conductor, said("sees.sums_of_people", n=settings.min_users)))
+            split = [
+                o["name"] for o in owners if o["shared"] and o["name"] in choice.refused_owners
+            ]
+            if split:
+                found.append(Reader(conductor, said("sees.difference", names=split)))
+        else:
+            found.append(Reader(conductor, said("sees.requests")))
+    lines = [*output.told(here, head), *plainly.seen(found)]
+    command = f"sottovoce device consent {path} --take-part"
+    if any(owner["new"] for owner in owners):
+        lines += output.told(said("device.allow_new", command=command))
+    if not choice.takes_part:
+        lines += output.told(said("device.join_part", command=command))
+    return [*lines, output.joined(said("device.more"))]
+
+
+def _owner_sees(choice: Choice, owner: dict[str, Any]) -> Said:
+    if owner["name"] in choice.refused_owners:
+        return said("sees.interactions_none")
+    return said("sees.interactions_new" if owner["new"] else "sees.interactions")
+
+
+def _plain_owners(views: list[dict[str, Any]]) -> list[str]:
+    """What each data owner has been told, a line each."""
+    lines = []
+    for view in views:
+        found = [said("device.was_told", n=view["interactions_left"])]
+        if view["waiting"]:
+            found.append(said("device.wait", n=view["waiting"]))
+        if view["unanswered"]:
+            found.append(said("device.no_answer", n=view["unanswered"]))
+        if view["refused"]:
+            found.append(said("device.were_refused", n=view["refused"]))
+        lines.append(f"  {output.one_line(view['owner'])}: {output.joined(*found)}")
+    return lines
+
+
+def _plain_ledger(lines: list[dict[str, Any]], told: int) -> None:
+    """Every request, in words: when, what, to whom."""
+    from sottovoce.evaluation.tables import Column, Table
+
+    if not lines:
+        output.show(output.joined(said("stands.nothing")))
+        return
+    output.show(output.joined(said("ledger.total_words.owners", n=told)))
+    keys = ["when", "what", "to", "items", "size"]
+    heads = output.told(*(said(f"ledger.{key}") for key in keys))
+    rows = []
+    for line in lines[-20:]:
+        when, what, size = output.told(
+            said("ledger.day", when=line["at"]),
+            said(f"ledger.{line['what'].replace('-', '_')}"),
+            said("page.size", size=line["bytes"]),
+        )
+        row = {"when": when, "what": what, "to": output.one_line(line["party"])}
+        rows.append(row | {"items": line["interactions"], "size": size})
+    columns = [Column(key, head) for key, head in zip(keys, heads, strict=True)]
+    output.show(Table(output.joined(said("page.ledger")), columns, rows))
+    output.show(output.joined(said("device.more")))
 
 
 def _owner_table(views: list[dict[str, Any]]) -> Table:
@@ -482,15 +598,12 @@ def _choice_words(
 
 
 def _delivery_words(delivery: Delivery) -> list[str]:
-    lines = [f"{_messages(delivery.arrived)} arrived, {delivery.waiting:,} wait."]
+    found = [said("device.arrived", n=delivery.arrived), said("device.wait", n=delivery.waiting)]
+    lines = [output.joined(*found)]
     if delivery.refused:
-        lines.append(f"{_messages(delivery.refused)} were refused by data owners; see the store.")
+        lines += output.told(said("device.were_refused", n=delivery.refused))
     lines += [f"{name}: {why}" for name, why in delivery.troubles.items()]
     return lines
-
-
-def _messages(count: int) -> str:
-    return "1 message" if count == 1 else f"{count:,} messages"
 
 
 def _require_sure(yes: bool, question: str, as_json: bool) -> None:

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sottovoce.cli import output
-from sottovoce.cli.options import Json, Store
+from sottovoce.cli import output, plainly
+from sottovoce.cli.options import Json, Store, Technical
 from sottovoce.cli.output import listed, one_line
+from sottovoce.core.words import said
 from sottovoce.errors import UsageError
 from sottovoce.privacy.statements import bound_text, count_of
 
@@ -34,6 +35,7 @@ def agree(
     look: Annotated[bool, typer.Option("--look", help="Only show; so does leaving all out.")] = (
         False
     ),
+    technical: Technical = False,
     as_json: Json = False,
 ) -> None:
     """Show the terms of a federation and who reads what under them, or agree to them.
@@ -73,19 +75,25 @@ def agree(
         )
         return
     if shown is None:
-        output.show(*terms_in_words(None, path))
+        output.show(*terms_in_words(None, path, technical=technical))
         return
     if digest is None:
-        output.show(*_in_words(shown, gateway=gateway))
+        output.show(*terms_in_words(shown, path, gateway=gateway, technical=technical))
     if changes:
-        output.show("What the server has changed:" if waits else "What has changed:")
+        head = "What the server has changed:" if waits else "What has changed:"
+        output.show(head if technical else f"{output.joined(said('terms.changes'))}:")
         output.show(*(f"  {k}: {a} → {b}" for k, a, b in changes))
-    output.show(*(waiting(shown, path) if waits else ["Agreed to."]))
+    if waits:
+        output.show(*waiting(shown, path, technical=technical))
+    else:
+        output.show("Agreed to." if technical else output.joined(said("terms.agreed")))
+    if digest is None and not technical:
+        output.show(output.joined(said("device.more")))
 
 
 def _agree_to(hosted: DeviceSession, shown: Terms | None, digest: str, path: Path) -> None:
     if shown is None:
-        raise UsageError(terms_in_words(None, path)[0])
+        raise UsageError(terms_in_words(None, path, technical=True)[0])
     if digest != shown.digest():
         raise UsageError(
             "these are not the terms that the server shows now, so nothing was agreed to; see "
@@ -99,8 +107,10 @@ def is_gateway(store: CohortStore) -> bool:
     return len(store.users) > 1
 
 
-def waiting(terms: Terms, path: Path) -> list[str]:
+def waiting(terms: Terms, path: Path, *, technical: bool) -> list[str]:
     """That nothing leaves under these terms yet, and how to agree."""
+    if not technical:
+        return plainly.agreeing(terms, path)
     return [
         "Nothing leaves yet: nobody has agreed to these terms. To agree to them: sottovoce device "
         f"agree {path} --terms {terms.digest()}"
@@ -108,16 +118,25 @@ def waiting(terms: Terms, path: Path) -> list[str]:
 
 
 def terms_in_words(
-    terms: Terms | None, path: Path, *, gateway: bool = False, waits: bool = False
+    terms: Terms | None,
+    path: Path,
+    *,
+    gateway: bool = False,
+    waits: bool = False,
+    technical: bool,
 ) -> list[str]:
     """What whoever takes part should read: the terms, or how she will get to see them."""
+    if terms is None and not technical:
+        return plainly.asking(path)
     if terms is None:
         return [
             "Nothing leaves yet: who would read what is not known. `sottovoce serve device "
             f"{path} --once` asks the server for its terms and sends nothing; then see them with "
             f"`sottovoce device agree {path}`."
         ]
-    return [*_in_words(terms, gateway=gateway), *(waiting(terms, path) if waits else [])]
+    words = _in_words if technical else plainly.in_words
+    then = waiting(terms, path, technical=technical) if waits else []
+    return [*words(terms, gateway=gateway), *then]
 
 
 def _in_words(terms: Terms, *, gateway: bool) -> list[str]:

@@ -64,7 +64,9 @@ def make_federation(
     to_run = algorithm.rounds if rounds is None else rounds
     if not to_run:
         raise ConfigError("say how many rounds to run: --rounds N, or algorithm.rounds in the file")
-    items = _items_of(experiment) if catalogue is None else read_catalogue(catalogue)
+    items, categories = _items_of(experiment) if catalogue is None else read_items(catalogue)
+    if categories:
+        categories += [()] * spare
     items = with_spare(items, spare)
     federation = f"{experiment.name}-{secrets.token_hex(4)}"
     size = algorithm.waits_for
@@ -84,6 +86,7 @@ def make_federation(
         folder,
         terms,
         items,
+        categories=categories,
         cohort_size=size,
         rounds=to_run,
         rules=experiment.service,
@@ -227,14 +230,21 @@ def _require_authority(text: str, option: str = "--proxy") -> None:
         )
 
 
-def _items_of(experiment: Experiment) -> list[tuple[str, str]]:
+def _items_of(experiment: Experiment) -> tuple[list[tuple[str, str]], list[tuple[str, ...]]]:
     dataset = experiment.dataset()
     names = dataset.interactions.items_vocabulary()
-    return [(names.name(n), dataset.title(n)) for n in range(dataset.interactions.n_items)]
+    items = [(names.name(n), dataset.title(n)) for n in range(dataset.interactions.n_items)]
+    return items, list(dataset.item_categories or ())
 
 
 def read_catalogue(path: Path) -> list[tuple[str, str]]:
     """Ids and titles from a CSV or Parquet file with the columns item and, optionally, title."""
+    return read_items(path)[0]
+
+
+def read_items(path: Path) -> tuple[list[tuple[str, str]], list[tuple[str, ...]]]:
+    """The same, and the categories of each, from a column of that name with | between them; none
+    where there is no such column."""
     if not path.is_file():
         raise DataNotFound(f"the catalogue {path} is not there")
     if path.suffix == ".parquet":
@@ -250,7 +260,14 @@ def read_catalogue(path: Path) -> list[tuple[str, str]]:
     items = [(str(row["item"]), str(row.get("title") or row["item"])) for row in rows]
     if len({item for item, _ in items}) < len(items):
         raise CorruptData(f"{path} names an item more than once")
-    return items
+    if "categories" not in rows[0]:
+        return items, []
+    return items, [_categories(row["categories"]) for row in rows]
+
+
+def _categories(value: Any) -> tuple[str, ...]:
+    parts = value.split("|") if isinstance(value, str) else value or ()
+    return tuple(name for part in parts if (name := str(part).strip()))
 
 
 def _parquet_rows(path: Path) -> list[dict[str, Any]]:
@@ -261,5 +278,5 @@ def _parquet_rows(path: Path) -> list[dict[str, Any]]:
         table = pq.read_table(path)
     except (pa.ArrowInvalid, OSError) as error:
         raise CorruptData(f"{path} is not a Parquet file: {error}") from None
-    wanted = [name for name in ("item", "title") if name in table.column_names]
+    wanted = [name for name in ("item", "title", "categories") if name in table.column_names]
     return list(table.select(wanted).to_pylist())

@@ -16,6 +16,9 @@ from sottovoce.core.choice import FIELDS, Choice
 from sottovoce.errors import UsageError
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
+Technical = Annotated[
+    bool, typer.Option("--technical", help="Say it in exact words, with ε and all settings.")
+]
 Out = Annotated[Path | None, typer.Option("--out", help="Folder to write to.", metavar="DIR")]
 Threads = Annotated[
     int | None,
@@ -37,8 +40,8 @@ CatalogueFile = Annotated[
     Path | None,
     typer.Option(
         metavar="FILE",
-        help="Items as CSV or Parquet with the columns item and, if you like, title; the "
-        "experiment's data set by default.",
+        help="Items as CSV or Parquet with the columns item and, if you like, title and "
+        "categories (with | between them); the experiment's data set by default.",
     ),
 ]
 Settings = Annotated[

@@ -14,7 +14,8 @@ from dataclasses import asdict, is_dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from sottovoce.errors import SottovoceError
+from sottovoce.core.words import LANGUAGES, Said, say
+from sottovoce.errors import SottovoceError, UsageError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -32,6 +33,7 @@ STAGES = {
     "audit": "Auditing with planted devices",
     "report": "Writing the report",
 }
+LANGUAGE_VARIABLE = "SOTTOVOCE_LANGUAGE"
 _STEERING = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff"
     "\u061c\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069]"
@@ -64,6 +66,26 @@ def show(*things: str | Table) -> None:
             out.print(printable(thing), soft_wrap=True)
         else:
             out.print(_printable_table(thing).to_terminal())
+
+
+def language() -> str:
+    """Of sentences for people: that of the environment variable `SOTTOVOCE_LANGUAGE`, or English.
+    Errors stay English."""
+    wanted = os.environ.get(LANGUAGE_VARIABLE, "").strip().lower()[:2] or LANGUAGES[0]
+    if wanted not in LANGUAGES:
+        raise UsageError(f"{LANGUAGE_VARIABLE} must be one of {', '.join(LANGUAGES)}")
+    return wanted
+
+
+def told(*sentences: Said) -> list[str]:
+    """The sentences in the reader's language, a line each."""
+    spoken = language()
+    return [say(sentence, spoken) for sentence in sentences]
+
+
+def joined(*sentences: Said) -> str:
+    """The same on one line."""
+    return " ".join(told(*sentences))
 
 
 def printable(text: str) -> str:

@@ -203,9 +203,9 @@ def cohort(
     if catalogue is not None and catalogue.suffix == ".json":
         known = read_server_catalogue(catalogue)
     elif catalogue is not None:
-        from sottovoce.cli.making import read_catalogue
+        from sottovoce.cli.making import read_items
 
-        known = read_catalogue(catalogue)
+        known = read_items(catalogue)
     choices = {} if consent is None else read_choices(consent)
     dataset = import_path(source) if Path(source).exists() else load(source)
     made = make_cohort(store, dataset, known, choices, first)

@@ -398,7 +398,7 @@ def catalogue(
         typer.Option(
             metavar="FILE",
             help="Items that come, as CSV or Parquet with the columns item and, if you like, "
-            "title.",
+            "title and categories (with | between them).",
         ),
     ] = None,
     gone: Annotated[
@@ -422,15 +422,15 @@ def catalogue(
     """
     import json
 
-    from sottovoce.cli.making import read_catalogue
+    from sottovoce.cli.making import read_items
     from sottovoce.stores.server_folder import open_folder
     from sottovoce.wire.catalogue import spare_places
 
     made = open_folder(folder)
-    added = [] if add is None else read_catalogue(add)
+    added, categories = ([], []) if add is None else read_items(add)
     items = [(item, title) for item, title in json.loads(made.catalogue())["items"]]
     if added or gone:
-        items = list(made.change_catalogue(added, gone or [], database))
+        items = list(made.change_catalogue(added, gone or [], database, categories))
     free = len(spare_places(items))
     there = sum(bool(title) for _, title in items)
     told = {"folder": folder, "items": there, "gone": len(items) - free - there, "spare": free}

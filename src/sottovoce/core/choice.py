@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass, field, fields
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from sottovoce.errors import ConfigError
 
@@ -135,6 +135,8 @@ class Choice:
         if not self.takes_part:
             return "does not take part: sends nothing to anybody"
         but = f"; sends nothing to {', '.join(self.refused_owners)}" if self.refused_owners else ""
+        if self.never_send:
+            but += f"; never sends anything of {', '.join(self.never_send)}"
         return "takes part: every owner of an item reads what she does with it" + but
 
 
@@ -142,6 +144,52 @@ FIELDS: dict[str, ChoiceField] = {each.name: each.metadata["kind"] for each in f
 """By field."""
 COLUMN_TYPES = {name: kind.column for name, kind in FIELDS.items() if kind.column}
 """What a record has one value of, and its type."""
+
+
+Drawn = Literal[
+    "switch", "epsilon", "share", "count", "limit", "strength", "attributes", "owners", "things"
+]
+"""How a page draws a field: it knows these, and no system."""
+LOUDNESS = ((0.25, "whisper"), (1.0, "low"), (2.0, "normal"), (4.0, "loud"))
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A field of a choice as a component asks for it."""
+
+    name: str
+    drawn: Drawn
+    words: str = ""
+    """Of its label and help; its name where that is not given."""
+    least: float = 0.0
+    most: float = 1.0
+    steps: tuple[tuple[float, str], ...] = ()
+    """Values that have a name."""
+
+
+_SHARES = ((0.0, "none"), (0.1, "some"), (0.5, "half"), (1.0, "all"))
+_STRENGTHS = ((0.2, "gentle"), (0.5, "medium"), (0.8, "strong"))
+ASKED = {
+    each.name: each
+    for each in (
+        Asked("takes_part", "switch"),
+        Asked("share_positives", "share", steps=_SHARES),
+        Asked("epsilon", "epsilon", "epsilon.update", steps=LOUDNESS),
+        Asked("max_reports", "count"),
+        Asked("total_epsilon", "limit", most=math.inf, steps=LOUDNESS),
+        Asked("hidden_attributes", "attributes"),
+        Asked("strength", "strength", most=0.99, steps=_STRENGTHS),
+        Asked("refused_owners", "owners"),
+        Asked("never_send", "things"),
+    )
+}
+"""What a component asks for that says no more of it."""
+
+
+def loudness(least: float, most: float) -> tuple[tuple[float, str], ...]:
+    """The named steps between these; the loudest is the largest that there is."""
+    within = [(value, name) for value, name in LOUDNESS if least <= value <= most]
+    return (*within[: len(LOUDNESS) - 1], (most, "loud")) if most < LOUDNESS[-1][0] else LOUDNESS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)

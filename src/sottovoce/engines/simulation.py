@@ -84,7 +84,7 @@ class SimulatedDevices(Devices):
         release = self._release
         scales = release.scales() if release.per_row else np.zeros(len(everyone))
         self._accelerator = self.algorithm.accelerated(
-            self.cohort, n_items, release.rule(everyone, np.array([0])), self.rng, scales, device
+            self._shown(), n_items, release.rule(everyone, np.array([0])), self.rng, scales, device
         )
 
     def settle(self) -> None:

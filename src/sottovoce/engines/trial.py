@@ -53,6 +53,8 @@ class TrialWorld:
     """Id and title of every item."""
     defence: Defence = NO_DEFENCE
     """Of the server, against what devices send."""
+    categories: Sequence[Sequence[str]] = ()
+    """Of every item, where the data name any."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -139,7 +141,7 @@ def make_store(path: Path, world: TrialWorld, rows: NDArray[np.int64]) -> Cohort
     store = CohortStore.create(
         path, [(n, world.names[n]) for n in numbers], root_key=world.root_key
     )
-    store.set_catalogue(world.catalogue)
+    store.set_catalogue(world.catalogue, world.categories)
     store.add_histories(replace(part.history, item_ids=Vocabulary([i for i, _ in world.catalogue])))
     if world.terms.algorithm.attributes:
         _keep_attributes(store, world.terms.algorithm, part)
@@ -167,6 +169,7 @@ def make_server_folder(path: Path, world: TrialWorld, first: Path | None = None)
         path,
         world.terms,
         world.catalogue,
+        categories=world.categories,
         cohort_size=world.cohort_size,
         rounds=0,
         root_key=world.root_key,

@@ -1,19 +1,28 @@
-"""A run's report: one HTML file that needs nothing else, offline, in light or dark."""
+"""A run's report: one HTML file that needs nothing else, offline, in light or dark.
+
+Template, styles and script are files in `pages/`; `look.css` has what all our pages share. The
+page's policy permits the one style and the one script in it by their hashes, and nothing else.
+"""
 
 from __future__ import annotations
 
 import base64
+import hashlib
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from sottovoce.errors import DataNotFound, UsageError
+from sottovoce.evaluation.compared import Compared
 from sottovoce.evaluation.tables import Table
 
 if TYPE_CHECKING:
     from jinja2 import Template
+
+PAGES = Path(__file__).parent / "pages"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +48,54 @@ class KeyValues:
     values: Mapping[str, object]
 
 
-Block = TextBlock | FigureBlock | KeyValues | Table
+@dataclass(frozen=True, slots=True)
+class DrawingBlock:
+    """A drawing in the page itself. `svg` and `key` are trusted, as `drawings` makes them."""
+
+    svg: str
+    name: str
+    caption: str
+    key: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What came of one attack."""
+
+    promise: str
+    plain: str
+    """What it means, in plain words."""
+    name: str
+    technical: str
+    who: str
+    kind: Literal["broken", "holds", "nothing"]
+    words: str
+    """The verdict."""
+    gauge: str = ""
+    """Trusted, like a drawing."""
+    figures: str = ""
+    """What the gauge shows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdicts:
+    """A row for each attack."""
+
+    title: str
+    rows: Sequence[Verdict]
+    notes: Sequence[str] = ()
+
+
+Block = TextBlock | FigureBlock | KeyValues | Table | DrawingBlock | Verdicts | Compared
+
+
+@dataclass(frozen=True, slots=True)
+class Lead:
+    """What a reader must know before anything else."""
+
+    kind: Literal["open", "sums", "weak", "bounded", "broken", "holds", "nothing"]
+    label: str
+    words: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,13 +106,28 @@ class Section:
     blocks: Sequence[Block] = field(default_factory=tuple)
 
 
-def write_report(path: Path, title: str, sections: Sequence[Section]) -> Path:
+def write_report(
+    path: Path, title: str, sections: Sequence[Section], lead: Lead | None = None
+) -> Path:
     """Write the report and return its path. An older file is replaced whole or not at all."""
+    from markupsafe import Markup
+
     parts = [
         {"id": f"s{number}", "title": section.title, "blocks": [_block(b) for b in section.blocks]}
         for number, section in enumerate(sections, start=1)
     ]
-    page = _template().render(title=title, sections=parts)
+    moves = any(isinstance(block, Compared) for section in sections for block in section.blocks)
+    style = _file("look.css") + _file("report.css")
+    script = _file("compared.js") if moves else ""
+    page = _template().render(
+        title=title,
+        lead=lead and {"kind": lead.kind, "sign": _SIGNS[lead.kind], "label": lead.label,
+                       "words": lead.words},
+        sections=parts,
+        policy=_policy(style, script),
+        style=Markup(style),  # our own files
+        script=Markup(script),
+    )  # fmt: skip
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f".{path.name}.draft")
     try:
@@ -67,11 +138,56 @@ def write_report(path: Path, title: str, sections: Sequence[Section]) -> Path:
     return path
 
 
+def _policy(style: str, script: str) -> str:
+    """Nothing is loaded from anywhere, and nothing inline is taken but these two."""
+    rules = ["default-src 'none'", f"style-src {_hash(style)}", "img-src data:"]
+    if script:
+        rules.append(f"script-src {_hash(script)}")
+    return "; ".join([*rules, "base-uri 'none'", "form-action 'none'"])
+
+
+def _hash(text: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+
+
+@cache
+def _file(name: str) -> str:
+    return (PAGES / name).read_text(encoding="utf-8")
+
+
 def _block(block: Block) -> dict[str, object]:
     from markupsafe import Markup
 
     if isinstance(block, Table):
-        return {"kind": "table", "table": Markup(block.to_html())}  # to_html escapes its values
+        table = Markup(block.to_html())  # which escapes its values
+        return {"kind": "table", "table": table, "name": block.title}
+    if isinstance(block, Compared):
+        return {"kind": "compared", **block.content()}
+    if isinstance(block, DrawingBlock):
+        return {
+            "kind": "drawing",
+            "svg": Markup(block.svg),
+            "key": Markup(block.key),
+            "name": block.name,
+            "caption": block.caption,
+        }
+    if isinstance(block, Verdicts):
+        rows = [
+            {
+                "promise": row.promise,
+                "plain": row.plain,
+                "name": row.name,
+                "technical": row.technical,
+                "who": row.who,
+                "kind": row.kind,
+                "sign": f"{_SIGNS[row.kind]} ",
+                "verdict": row.words,
+                "gauge": Markup(row.gauge),
+                "figures": row.figures,
+            }
+            for row in block.rows
+        ]
+        return {"kind": "verdicts", "title": block.title, "rows": rows, "notes": block.notes}
     if isinstance(block, FigureBlock):
         kind = _IMAGES.get(block.path.suffix)
         if kind is None:
@@ -88,81 +204,15 @@ def _block(block: Block) -> dict[str, object]:
     return {"kind": "text", "paragraphs": paragraphs}
 
 
+@cache
 def _template() -> Template:
     from jinja2 import Environment, StrictUndefined
 
-    return Environment(autoescape=True, undefined=StrictUndefined).from_string(_PAGE)
+    return Environment(autoescape=True, undefined=StrictUndefined).from_string(_file("page.html"))
 
 
 _IMAGES = {".png": "image/png", ".svg": "image/svg+xml"}
-
-_PAGE = """\
-<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta http-equiv="Content-Security-Policy"
-      content="default-src 'none'; style-src 'unsafe-inline'; img-src data:">
-<title>{{ title }}</title>
-<style>
-:root { color-scheme: light dark; --text: #1b1f24; --back: #ffffff; --soft: #57606a;
-  --line: #d0d7de; --band: #f6f8fa; --link: #0b5cad; }
-@media (prefers-color-scheme: dark) { :root { --text: #e6edf3; --back: #12161c; --soft: #9da7b1;
-  --line: #363d47; --band: #1b212a; --link: #79b8ff; } }
-* { box-sizing: border-box; }
-body { margin: 0 auto; max-width: 68rem; padding: 1.5rem; color: var(--text);
-  background: var(--back); font: 16px/1.55 system-ui, sans-serif; }
-h1 { font-size: 1.7rem; line-height: 1.25; margin: 0 0 1rem; }
-h2 { font-size: 1.25rem; margin: 2.5rem 0 .75rem; padding-top: .75rem;
-  border-top: 1px solid var(--line); }
-p { max-width: 44rem; } a { color: var(--link); }
-nav ul { list-style: none; margin: 0; padding: 0; }
-nav ul { display: flex; flex-wrap: wrap; gap: .25rem 1rem; }
-.scroll { overflow-x: auto; margin: 1rem 0; }
-table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
-caption { text-align: left; padding-bottom: .5rem; }
-th, td { padding: .3rem .7rem; text-align: left; border-bottom: 1px solid var(--line); }
-thead th { border-bottom: 2px solid var(--line); } tbody th { font-weight: 400; }
-tbody tr:nth-child(even) { background: var(--band); }
-.number { text-align: right; white-space: nowrap; }
-.protocol, .note, figcaption { color: var(--soft); font-size: .875rem; }
-figure { margin: 1.25rem 0; }
-figure img { width: 44rem; max-width: 100%; height: auto; background: #fff; border-radius: 4px; }
-dl { display: grid; grid-template-columns: minmax(8rem, max-content) 1fr; gap: .25rem 1.25rem; }
-dt { color: var(--soft); } dd { margin: 0; overflow-wrap: anywhere; }
-@media print { nav { display: none; } h2 { break-after: avoid; }
-  figure, tr { break-inside: avoid; } }
-</style>
-</head>
-<body>
-<header>
-<h1>{{ title }}</h1>
-{% if sections | length > 1 -%}
-<nav aria-label="Sections"><ul>
-{% for section in sections %}<li><a href="#{{ section.id }}">{{ section.title }}</a></li>
-{% endfor %}</ul></nav>
-{%- endif %}
-</header>
-<main>
-{% for section in sections %}
-<section aria-labelledby="{{ section.id }}">
-<h2 id="{{ section.id }}">{{ section.title }}</h2>
-{% for block in section.blocks %}
-{% if block.kind == "text" %}{% for text in block.paragraphs %}<p>{{ text }}</p>
-{% endfor %}
-{% elif block.kind == "table" %}<div class="scroll" role="region" tabindex="0"
- aria-labelledby="{{ section.id }}">{{ block.table }}</div>
-{% elif block.kind == "figure" %}<figure><img src="{{ block.source }}"
- alt="{{ block.alt }}">{% if block.caption %}
-<figcaption>{{ block.caption }}</figcaption>{% endif %}</figure>
-{% else %}<dl>{% for key, value in block["values"].items() %}<dt>{{ key }}</dt><dd>{{ value }}</dd>
-{% endfor %}</dl>
-{% endif %}
-{% endfor %}
-</section>
-{% endfor %}
-</main>
-</body>
-</html>
-"""
+_SIGNS = {
+    "open": "⚠", "sums": "◐", "weak": "⚠", "bounded": "✓", "broken": "✗", "holds": "✓",
+    "nothing": "○",
+}  # fmt: skip

@@ -5,10 +5,13 @@ that she has is looked up in her history. Consent and budget are read first; the
 the release decides what may leave, the link's bound is kept, the budget is charged and the ledger
 gets a row, and only then is there a report. There are three of them: `report` (rows of the model),
 `report_masked` (the same where only a sum of many may be read) and `report_bits` (randomised
-reports). Where a sum is opened once, `_contributions` makes what `report_masked` masks: what is
-never sent is taken out of the history before the algorithm sees it, and what the algorithm gives is
-scaled, cut and held to its bound here. What real devices and gateways send is made by these alone.
-A simulation, which sends nothing, has faster ways to the same results (`engines.simulation`).
+reports). Where a sum is opened once, `_contributions` makes what `report_masked` masks: what the
+algorithm gives is scaled, cut and held to its bound here. What real devices and gateways send is
+made by these alone. A simulation, which sends nothing, has faster ways to the same results
+(`engines.simulation`).
+
+What somebody never sends is taken out of her history first. Whatever leaves, and whether anything
+does, is worked out from the rest (`sendable`), as if she had never had it.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Self, cast
+from typing import Any, Self, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,6 +35,7 @@ from sottovoce.algorithms.base import (
 from sottovoce.core.arrays import sum_groups
 from sottovoce.core.consent import Consent, ShareRule
 from sottovoce.core.contributions import Contributions, cut, cut_to
+from sottovoce.core.interactions import Interactions
 from sottovoce.core.ledger import Entries, Ledger
 from sottovoce.core.links import CheckedSum, Direct, Link, has_noise
 from sottovoce.core.masking import BITS, masked, no_words, seeds_from
@@ -67,6 +71,16 @@ _WRITTEN_AT_ONCE = 1 << 22
 """Numbers of plain updates that are written out together, or those of one device."""
 
 
+@dataclass(frozen=True, slots=True, repr=False)
+class Contents(Redacted):
+    """Which of a user's own items are in what leaves, and how much of each. It stays at home."""
+
+    items: NDArray[np.int32]
+    """By number, ascending."""
+    weight: NDArray[np.float64]
+    """Comparable within one report alone."""
+
+
 @dataclass(slots=True, repr=False)
 class Devices(Redacted):
     """A cohort behind its door. A phone is a cohort of one."""
@@ -79,7 +93,11 @@ class Devices(Redacted):
     _noise: bytes
     _release: BoundRelease
     _link: Link
+    sendable: Interactions
+    """The histories without what is never sent. All that leaves is worked out from these."""
     _seen: Cohort | None = None
+    contents: Contents | None = None
+    """Of what was reported last, where that was one device's report; for its user's eyes."""
 
     @classmethod
     def behind_door(
@@ -102,17 +120,19 @@ class Devices(Redacted):
             )
         root = noise_root(rng.root) if noise is None else noise
         way = link or Direct()
-        bound = _bound(algorithm, cohort, cohort.consent, release, rng, root, way)
-        return cls(algorithm, cohort, ledger, rng, release, root, bound, way)
+        history = cohort.sendable(cohort.consent)
+        bound = _bound(algorithm, history, cohort.consent, release, rng, root, way)
+        return cls(algorithm, cohort, ledger, rng, release, root, bound, way, history)
 
     def change_consent(self, consent: Consent) -> None:
         """From the next round on, these records hold; where they cannot, nothing changes."""
         if not np.array_equal(consent.users, self.cohort.users):
             raise ConsentError("consent records must belong to the cohort's devices, in order")
+        history = self.cohort.sendable(consent)
         self._release = _bound(
-            self.algorithm, self.cohort, consent, self._offer, self.rng, self._noise, self._link
+            self.algorithm, history, consent, self._offer, self.rng, self._noise, self._link
         )
-        self.cohort.consent, self._seen = consent, None
+        self.sendable, self.cohort.consent, self._seen = history, consent, None
 
     @property
     def reports_bits(self) -> bool:
@@ -133,10 +153,13 @@ class Devices(Redacted):
         """Rows of the devices that take part, can learn, and may still send: in this round, which
         matters to contributions alone. Without it, of contributions: in some stage of the period in
         which each of them was last, which is the first one at the start."""
-        cohort = self.cohort
-        able = cohort.consent.takes_part & self.algorithm.device_able(cohort)
-        rows = np.flatnonzero(able)
+        rows = np.flatnonzero(self.able())
         return rows[self._permitted(rows, round)]
+
+    def able(self) -> NDArray[np.bool_]:
+        """Devices that take part and can learn from what they may send."""
+        able: NDArray[np.bool_] = self.algorithm.device_able(self._shown())
+        return self.cohort.consent.takes_part & able
 
     def tiers(self) -> NDArray[np.int32]:
         """The tier in which each device reports, -1 where in none."""
@@ -149,9 +172,10 @@ class Devices(Redacted):
         algorithm = self._learning()
         self._admit(rows)
         learnt = algorithm.device_learn(view, self._shown(), rows, self.rng)
-        updates = _believed(learnt, self.cohort, rows, view, algorithm.config.name)
+        updates = _believed(learnt, self.sendable, rows, view, algorithm.config.name)
         rule = self._release.rule(rows, np.array([view.round]))
         reports, counts = self._merge(updates, rows, view.round, _leaving(updates, rule))
+        self._keep_contents(rows, reports.item, np.linalg.norm(reports.values, axis=1))
         reports = self._release.add_noise(reports, rows, *view.items.shape)
         if self._link.clip:
             reports = clip_reports(reports, self._link.clip)
@@ -279,6 +303,7 @@ class Devices(Redacted):
                 f"{algorithm.config.name} gave a profile of another size than the round's; nothing "
                 "was sent"
             )
+        self._keep_contents(rows, algorithm.items_at(view, made.place), made.steps)
         numbers = made.numbers
         if self._link.checking is not None:
             numbers = _shared(self._link.checking, algorithm, view).elements
@@ -308,18 +333,21 @@ class Devices(Redacted):
         many = algorithm.coordinates(len(view.items))
         drawn = drawn_coordinates(rule, many, view.items.shape[1])
         values = algorithm.device_values(view, self._shown(), rows, drawn)
+        about = algorithm.items_at(drawn[:1].ravel(), len(view.items))
+        about = np.arange(len(view.items)) if about is None else about
+        self._keep_contents(rows, about, np.ones(len(about)))
         return self._record_bits(view, rows, randomised(rule, drawn, values))
 
     # --- at home ----------------------------------------------------------------------------------
 
     def vectors_at_home(self, view: ModelView) -> NDArray[np.float32]:
-        """Every device's vector as it would recommend with now. Devices that do not take part (all
-        of them, where a vector follows from the model) fit theirs to the published model. Nothing
-        leaves, and the devices' own state stays as it is."""
+        """Every device's vector as it would recommend with now. Devices that do not take part, or
+        have what they never send (all of them, where a vector follows from the model) fit theirs to
+        the published model. Nothing leaves, and the devices' own state stays as it is."""
         cohort, vectors = self.cohort, self.cohort.vectors.copy()
         fits = self.algorithm.device_able(cohort)
         if not self.algorithm.refits:
-            fits &= ~cohort.consent.takes_part
+            fits &= ~cohort.consent.takes_part | (self.sendable.counts < cohort.history.counts)
         home = np.flatnonzero(fits)
         for start in range(0, len(home), _HOME_BATCH):
             rows = home[start : start + _HOME_BATCH]
@@ -369,9 +397,14 @@ class Devices(Redacted):
         seen = self._seen
         same = seen is not None and seen.vectors is cohort.vectors
         if seen is None or not same or seen.published is not cohort.published:
-            shown = cohort.consent.only(self.algorithm.config.reads)
-            seen = replace(cohort, consent=shown, history=cohort.sendable())
-            self._seen = seen
+            self._seen = replace(
+                cohort,
+                consent=cohort.consent.only(self.algorithm.config.reads),
+                history=self.sendable,
+                items_named={},
+                scratch={} if seen is None else seen.scratch,  # of this history alone
+            )
+            return self._seen
         return seen
 
     # --- the ledger -------------------------------------------------------------------------------
@@ -387,7 +420,7 @@ class Devices(Redacted):
         device sends so many."""
         release, epsilon = self._release, self._release.epsilons[rows]
         if release.dense:  # a row that says nothing is sent for all others, too
-            own = self.cohort.history.counts[rows].astype(np.int32)
+            own = self.sendable.counts[rows].astype(np.int32)
             counts = RowCounts(own, shape[0] - own)
         self._charge(rows, epsilon)
         sent = counts.positive.astype(np.int64) + counts.negative
@@ -426,6 +459,19 @@ class Devices(Redacted):
             np.add.at(self.cohort.spent, rows, np.where(np.isfinite(epsilon), epsilon, 0.0))
 
     # --- helpers ----------------------------------------------------------------------------------
+
+    def _keep_contents(
+        self, rows: NDArray[np.int64], items: NDArray[np.integer], weight: NDArray[Any]
+    ) -> None:
+        """Of one device's report, which has so much of each of these items."""
+        self.contents = None
+        if len(rows) == 1:
+            own = self._shown().history.row(int(rows[0]))
+            mine, weight = np.isin(items, own), np.abs(weight).astype(np.float64)
+            found, place = np.unique(items[mine], return_inverse=True)
+            sums = np.zeros(len(found))
+            np.add.at(sums, place, weight[mine])
+            self.contents = Contents(found.astype(np.int32), sums)
 
     def _learning(self) -> CrossDevice:
         if self.algorithm.sends != "rows":
@@ -509,10 +555,10 @@ def _leaving(updates: Updates, rule: ShareRule) -> NDArray[np.bool_]:
 
 
 def _believed(
-    updates: object, cohort: Cohort, rows: NDArray[np.int64], view: ModelView, name: str
+    updates: object, history: Interactions, rows: NDArray[np.int64], view: ModelView, name: str
 ) -> Updates:
     """What an algorithm gives, if it is what it says: whole numbers for rows of the model, and of
-    every item whether its owner has it. Nothing leaves otherwise."""
+    every item whether its owner has it and may send it. Nothing leaves otherwise."""
     n_rows, width = view.items.shape
     if type(updates) is not Updates:
         raise MessageError(
@@ -538,7 +584,7 @@ def _believed(
             f"{name} gave updates of rows that the model, or of devices that the round has not; "
             "nothing was sent"
         )
-    entry = cohort.history.find(rows[row], item)
+    entry = history.find(rows[row], item)
     if not np.array_equal(entry >= 0, updates.positive) or not np.array_equal(
         entry[updates.positive], updates.entry[updates.positive]
     ):
@@ -551,20 +597,20 @@ def _believed(
 
 def _bound(
     algorithm: FactorModel,
-    cohort: Cohort,
+    history: Interactions,
     consent: Consent,
     release: Release,
     rng: Streams,
     noise: bytes,
     link: Link,
 ) -> BoundRelease:
-    """The release under these records; raises where it cannot keep to them."""
+    """The release under these records, of what may be sent; raises where it cannot keep to
+    them."""
     algorithm.device_check(consent)
-    bound = release.bind(
-        cohort.users, consent, cohort.history, rng, noise, noisy_sums=has_noise(link)
-    )
-    # A limit on all rounds together binds where an ε bounds what leaves, and says so (`Choice`).
-    known = {*release.reads, *algorithm.config.reads, "total_epsilon"}
+    bound = release.bind(consent.users, consent, history, rng, noise, noisy_sums=has_noise(link))
+    # The door keeps to `never_send` itself. A limit on all rounds together binds where an ε bounds
+    # what leaves, and says so (`Choice`).
+    known = {*release.reads, *algorithm.config.reads, "never_send", "total_epsilon"}
     unread = [name for name in consent.asked() if name not in known]
     if unread:
         raise ConsentError(

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from sottovoce.core.choice import ASKED, Asked
 from sottovoce.core.consent import Choice, Consent, ShareRule
 from sottovoce.core.interactions import Interactions
 from sottovoce.core.links import Link
@@ -111,6 +112,12 @@ class Release(Component, ABC):
         of the devices' private coins, 32 bytes. With `noisy_sums` somebody else adds noise to the
         sums of updates, by which a limit on ε can be kept."""
 
+    # --- what a choice is about -------------------------------------------------------------------
+
+    def asked_for(self) -> tuple[Asked, ...]:
+        """The fields of a choice that it keeps to, as a page draws them."""
+        return tuple(ASKED[name] for name in self.reads)
+
     # --- what a choice means under it -------------------------------------------------------------
 
     def cost(self, choice: Choice) -> float | None:
@@ -142,6 +149,12 @@ class Release(Component, ABC):
         return self.bind(user, records, nothing, coins, bytes(32), noisy_sums=noisy_sums)
 
     # --- how it is shown --------------------------------------------------------------------------
+
+    @property
+    def as_printed(self) -> bool:
+        """Whether it is what a paper has, and a server that reads what leaves can read histories:
+        to be compared and attacked. Over sums it is something else."""
+        return False
 
     def describe(self) -> str:
         """What leaves, for a run's report."""

@@ -21,6 +21,7 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
+from sottovoce.core.choice import Asked
 from sottovoce.core.consent import ALWAYS, Choice, Consent, ShareRule, thresholds
 from sottovoce.core.interactions import Interactions
 from sottovoce.errors import ConfigError, ConsentError
@@ -81,6 +82,10 @@ class ShareFraction(Release):
 
     def objection(self, choice: Choice, *, noisy_sums: bool = False) -> str:
         return no_epsilon(choice, "no noise")
+
+    @property
+    def as_printed(self) -> bool:
+        return self.per == "draw"
 
     def describe(self) -> str:
         if self.per == "item":
@@ -161,6 +166,9 @@ class Everything(Release):
 
     reads: ClassVar[tuple[str, ...]] = ("share_positives",)
 
+    def asked_for(self) -> tuple[Asked, ...]:
+        return (Asked("share_positives", "share", steps=((0.0, "none"), (1.0, "all"))),)
+
     def bind(
         self,
         users: NDArray[np.int64],
@@ -182,6 +190,10 @@ class Everything(Release):
 
     def objection(self, choice: Choice, *, noisy_sums: bool = False) -> str:
         return no_epsilon(choice, "no noise") or every_positive(choice)
+
+    @property
+    def as_printed(self) -> bool:
+        return True
 
     def describe(self) -> str:
         return "everything that is learnt"

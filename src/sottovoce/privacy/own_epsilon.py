@@ -34,6 +34,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sottovoce.config import require_number, require_whole
+from sottovoce.core.choice import ASKED, Asked, loudness
 from sottovoce.core.consent import Choice, Consent, affords
 from sottovoce.core.contributions import STEPS
 from sottovoce.core.interactions import Interactions
@@ -99,7 +100,7 @@ class OwnEpsilon(Release):
     """A contribution of bounded norm leaves, scaled by the ε that its user accepts."""
 
     sends: ClassVar[Sends] = "contributions"
-    reads: ClassVar[tuple[str, ...]] = ("epsilon", "total_epsilon", "never_send")
+    reads: ClassVar[tuple[str, ...]] = ("epsilon", "total_epsilon")
     epsilon: float = 8.0
     """The largest ε of a user: the noise is measured by it, whoever accepts less adds less."""
     delta: float = DELTA
@@ -173,6 +174,11 @@ class OwnEpsilon(Release):
         )
 
     # --- how it is shown --------------------------------------------------------------------------
+
+    def asked_for(self) -> tuple[Asked, ...]:
+        least, most = EPSILONS[0], self.epsilon
+        own = Asked("epsilon", "epsilon", "epsilon.own", least, most, loudness(least, most))
+        return own, ASKED["total_epsilon"]
 
     def cost(self, choice: Choice) -> float | None:
         """Of a period, under this choice."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 if TYPE_CHECKING:
     from sottovoce.evaluation.plots import Figures
@@ -21,6 +21,10 @@ ASSUMED = (
 _WEAK = math.log(100)
 NOTHING = 10.0
 """ε above which nothing is protected."""
+_FEW, _ALL = 75.0, 99.0
+"""Right guesses of 100 up to which somebody is protected, and above which nobody is."""
+
+Verdict = Literal["good", "weak", "nothing"]
 
 
 def grid(rounds: int, reports: int) -> list[int]:
@@ -56,6 +60,28 @@ def odds(epsilon: float) -> str:
     times = f"{math.ceil(factor * exact) / exact:,.10g}"
     weak = ", which is weak protection" if epsilon > _WEAK else ""
     return f"is at most {times} times as likely {compared}{weak}"
+
+
+def guess(epsilon: float, delta: float = 0.0) -> float:
+    """In how many of 100 cases ε permits a guess between two to be right, at worst: of reports with
+    randomised bits by their ratio; with a δ, of a Gaussian sum by Φ(μ/2). A coin has 50."""
+    if epsilon <= 0:
+        return 50.0
+    if not delta or math.isinf(epsilon):
+        return 100.0 / (1.0 + math.exp(-epsilon))
+    from statistics import NormalDist
+
+    from sottovoce.privacy.own_epsilon import distance
+
+    return 100.0 * NormalDist().cdf(distance(epsilon, delta) / 2)
+
+
+def verdict(epsilon: float, delta: float = 0.0) -> Verdict:
+    """What a limit of ε is worth to the person whose limit it is."""
+    right = guess(epsilon, delta)
+    if epsilon > NOTHING or right > _ALL:
+        return "nothing"
+    return "good" if right <= _FEW else "weak"
 
 
 def sentences(asked: Certificate) -> dict[str, str]:

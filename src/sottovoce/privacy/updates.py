@@ -31,6 +31,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sottovoce.config import require_number
+from sottovoce.core.choice import ASKED, Asked, loudness
 from sottovoce.core.consent import ALWAYS, Choice, Consent, ShareRule, affords
 from sottovoce.core.interactions import Interactions
 from sottovoce.core.links import Link
@@ -147,6 +148,13 @@ class Clipped(Release):
     def is_revealing(self, triples: int, n_items: int) -> bool:
         return not self.dense
 
+    def asked_for(self) -> tuple[Asked, ...]:
+        if not self.dense:
+            return (ASKED["share_positives"],)
+        least, most = self.epsilon / MOST_OWN, self.epsilon
+        own = Asked("epsilon", "epsilon", "epsilon.update", least, most, loudness(least, most))
+        return own, ASKED["total_epsilon"]
+
     def bind(
         self,
         users: NDArray[np.int64],
@@ -200,6 +208,10 @@ class Clipped(Release):
             "accept, which this choice does not permit: nothing leaves. Permit it with --epsilon "
             f"{min(self.epsilon, LARGEST_EPSILON):g}."
         )
+
+    @property
+    def as_printed(self) -> bool:
+        return self.norm != "l1"
 
     def describe(self) -> str:
         if self.norm == "l2":

@@ -19,8 +19,9 @@ from sottovoce.errors import DoesNotApply, UsageError
 from sottovoce.experiment import Experiment
 from sottovoce.privacy.accountant import DELTA, certify
 from sottovoce.privacy.central import price
-from sottovoce.runs.card import JSON, PAGE, Card, Failed, NotApplicable, write_card
+from sottovoce.runs.card import JSON, PAGE, STANDS, Card, Failed, NotApplicable, write_card
 from sottovoce.runs.federation import Federation
+from sottovoce.runs.standing import PRINTED, as_printed
 from sottovoce.runs.threat_views import ThreatViews as ThreatViews
 from sottovoce.runs.threat_views import views_and_truth as views_and_truth
 from sottovoce.runs.threat_views import views_of as views_of
@@ -83,11 +84,14 @@ def _card(threat: ThreatViews, attacks: Sequence[Attack], report: Report | None)
         tell("attacks", number, len(attacks))
         found.append(try_attack(attack, threat))
     tell("attacks", len(attacks), len(attacks))
+    facts = dict(threat.facts)
+    if any(as_printed(v.algorithm, v.release, v.link) for v in threat.views.values()):
+        facts[STANDS] = PRINTED
     return Card(
         threat.facts["experiment"],
         tuple(one for one in found if isinstance(one, Result)),
         tuple(one for one in found if isinstance(one, NotApplicable)),
-        threat.facts,
+        facts,
         threat.notes,
         threat.setting,
         tuple(one for one in found if isinstance(one, Failed)),

@@ -7,23 +7,29 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from sottovoce.attacks.views import ATTACKS, PERMITTED, Remedy, Result
+from sottovoce.core.words import LANGUAGES, Said, catalogue, said
 from sottovoce.errors import AttackFailed
-from sottovoce.evaluation import plots
+from sottovoce.evaluation import drawings, plots
 from sottovoce.evaluation.report import (
     Block,
     FigureBlock,
     KeyValues,
+    Lead,
     Section,
     TextBlock,
+    Verdict,
+    Verdicts,
     write_report,
 )
 from sottovoce.evaluation.tables import Column, Table
 from sottovoce.runs.folder import new_figures, write_text
 
 PAGE, JSON = "report-card.html", "attacks.json"
+STANDS = "stands"
+"""The fact that a system is as printed."""
 READING = (
     "A promise is broken where even the low end of the 95 % interval lies above what the best "
     "guess without the attack would reach; where the measure is by ε, above what ε permits. That a "
@@ -157,6 +163,23 @@ class Card:
         columns = [Column("attack"), Column("by"), Column("error")]
         return Table("Attacks that fell over: nothing is known of what they test", columns, rows)
 
+    def summary(self) -> list[Said]:
+        """How many promises held, for whom they were made."""
+        if not self.results and not self.failed:
+            return [said("attack.summary_none")]
+        if not self.results:
+            return [said("attack.fell", n=len(self.failed)), said("attack.summary_failed")]
+        of, broken = len(self.results), len(self.broken)
+        fell = [said("attack.fell", n=len(self.failed))] if self.failed else []
+        if broken:
+            return [said("attack.summary_broken", n=broken, of=of), *fell]
+        return [said("attack.summary_held", n=of), *fell, said("attack.no_proof")]
+
+    def plainly(self) -> list[list[Said]]:
+        """What each result means to the owner of a device; its promise is not among the
+        sentences."""
+        return [plain_words(result) for result in self.results]
+
     def paragraphs(self) -> list[str]:
         """A few sentences for each promise, for whom it was made."""
         if not self.results and self.failed:
@@ -166,22 +189,72 @@ class Card:
         return [in_words(result, self.setting) for result in self.results]
 
 
+def plain_promise(result: Result) -> Said:
+    """What was promised, as the person would say it to whom it was."""
+    for key, attack in ATTACKS.items():
+        same = (attack.code, attack.name, attack.party) == (
+            result.code,
+            result.attack,
+            result.party,
+        )
+        if same and f"attack.promise.{key}" in catalogue(LANGUAGES[0]):
+            return said(f"attack.promise.{key}")
+    return said("attack.promise.other", promise=result.promise)
+
+
+def plain_words(result: Result) -> list[Said]:
+    """What a result means to the owner of a device, in plain sentences: what follows for her
+    first."""
+    who = said(f"attack.who.{result.party}")
+    if result.verdict == "nothing to attack":
+        return [said("attack.nothing", who=who)]
+    broken = result.verdict == "broken"
+    first = said("attack.was_broken" if broken else "attack.held", who=who)
+    value, base = _plain_share(result.value), _plain_share(result.base_rate)
+    kinds = {"AUC": "pair", PERMITTED: "permitted", "precision": "claims"}
+    kinds |= dict.fromkeys(("accuracy", "share", "recall"), "right")
+    if result.measure in kinds:
+        found = [said(f"attack.{kinds[result.measure]}", who=who, value=value, base=base)]
+    else:
+        shown, plain = f"{result.value:.3g}", f"{result.base_rate:.3g}"
+        found = [said("attack.other", who=who, value=shown, base=plain)]
+    if result.measure == "precision" and not math.isnan(result.recall):
+        found.append(said("attack.found", value=_plain_share(result.recall)))
+    if broken:
+        return [first, *found, said("attack.remedy")]
+    if result.measure == PERMITTED:
+        return [first, *found, said("attack.within")]
+    return [first, *found, said("attack.no_better")]
+
+
+def _plain_share(share: float) -> int | Said:
+    """Of 100."""
+    return round(100 * share) if share < 0.995 or share == 1 else said("attack.more_than_99")
+
+
 def in_words(result: Result, setting: CardSetting) -> str:
     """What a result means to the owner of a device."""
     head = f"{result.promise.rstrip('.')} ({result.code})."
+    if result.verdict == "nothing to attack":
+        return f"{head} {meaning(result, setting)}"
+    more = f" More: {result.detail.rstrip('.')}." if result.detail else ""
+    return f"{head} {meaning(result, setting)}{more}"
+
+
+def meaning(result: Result, setting: CardSetting) -> str:
+    """The same in plain words alone: what was found, and what follows."""
     who = _PARTIES[result.party]
     who = who[0].upper() + who[1:]
     if result.verdict == "nothing to attack":
-        return f"{head} {who} had nothing to make a guess from."
-    more = f" More: {result.detail.rstrip('.')}." if result.detail else ""
+        return f"{who} had nothing to make a guess from."
     found = _found(result, who)
     if result.verdict == "holds" and result.measure == PERMITTED:
-        bound = "That is no more than ε permits, but for chance; it can be more than a guess."
-        return f"{head} {found} {bound}{more}"
+        return (
+            f"{found} That is no more than ε permits, but for chance; it can be more than a guess."
+        )
     if result.verdict == "holds":
-        return f"{head} {found} That is no better than guessing, so this attack failed.{more}"
-    remedy = _remedy(result, setting)
-    return f"{head} {found} {setting.relied_on} did not prevent that. {remedy}{more}"
+        return f"{found} That is no better than guessing, so this attack failed."
+    return f"{found} {setting.relied_on} did not prevent that. {_remedy(result, setting)}"
 
 
 def _found(result: Result, who: str) -> str:
@@ -243,14 +316,13 @@ def write_card(card: Card, run: object, page: Path, content: Path) -> Path:
     with new_figures(folder) as figures:
         sections = [
             Section("What was attacked", _attacked(card)),
-            Section("Results", _results(card, figures)),
-            Section("In words", [TextBlock("\n\n".join(card.paragraphs()))]),
+            Section("Promises, and what they are worth", _results(card, figures)),
         ]
         if card.failed:
             sections.insert(1, Section("What fell over", [card.fallen()]))
         if card.not_applicable:
             sections.append(Section("What does not apply", [card.left_out()]))
-        write_report(page, f"{card.name}: what its promises are worth", sections)
+        write_report(page, f"{card.name}: what its promises are worth", sections, lead_of(card))
     write_text(content, json.dumps(card.content(run), indent=2, allow_nan=False) + "\n")
     return page
 
@@ -260,14 +332,83 @@ def _attacked(card: Card) -> list[Block]:
     return [*blocks, TextBlock("\n\n".join(card.notes))] if card.notes else blocks
 
 
+def lead_of(card: Card) -> Lead:
+    """How many promises are broken, before anything else."""
+    broken, fallen = len(card.broken), len(card.failed)
+    tried = [r for r in card.results if r.claims]
+    unknown = [f"{fallen} of the attacks fell over; nothing is known of what they test."]
+    more = unknown if fallen else []
+    if card.facts.get(STANDS):
+        more.append(f"The system is {card.facts[STANDS]}.")
+    if broken:
+        is_are = "promise is" if len(tried) == 1 else "promises are"
+        below = "Below is who learns what, and what is made against it."
+        return Lead("broken", f"{broken} of {len(tried)} {is_are} broken.", [*more, below])
+    if not tried:
+        return Lead("nothing", "No attack had anything to attack.", [*more, "That proves nothing."])
+    held = "the one promise" if len(tried) == 1 else f"all {len(tried)} promises"
+    words = "That says that these attacks got nowhere on these data, not that none could."
+    return Lead("nothing" if fallen else "holds", f"None is broken of {held}.", [*more, words])
+
+
 def _results(card: Card, figures: Path) -> list[Block]:
+    if not card.results:
+        return [TextBlock("\n\n".join(card.paragraphs()))]
+    rows = [_verdict(result, card.setting) for result in card.results]
+    blocks: list[Block] = [Verdicts(f"Attacks on {card.name}", rows, [_LEGEND, READING])]
     shown = [r for r in card.results if r.claims and math.isfinite(r.value)]
-    blocks: list[Block] = [card.table()]
     if shown:
         drawn = draw_results(figures / "attacks", shown)
         words = "What each attack reached, with its 95 % interval, beside a guess without it"
         blocks.append(FigureBlock(drawn.png, words, f"{words}."))
     return blocks
+
+
+_LEGEND = (
+    "In each drawing the mark is what the attack reached: a diamond where the promise is broken, a "
+    "circle where it holds. The bar is its 95 % interval. The dashed line is a guess without the "
+    "attack, or what ε permits."
+)
+
+
+def _verdict(result: Result, setting: CardSetting) -> Verdict:
+    drawn = bool(result.claims) and math.isfinite(result.value)
+    base = "ε permits" if result.measure == PERMITTED else "a guess"
+    figures = f"{result.measure}: {result.value:.3f}; {base}: {result.base_rate:.3f}"
+    kind: Literal["broken", "holds", "nothing"] = "nothing"
+    if result.verdict != "nothing to attack":
+        kind = result.verdict
+    low_high = (result.interval[0], result.interval[1])
+    words = f"{figures}; interval {_interval(result)}; {result.verdict}"
+    broken = result.verdict == "broken"
+    return Verdict(
+        result.promise,
+        meaning(result, setting),
+        f"{result.code} {result.attack}",
+        _technical(result),
+        _PARTIES[result.party],
+        kind,
+        result.verdict,
+        drawings.gauge(result.value, low_high, result.base_rate, broken=broken, words=words)
+        if drawn
+        else "",
+        figures if drawn else "–",
+    )
+
+
+def _technical(result: Result) -> str:
+    """By numbers, and what else the attack has to say."""
+    parts = [f"Attack {result.code}, {result.attack}, by {result.party}."]
+    if result.claims:
+        recall = "" if math.isnan(result.recall) else f", recall {result.recall:.3f}"
+        parts.append(
+            f"{result.measure[0].upper()}{result.measure[1:]} {result.value:.3f}, 95 % interval "
+            f"{_interval(result)}, base rate {result.base_rate:.3f}{recall}, from "
+            f"{result.claims:,} {'claim' if result.claims == 1 else 'claims'}."
+        )
+    if result.detail:
+        parts.append(f"{result.detail[0].upper()}{result.detail[1:].rstrip('.')}.")
+    return " ".join(parts)
 
 
 def draw_results(path: Path, results: Sequence[Result], title: str = "") -> plots.Figures:

@@ -13,9 +13,10 @@ from sottovoce.evaluation.protocol import Evaluation, evaluate
 from sottovoce.evaluation.report import Block, FigureBlock, Section, TextBlock, write_report
 from sottovoce.evaluation.significance import compare
 from sottovoce.evaluation.tables import Cell, Column, Table
+from sottovoce.runs.costs import honest_notes
 from sottovoce.runs.folder import new_figures
 from sottovoce.runs.read import FinishedRun, item_categories
-from sottovoce.runs.report import honest_notes
+from sottovoce.runs.side_by_side import compared
 from sottovoce.runs.tables import MARKS, Row, metric_columns, name_of, shown_metrics
 
 
@@ -87,8 +88,11 @@ def _write(
     evaluations: Mapping[str, Evaluation],
 ) -> None:
     with new_figures(report.parent / "figures") as folder:
+        table, drawn = compared(runs, evaluations, worlds, report.parent)
         sections = [
             *([Section("Take care", [TextBlock("\n\n".join(warnings))])] if warnings else []),
+            Section("All runs", [table]),
+            *([Section("What quality costs", drawn)] if drawn else []),
             *[
                 Section(
                     table.title if len(worlds) == 1 else f"{table.title}, {' and '.join(labels)}",

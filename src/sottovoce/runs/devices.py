@@ -269,6 +269,9 @@ def world_of(experiment: Experiment, dataset: Dataset, federation: Federation) -
     plan, devices = federation.schedule, federation.devices
     settings = experiment.cross_device()
     everything, train = dataset.interactions.items_vocabulary(), devices.cohort.history
+    names = train.items_vocabulary().names()
+    numbers = [everything.index(name) for name in names]
+    known = dataset.item_categories
     content = json.dumps([experiment.table, dataset.fingerprint()], sort_keys=True)
     digest = hashlib.blake2b(content.encode(), digest_size=6).hexdigest()
     n_items = train.n_items
@@ -287,9 +290,7 @@ def world_of(experiment: Experiment, dataset: Dataset, federation: Federation) -
         root_key=devices.rng.root,
         cohort=devices.cohort,
         names=train.users_vocabulary().names(),
-        catalogue=[
-            (name, dataset.title(everything.index(name)))
-            for name in train.items_vocabulary().names()
-        ],
+        catalogue=[(name, dataset.title(n)) for name, n in zip(names, numbers, strict=True)],
+        categories=() if known is None else [known[n] for n in numbers],
         defence=experiment.defence,
     )

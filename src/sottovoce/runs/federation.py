@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast
 
 import numpy as np
@@ -82,9 +82,11 @@ class Federation:
             items_named=items_named or {},
         )
         # Who takes part does not depend on how many draws there are, which depends on who does.
-        able = settings.build_under(release, way, 1).device_able(cohort)
+        told = cohort.sendable(consent)
+        shown = replace(cohort, history=told)
+        able = settings.build_under(release, way, 1).device_able(shown)
         willing = np.flatnonzero(consent.takes_part & able)
-        plan = settings.plan(len(willing), int(train.counts[willing].sum()))
+        plan = settings.plan(len(willing), int(told.counts[willing].sum()))
         algorithm = settings.build_under(release, way, plan.triples)
         way = fitted(algorithm, release, way, plan.triples, plan.cohort_size)
         cohort.vectors = algorithm.device_init(users, rng)
@@ -93,13 +95,13 @@ class Federation:
         reports = release.reporting
         if reports is not None:
             willing = _check_tiers(devices, reports)
-            plan = settings.plan(len(willing), int(train.counts[willing].sum()))
+            plan = settings.plan(len(willing), int(told.counts[willing].sum()))
             minimum = [tier.min_devices for tier in reports.tiers]
             shufflers = 1 if way.mixing is None else way.mixing.shufflers
             proxy = Shuffler(minimum, reports.max_reports, shufflers)
         if release.contributing is not None:
             willing = _check_contributions(devices)
-            plan = settings.plan(len(willing), int(train.counts[willing].sum()))
+            plan = settings.plan(len(willing), int(told.counts[willing].sum()))
         server, masker = Server.start(algorithm, train.n_items, rng), None
         server.guard = defence.guard()
         if way.summing is not None:
@@ -208,7 +210,8 @@ class Federation:
         if algorithm.batches == 1:
             return None
         rows = np.flatnonzero(cohort.consent.takes_part)
-        return len(algorithm.shares) * joining(cohort.history, rows, algorithm.batches)
+        told = self.devices.sendable
+        return len(algorithm.shares) * joining(told, rows, algorithm.batches)
 
     def vectors(self) -> NDArray[np.float32]:
         """Every device's vector by now. Devices that do not take part have learnt theirs at home

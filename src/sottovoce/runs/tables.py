@@ -190,7 +190,7 @@ def service_table(run: FinishedRun, evaluation: Evaluation) -> Table:
                 "choice": run.describe_choice(choice),
                 "users": len(mine),
                 metric: float(mine.mean()) if len(mine) else math.nan,
-                "±": _half_width(mine),
+                "±": half_width(mine),
             }
         )
     columns = [
@@ -308,7 +308,8 @@ def _mean_cost(row: Row) -> float:
     return rounded_up(cost / devices) if number else 0.0  # type: ignore[operator]
 
 
-def _half_width(values: NDArray[np.float64]) -> float:
+def half_width(values: NDArray[np.float64]) -> float:
+    """Of the 95 % interval of their mean."""
     n = len(values)
     if n < 2:
         return math.nan

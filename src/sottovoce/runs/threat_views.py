@@ -454,7 +454,7 @@ def _draws(world: PreparedExperiment, federation: Federation, kept: SeenMessages
         return {}
     rounds = _senders(kept, "server") | _senders(kept, "proxy")
     algorithm, rng = federation.server.algorithm, federation.devices.rng
-    return {"drawn": drawn_positives(algorithm, world.split.train, rounds, rng)}
+    return {"drawn": drawn_positives(algorithm, federation.devices.sendable, rounds, rng)}
 
 
 def _again(world: PreparedExperiment, plan: Schedule, threads: int) -> Again:
@@ -489,11 +489,12 @@ def _contributed(world: PreparedExperiment, kept: SeenMessages) -> Contributed:
     made = federation_of(world)
     algorithm, cohort = cast(Contributing, made.server.algorithm), made.devices.cohort
     release, rows = world.experiment.cross_device().release, made.devices.willing()
-    bound = release.bind(cohort.users, cohort.consent, cohort.history, made.devices.rng)
+    told = made.devices.sendable
+    bound = release.bind(cohort.users, cohort.consent, told, made.devices.rng)
     terms = bound.contributing
     if terms is None:
         raise RunError("what was added to sums is known of contributions alone")
-    shown = replace(cohort, history=cohort.sendable())
+    shown = replace(cohort, history=told)
     rounds = []
     for round in range(len(algorithm.shares)):
         view = next((m for m in kept["device"].get(round, ()) if isinstance(m, ModelView)), None)

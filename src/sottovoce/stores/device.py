@@ -12,7 +12,7 @@ import math
 import secrets
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -25,7 +25,8 @@ from sottovoce.core.ledger import Ledger
 from sottovoce.core.one_bit import noise_root
 from sottovoce.errors import DataError, UsageError
 from sottovoce.rng import SECRET_BYTES, SecretStreams, Streams, streams_of
-from sottovoce.stores.device_rounds import ledger_rows
+from sottovoce.stores.device_rounds import drop_outdated, forget_vectors_of, ledger_rows
+from sottovoce.stores.device_schema import WITH_CATEGORIES
 from sottovoce.stores.encrypted import StoreFile
 from sottovoce.stores.person import (
     AT_HOME,
@@ -146,13 +147,18 @@ def change(file: StoreFile, number: int, name: str, value: str | None, now: int)
             file.write(
                 "INSERT OR REPLACE INTO attributes VALUES (?, ?, ?, ?)", [number, name, value, now]
             )
-        file.write(
-            "INSERT INTO consent (number, choice, changed_at) SELECT number, choice, ?"
-            " FROM consent WHERE number = ? ORDER BY version DESC LIMIT 1",
-            [now, number],
-        )
+        repeat_choices(file, [number], now)
     if former is not None:
         file.cut_log()
+
+
+def repeat_choices(file: StoreFile, numbers: Iterable[int], now: int) -> None:
+    """The choices of these users once more: what was prepared before does not leave."""
+    file.write_many(
+        "INSERT INTO consent (number, choice, changed_at) SELECT number, choice, ?"
+        " FROM consent WHERE number = ? ORDER BY version DESC LIMIT 1",
+        ((now, int(number)) for number in numbers),
+    )
 
 
 def labels(
@@ -329,6 +335,15 @@ class CohortStore(PersonalStore):
                 self.renumber(numbers[0], card.number)
             keep_invitation(self, card)
 
+    def leave_federation(self) -> None:
+        """Nobody of this store takes part any more, and what it takes to do so is forgotten: the
+        invitation, keys and accounts. Nobody is told. Histories, ledger and budget stay."""
+        with self.file.transaction():
+            for number in self.numbers:
+                self.set_choice(number, replace(self.choice(number), takes_part=False))
+            self.file.write("DELETE FROM meta WHERE name LIKE 'secret:%'")
+        self.file.cut_log()
+
     def streams(self, era: int = 0) -> Streams:
         """All draws of these users under the `era`-th terms, by which no other party can link what
         they send."""
@@ -340,17 +355,29 @@ class CohortStore(PersonalStore):
 
     # --- catalogue and history -------------------------------------------------------------------
 
-    def set_catalogue(self, items: Sequence[tuple[str, str]]) -> None:
-        """Id and title of every item, by item number."""
+    def set_catalogue(
+        self, items: Sequence[tuple[str, str]], categories: Sequence[Sequence[str]] = ()
+    ) -> None:
+        """Id and title of every item, by item number; and its categories, where any are known.
+        Whoever never sends what is named anew starts to learn anew."""
         if len({item for item, _ in items}) != len(items):
             raise DataError("a catalogue must not name two items alike")
+        if categories and len(categories) != len(items):
+            raise DataError("a catalogue needs the categories of every item, or none at all")
         with self.file.transaction():
+            before = self._kept_back()
             self.file.write("DELETE FROM catalogue")
+            self.file.write("DELETE FROM categories")
             self.file.write_many(
                 "INSERT INTO catalogue VALUES (?, ?, ?)",
                 ((number, item, title) for number, (item, title) in enumerate(items)),
             )
+            self.file.write_many(
+                "INSERT INTO categories VALUES (?, ?)",
+                ((number, name) for number, names in enumerate(categories) for name in {*names}),
+            )
             self._touch_history()
+            self._start_anew({number for number, _ in self._kept_back() - before})
 
     def count_items(self) -> int:
         """Items of the catalogue, which is read together with the history."""
@@ -359,6 +386,14 @@ class CohortStore(PersonalStore):
     def catalogue(self) -> list[tuple[str, str]]:
         """Id and title by item number; empty while none is known."""
         return [(i, t) for i, t in self.file.rows("SELECT id, title FROM catalogue ORDER BY item")]
+
+    def categories(self) -> list[tuple[str, ...]]:
+        """Of every item of the catalogue, by item number."""
+        found: list[list[str]] = [[] for _ in range(len(self.catalogue()))]
+        if self.file.version >= WITH_CATEGORIES:
+            for item, name in self.file.rows("SELECT item, name FROM categories ORDER BY 1, 2"):
+                found[item].append(name)
+        return [tuple(names) for names in found]
 
     def add_history(
         self, number: int, items: Sequence[str], times: Sequence[int] | None = None
@@ -387,6 +422,16 @@ class CohortStore(PersonalStore):
         times = [None] * count if history.timestamps is None else history.timestamps.tolist()
         rows = zip(users[history.users].tolist(), items, times, strict=True)
         return self._add_history(rows, count, "SELECT count(*) FROM history", [])
+
+    def remove_items(self, number: int, items: Iterable[str]) -> int:
+        """Forget that a user has these, and what was learnt from her history; how many she had. A
+        report that was prepared does not leave."""
+        rows = [(int(number), item) for item in dict.fromkeys(items)]
+        return self._remove(number, "DELETE FROM history WHERE (number, item) = (?, ?)", rows)
+
+    def forget_history(self, number: int) -> int:
+        """`remove_items` of all that she has."""
+        return self._remove(number, "DELETE FROM history WHERE number = ?", [(int(number),)])
 
     def history(self) -> Interactions:
         """Row u is the history of the u-th of `users`, in item numbers of the catalogue. What the
@@ -443,6 +488,55 @@ class CohortStore(PersonalStore):
             self._touch_history()
         return added, given - added
 
+    def _remove(self, number: int, sql: str, rows: Sequence[tuple[Any, ...]]) -> int:
+        with self.file.transaction():
+            self.name(number)
+            removed = sum(self.file.write(sql, values) for values in rows)
+            if removed:
+                self._touch_history()
+                self._start_anew({int(number)})
+        if removed:
+            self.file.cut_log()
+        return removed
+
+    def _start_anew(self, numbers: set[int]) -> None:
+        """These users' histories have lost something: what was learnt with it is forgotten, and
+        what was prepared with it does not leave."""
+        if not numbers:
+            return
+        forget_vectors_of(self.file, numbers)
+        repeat_choices(self.file, sorted(numbers), self.now())
+        drop_outdated(self.file, "a history was changed")
+
+    def _kept_back(self) -> set[tuple[int, str]]:
+        """User and item of all that is in histories and never sent."""
+        never = self._never_sent()
+        if not never:
+            return set()
+        named = {
+            item: {item, title, *categories}
+            for (item, title), categories in zip(self.catalogue(), self.categories(), strict=True)
+        }
+        rows = self.file.rows("SELECT number, item FROM history")
+        return {
+            (number, item)
+            for number, item in rows
+            if not never.get(number, set()).isdisjoint(named.get(item, {item}))
+        }
+
+    def _never_sent(self) -> dict[int, set[str]]:
+        """The names of what users never send, of those who name anything."""
+        chosen = self.choices()
+        return {
+            int(chosen.users[row]): {*chosen.row(row).never_send}
+            for row in np.flatnonzero(chosen.never_send.any(axis=1)).tolist()
+        }
+
+    @property
+    def history_version(self) -> int:
+        """Another whenever a history or the catalogue has changed."""
+        return self._history_version()
+
     def _history_version(self) -> int:
         return int.from_bytes(self._meta("history-version") or b"", "little")
 
@@ -452,7 +546,8 @@ class CohortStore(PersonalStore):
     # --- consent ---------------------------------------------------------------------------------
 
     def set_choice(self, number: int, choice: Choice) -> None:
-        """In force from the next round on; the earlier choices stay on record."""
+        """In force from the next round on; the earlier choices stay on record. Where she never
+        sends more than before, what was learnt is forgotten: it may have been learnt from that."""
         with self.file.transaction():
             self.name(number)
             self._set_choices([(int(number), choice_text(choice))])
@@ -501,10 +596,17 @@ class CohortStore(PersonalStore):
     def records(self, number: int) -> list[ChoiceRecord]:
         """Every choice that a user has made, oldest first."""
         found = super().records(number)
-        # One that repeats the former stands for a changed attribute.
+        # One that repeats the former stands for a changed attribute or history.
         return [one for k, one in enumerate(found) if not k or one.choice != found[k - 1].choice]
 
-    def _set_choices(self, rows: Iterable[tuple[int, str]]) -> None:
+    def _set_choices(self, rows: Sequence[tuple[int, str]]) -> None:
+        before = self._never_sent()
+        grown = [
+            number
+            for number, text in rows
+            if not before.get(number, set()).issuperset(choice_of(text).never_send)
+        ]
+        forget_vectors_of(self.file, grown)
         # Who makes the same choice again has not changed her mind: a round under way goes on.
         self.file.write_many(
             "INSERT INTO consent (number, choice, changed_at) SELECT ?1, ?2, ?3 WHERE ?2 IS NOT "

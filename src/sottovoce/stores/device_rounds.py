@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from sottovoce.core.ledger import Ledger
 from sottovoce.core.messages import ModelView
+from sottovoce.parties.device import Contents
 from sottovoce.stores.encrypted import StoreFile
 from sottovoce.wire.frames import PROTOCOL
 from sottovoce.wire.terms import Terms
@@ -180,8 +181,11 @@ class RoundBook:
         )
         return self.file.row(sql, [*entry.key, entry.consent]) is not None
 
-    def add(self, entry: Round, book: Ledger, digest: str, now: int) -> None:
-        """Write a prepared round, with the ledger rows of its devices."""
+    def add(
+        self, entry: Round, book: Ledger, digest: str, now: int, contents: Contents | None = None
+    ) -> None:
+        """Write a prepared round, with the ledger rows of its devices and, of a single one, what of
+        her own is in it."""
         latest = self.latest()
         self.file.write(
             "INSERT INTO rounds (era, round, attempt, state, asked, consent, devices, nonce,"
@@ -212,9 +216,15 @@ class RoundBook:
             f" {', '.join('?' * len(_LEDGER))})",
             zip(*(table[name].to_pylist() for name in _LEDGER), strict=True),
         )
+        if contents is not None:
+            items, weights = contents.items.astype("<i4"), contents.weight.astype("<f4")
+            (number,) = table["user"].to_pylist()
+            values = [*entry.key, number, items.tobytes(), weights.tobytes()]
+            self.file.write("INSERT INTO contents VALUES (?, ?, ?, ?, ?, ?)", values)
 
     def drop(self, entry: Round, reason: str) -> None:
         """Forget a prepared round: nothing of it has left, and nothing will."""
+        self.file.write(f"DELETE FROM contents WHERE {_ROUND}", entry.key)
         self.file.write(f"DELETE FROM ledger WHERE {_ROUND}", entry.key)
         self.forget_learnt()
         self._mark(entry, "dropped", reason)
@@ -255,6 +265,11 @@ class RoundBook:
         )
         return [(int(number), float(cost)) for number, cost in self.file.rows(sql, entry.key)]
 
+    def other_rows(self, entry: Round) -> int:
+        """Rows in this round that are not of its users' own items."""
+        sql = f"SELECT ifnull(sum(negative_rows), 0) FROM ledger WHERE {_ROUND}"
+        return int(self.file.value(sql, entry.key))
+
     def unbounded_releases(self) -> list[tuple[int, int, int]]:
         """User, era, and how many of her releases have left under its terms, or may have, of which
         no ε of their own bounds what they cost."""
@@ -287,6 +302,14 @@ class RoundBook:
         )
         return np.array([n for (n,) in self.file.rows(sql, [era, round])], dtype=np.int64)
 
+    def sent_as(self, entry: Round, body: bytes) -> None:
+        """Note the bytes in which a report leaves."""
+        values = [len(body), hashlib.sha256(body).hexdigest(), *entry.key]
+        sql = f"UPDATE rounds SET body_bytes = ?, body_sha256 = ? WHERE {_ROUND}"
+        latest = self.latest()
+        self.file.write(sql, values)
+        self._hold(entry, latest)
+
     def mark(self, entry: Round, state: Literal["left", "arrived", "refused"], reason: str) -> None:
         """Say what became of a round that has left."""
         self._mark(entry, state, reason)
@@ -303,6 +326,22 @@ class RoundBook:
         """What became of a round is known without reading it again."""
         if latest is not None and latest.key == entry.key:
             self.file.hold("round", _LATEST, replace(latest, **changes))
+
+
+def forget_vectors_of(file: StoreFile, numbers: Collection[int]) -> None:
+    """These users start anew, also where a round of theirs is under way."""
+    for table in ("vectors", "learnt"):
+        file.write_many(
+            f"DELETE FROM {table} WHERE number = ?", ((int(number),) for number in numbers)
+        )
+
+
+def drop_outdated(file: StoreFile, reason: str) -> None:
+    """Forget what was prepared before somebody whose report is in it chose anew."""
+    book = RoundBook(file)
+    entry = book.latest()
+    if entry is not None and entry.state == "prepared" and book.minds_changed(entry):
+        book.drop(entry, reason)
 
 
 def kept_terms(text: str) -> Terms:

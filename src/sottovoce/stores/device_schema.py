@@ -276,9 +276,51 @@ CREATE TRIGGER counters_never_fall BEFORE UPDATE ON counters WHEN new.next < old
 BEGIN SELECT RAISE(ABORT, 'a number is given out once'); END;
 """
 
-MIGRATIONS: tuple[str, ...] = (_FIRST, _REPORTS, _ATTRIBUTES, _CONTACTS, _OWNERS)
-WITH_OWNERS = len(MIGRATIONS)
-"""The first version that knows federations of data owners."""
+_CATEGORIES = """
+-- Categories of the catalogue's items, where a federation names them.
+CREATE TABLE categories (
+    item INTEGER NOT NULL,
+    name TEXT NOT NULL CHECK (name <> ''),
+    PRIMARY KEY (item, name)
+) STRICT, WITHOUT ROWID;
+"""
+
+_CONTENTS = """
+-- Which of a user's own items were in a report, by number, and how much of each (f4); of stores of
+-- one user. For her eyes: nothing here leaves.
+CREATE TABLE contents (
+    era INTEGER NOT NULL,
+    round INTEGER NOT NULL,
+    attempt INTEGER NOT NULL,
+    number INTEGER NOT NULL REFERENCES users ON UPDATE CASCADE,
+    items BLOB NOT NULL,
+    weights BLOB NOT NULL,
+    PRIMARY KEY (era, round, attempt, number),
+    FOREIGN KEY (era, round, attempt) REFERENCES rounds
+) STRICT, WITHOUT ROWID;
+CREATE TRIGGER contents_stay BEFORE DELETE ON contents
+WHEN (SELECT state FROM rounds WHERE (era, round, attempt) = (old.era, old.round, old.attempt))
+    IN ('left', 'arrived', 'refused')
+BEGIN SELECT RAISE(ABORT, 'what left stays on record'); END;
+-- What a report was at the socket, in the envelope in which it left.
+ALTER TABLE rounds ADD COLUMN body_bytes INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE rounds ADD COLUMN body_sha256 TEXT NOT NULL DEFAULT '';
+CREATE TRIGGER contents_are_fixed BEFORE UPDATE OF era, round, attempt, items, weights ON contents
+BEGIN SELECT RAISE(ABORT, 'what left stays on record'); END;
+"""
+
+MIGRATIONS: tuple[str, ...] = (
+    _FIRST,
+    _REPORTS,
+    _ATTRIBUTES,
+    _CONTACTS,
+    _OWNERS,
+    _CATEGORIES,
+    _CONTENTS,
+)
+WITH_OWNERS, WITH_CATEGORIES, WITH_CONTENTS = 5, 6, 7
+"""The first versions that know federations of data owners, categories of items, and what was in
+reports."""
 
 # Users of data owners had a file of their own kind before: what was in it, and where it is now.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import secrets
@@ -37,6 +38,7 @@ class StoreFile(SQLiteFile):
 
     migrations = MIGRATIONS
     application_id = APPLICATION_ID
+    readable_since = WITH_OWNERS - 1  # what it lacks is asked for by version, or not at all
     made_by: ClassVar[str] = "sottovoce device init {folder}"
     """The command that makes such a store."""
     written_by = "sottovoce serve device"
@@ -107,12 +109,6 @@ class StoreFile(SQLiteFile):
         if damaged:
             raise StoreError(f"the store {folder / DATABASE} is damaged; no copy was made")
 
-    def _migrate(self, fill: Callable[[Any], None] | None) -> None:
-        if self.readonly and self._known_version() == WITH_OWNERS - 1:
-            self.version = WITH_OWNERS - 1  # nothing that it lacks is read
-            return
-        super()._migrate(fill)
-
     def _known_version(self) -> int:
         if self.pragma("application_id") == USERS_ID:
             if self.readonly:
@@ -133,6 +129,29 @@ class StoreFile(SQLiteFile):
                     self._open.execute(statement)
             self.pragma("user_version", len(self.migrations))
             self.pragma("application_id", self.application_id)
+
+    @classmethod
+    def erase(cls, folder: Path) -> None:
+        """Take a store away for good: without its key, which goes first, nobody reads the rest.
+        Other files in the folder stay. Raises if another process serves it."""
+        lock = cls.take_lock(folder)
+        try:
+            key = folder / KEY
+            with contextlib.suppress(FileNotFoundError), key.open("r+b") as out:
+                out.write(secrets.token_bytes(key.stat().st_size))
+                out.flush()
+                os.fsync(out.fileno())
+            for name in (KEY, DATABASE, f"{DATABASE}-wal", f"{DATABASE}-shm", LOCK):
+                (folder / name).unlink(missing_ok=True)
+            sync_folder(folder)
+            with contextlib.suppress(OSError):  # something else is in it
+                folder.rmdir()
+        except OSError as error:
+            raise StoreError(
+                f"the store in {folder} could not be taken away: {error.strerror or error}"
+            ) from None
+        finally:
+            lock.close()
 
     def served(self) -> bool:
         """Whether some process serves this store as its agent."""

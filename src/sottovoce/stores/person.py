@@ -22,6 +22,7 @@ from sottovoce.errors import DataError
 from sottovoce.stores.device_schema import WITH_OWNERS
 from sottovoce.stores.encrypted import FormerFile, StoreFile
 
+_STOPPED = "stopped"
 AT_HOME = Choice(takes_part=False)
 """What holds for a user until she chooses."""
 
@@ -157,6 +158,17 @@ class PersonalStore:
     def _set_meta(self, name: str, value: bytes) -> None:
         with self.file.transaction():
             write_entry(self.file, name, bytes(value))
+
+    # --- stopping --------------------------------------------------------------------------------
+
+    @property
+    def stopped(self) -> bool:
+        """Whether no byte is to leave for anybody, not even a question for what is published."""
+        return bool(self._meta(_STOPPED))
+
+    def set_stopped(self, stopped: bool) -> None:
+        """Durable, and read by every agent before it asks anything."""
+        self._set_meta(_STOPPED, b"1" if stopped else b"")
 
     # --- choices ---------------------------------------------------------------------------------
 

@@ -137,13 +137,25 @@ def sealed_by(store: CohortStore) -> Pack:
     return pack
 
 
-def items_named(catalogue: Sequence[tuple[str, str]]) -> dict[str, NDArray[np.int32]]:
-    """The items that a name in a choice stands for, by id or by title."""
+def items_named(
+    catalogue: Sequence[tuple[str, str]], categories: Sequence[Sequence[str]] = ()
+) -> dict[str, NDArray[np.int32]]:
+    """The items that a name in a choice stands for, by id, by title or by category."""
     found: dict[str, list[int]] = {}
     for number, names in enumerate(catalogue):
-        for name in set(names):
+        for name in {*names, *(categories[number] if categories else ())}:
             found.setdefault(name, []).append(number)
     return {name: np.array(items, dtype=np.int32) for name, items in found.items()}
+
+
+def things_named(
+    store: CohortStore, things: Sequence[str] | None = None
+) -> dict[str, NDArray[np.int32]]:
+    """The same of these names, or of all that the store's users never send. One that its catalogue
+    does not know is a rule in advance, and stands for nothing yet."""
+    things = store.choices().things if things is None else things
+    known = items_named(store.catalogue(), store.categories()) if things else {}
+    return {name: known.get(name, np.zeros(0, np.int32)) for name in things}
 
 
 def space(terms: Terms) -> tuple[object, ...]:
@@ -188,8 +200,7 @@ def explain(
     owner should know why. `noise` is that on sums, `plain` says how many releases of each device
     nothing bounds."""
     cohort = devices.cohort
-    able = cohort.consent.takes_part & devices.algorithm.device_able(cohort)
-    if len(asked) != 1 or not able[asked[0]]:
+    if len(asked) != 1 or not devices.able()[asked[0]]:
         return
     row = int(asked[0])
     if devices.contributes and cohort.sent[row]:
@@ -256,6 +267,15 @@ class Agreeing(ABC):
         agreed to any, the first that the server showed, which serve at home."""
         found = self._book.latest_terms()
         return None if found is None else found[1]
+
+    def terms_then(self, era: int) -> Terms | None:
+        """Those under which something left before."""
+        found: dict[int, Terms] = self.store.file.held(
+            "all terms",
+            ("terms",),
+            lambda: {at: kept_terms(text) for at, text in self._book.all_terms()},
+        )
+        return found.get(era)
 
     @property
     def offered(self) -> Terms | None:

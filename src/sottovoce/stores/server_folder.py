@@ -42,7 +42,14 @@ from sottovoce.stores.database import Database
 from sottovoce.stores.keys import ReportKeys, authority_pem, init_keys, read_secret, write_new_files
 from sottovoce.stores.private import close_to_others, private_folder
 from sottovoce.stores.ready import locked, running
-from sottovoce.wire.catalogue import Items, changed
+from sottovoce.wire.catalogue import (
+    Categories,
+    Items,
+    as_table,
+    categories_in,
+    changed,
+    changed_categories,
+)
 from sottovoce.wire.frames import PROTOCOL, check_protocol
 from sottovoce.wire.invitations import MAX_NUMBER, Invitation
 from sottovoce.wire.signing import is_signed
@@ -255,12 +262,21 @@ class ServerFolder:
     def keys(self) -> Path:
         return self.path / "keys"
 
-    def change_catalogue(self, added: Items, gone: Sequence[str], url: str | None = None) -> Items:
-        """Items come and go; what is in the catalogue then. No server of the federation runs."""
+    def change_catalogue(
+        self,
+        added: Items,
+        gone: Sequence[str],
+        url: str | None = None,
+        categories: Categories = (),
+    ) -> Items:
+        """Items come, with these categories where there are any, and go; what is in the catalogue
+        then. No server of the federation runs."""
         before = self.catalogue()
-        now = [(item, title) for item, title in json.loads(before)["items"]]
+        told = json.loads(before)
+        now = [(item, title) for item, title in told["items"]]
         after = changed(now, added, gone)
-        table = {"items": [list(item) for item in after]}
+        of = changed_categories(now, categories_in(told, len(now)), after, added, categories)
+        table = as_table(after, of)
         database = self.database(url)
         try:
             with contextlib.nullcontext() if database.shared else self.locked():
@@ -277,9 +293,11 @@ class ServerFolder:
         place = self.path / "catalogue.json"
         content = _read(place)
         try:
-            items = json.loads(content)["items"]
+            table = json.loads(content)
+            items = table["items"]
             good = all(len(item) == 2 and {*map(type, item)} == {str} for item in items)
-        except (ValueError, RecursionError, KeyError, TypeError):
+            categories_in(table, len(items))
+        except (ValueError, RecursionError, KeyError, TypeError, MessageError):
             good = False
         if not good:
             raise ServiceError(f"{place} is no catalogue; put the right file back")
@@ -355,6 +373,7 @@ def create_folder(
     terms: Terms,
     catalogue: Catalogue,
     *,
+    categories: Categories = (),
     cohort_size: CohortSize = "all",
     rounds: int = 100,
     root_key: int | None = None,
@@ -368,6 +387,8 @@ def create_folder(
         raise UsageError(f"{path} holds a federation already; start it without --experiment")
     if len(catalogue) != terms.n_items:
         raise ConfigError(f"the catalogue has {len(catalogue)} items, the terms {terms.n_items}")
+    if categories and len(categories) != len(catalogue):
+        raise ConfigError("the catalogue needs the categories of every item, or none at all")
     if cohort_size != "all" and cohort_size < 1:
         raise ConfigError(f"cohort_size must be at least 1, not {cohort_size}")
     key = secrets.randbits(ROOT_BITS) if root_key is None else root_key
@@ -384,7 +405,7 @@ def create_folder(
         from sottovoce.stores.aggregator_folder import first_rules
 
         first_rules(terms, path / "keys")  # raises where the terms name another key than ours
-    _write(path / "catalogue.json", {"items": [list(item) for item in catalogue]})
+    _write(path / "catalogue.json", as_table(catalogue, categories))
     _write(path / "state.json", {"kept_in": "nowhere"})
     _write(
         path / "federation.json",

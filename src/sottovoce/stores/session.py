@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Literal
 
@@ -56,12 +56,13 @@ from sottovoce.stores.prepared import (
     check_shape,
     digest,
     explain,
-    items_named,
     same,
+    things_named,
 )
+from sottovoce.stores.timeline import contents
 from sottovoce.wire.terms import Terms
 
-__all__ = ["DeviceSession", "HomeCopy", "Prepared"]
+__all__ = ["DeviceSession", "HomeCopy", "Inside", "Prepared"]
 
 _NONCE_BYTES = 16
 _COUNTER_LIMIT = 2**32
@@ -70,6 +71,19 @@ _AT_HOME = Choice(takes_part=False)
 _LARGEST_CONTACT = 2048
 """Bytes; more than keys and signatures need."""
 _NAMED = "named-willing:"
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Inside(Redacted):
+    """What is in one user's report."""
+
+    items: NDArray[np.int32]
+    """Her own, by number."""
+    weight: NDArray[np.float64]
+    """How much of each; comparable within the report."""
+    others: int
+    """Rows of other items."""
+    epsilon: float
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -185,6 +199,13 @@ class DeviceSession(Agreeing):
         who, cost = tuple(n for n, _ in costs), max((each for _, each in costs), default=0.0)
         return let_go(entry.message, Booked(who, "report", len(entry.message), cost))
 
+    def sent_as(self, prepared: Prepared, body: bytes) -> None:
+        """Note in which bytes a report that the door has let go is about to leave: its envelope."""
+        with self.store.file.transaction():
+            entry = self._gone(prepared.round, prepared.attempt)
+            if entry is not None:
+                self._book.sent_as(entry, body)
+
     def contact(self, what: Literal["enrolment", "check-in"], party: str, body: bytes) -> Leaving:
         """A request that says that the store's devices are there, and has keys and signatures in
         it, nothing of a history. Raises where one of them takes no part, or the terms wait for a
@@ -212,8 +233,10 @@ class DeviceSession(Agreeing):
         store.history()  # is kept: others need not wait until it is read
         with store.file.transaction():
             terms, vectors = self.require_agreed(), np.zeros((len(users), 0), np.float32)
-            cohort = Cohort(users, store.history(), store.choices(), vectors)
-            named = users[cohort.consent.takes_part & terms.build().device_able(cohort)]
+            choices, things = store.choices(), things_named(store)
+            cohort = Cohort(users, store.history(), choices, vectors, items_named=things)
+            shown = replace(cohort, history=cohort.sendable(choices))
+            named = users[choices.takes_part & terms.build().device_able(shown)]
             body, kept = named.astype("<u4").tobytes(), f"{_NAMED}{terms.federation}"
             before = store.secret(kept) or b""
             if before != body:
@@ -258,6 +281,16 @@ class DeviceSession(Agreeing):
         entry = self._book.latest()
         return None if entry is None else Prepared.of(entry)
 
+    def inside(self, prepared: Prepared) -> Inside:
+        """What of its one user is in the latest report, and what it costs: for her eyes."""
+        with self.store.file.snapshot():
+            entry = self._entry(prepared.round, prepared.attempt)
+            ((number, cost),) = self._book.costs(entry)
+            found = contents(self.store.file, number, *entry.key)
+            others = self._book.other_rows(entry)
+        items, weight = found if found is not None else (np.zeros(0, np.int32), np.zeros(0))
+        return Inside(items, weight.astype(np.float64), others, cost)
+
     # --- at home ---------------------------------------------------------------------------------
 
     def vectors(self) -> NDArray[np.float32]:
@@ -265,8 +298,11 @@ class DeviceSession(Agreeing):
         with self.store.file.snapshot():
             return self._vectors(None)
 
-    def recommend(self, number: int, n: int) -> list[tuple[str, str, float]]:
-        """Id, title and score of at most n items for one user, best first, computed here."""
+    def recommend(
+        self, number: int, n: int, choice: Choice | None = None
+    ) -> list[tuple[str, str, float]]:
+        """Id, title and score of at most n items for one user, best first, computed here; as it
+        would be under another choice, if one is given."""
         with self.store.file.snapshot():
             view = self.model()
             if view is None:
@@ -278,8 +314,12 @@ class DeviceSession(Agreeing):
             terms, row = self._known()[1], np.flatnonzero(self.store.users == number)
             cohort = self._cohort(terms, self._vectors(None)).take(row)
             catalogue = self.store.catalogue()
+        if choice is not None:
+            cohort.consent = Consent.uniform(cohort.users, choice, choice.hidden_attributes)
+            cohort.items_named = things_named(self.store, choice.never_send)
         algorithm, vectors = terms.build(), cohort.vectors
-        if algorithm.refits or not cohort.consent.takes_part[0]:
+        kept_back = cohort.sendable(cohort.consent).n_interactions < cohort.history.n_interactions
+        if algorithm.refits or kept_back or not cohort.consent.takes_part[0]:
             # What she permits does not matter: nothing leaves.
             cohort.consent = Consent.uniform(cohort.users, _AT_HOME)
             vectors = Devices.behind_door(
@@ -395,7 +435,9 @@ class DeviceSession(Agreeing):
             if changed or not same(before, now):
                 return False, None
             self._settle(view.round)
-            book.add(entry, ledger, hashlib.sha256(message).hexdigest(), self.store.now())
+            contents = devices.contents if len(users) == 1 else None
+            sha256 = hashlib.sha256(message).hexdigest()
+            book.add(entry, ledger, sha256, self.store.now(), contents)
             book.keep_learnt(users[rows], learnt)
         return True, Prepared.of(entry)
 
@@ -422,7 +464,7 @@ class DeviceSession(Agreeing):
         sent = (
             stages_done(store, terms) if terms.contributes else rounds_sent(store, sum_noise(terms))
         )
-        named = items_named(store.catalogue()) if store.choices().things else {}
+        named = things_named(store)
         kept = self.model() if terms.build().versioned else None
         return Cohort(
             store.users, history, store.choices(), vectors, spent, labels, sent, named,

@@ -50,8 +50,8 @@ class Said:
     known: int
     """Not sent again, as the owner was told before."""
     at_home: int
-    """Interactions of which nothing leaves: she takes no part, refuses the owners, or nobody holds
-    the item."""
+    """Interactions of which nothing leaves: she takes no part, refuses the owners, never sends the
+    item, or nobody holds it."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -142,18 +142,22 @@ class UserDoor:
         in which they stand here."""
         outbox = Outbox(self.store)
         known = at_home = 0
-        shut: dict[int, frozenset[int] | None] = {}
+        shut: dict[int, tuple[frozenset[int] | None, Choice]] = {}
         with self.store.file.transaction():
             world = self.store.world
             for user, item, positive, time in events:
                 if user not in shut:
                     self.store.person(user)
-                    shut[user] = _refused(world, self.store.in_force(user))
+                    choice = self.store.in_force(user)
+                    shut[user] = _refused(world, choice), choice
                 _check(world, item, time)
                 outbox.seen.append((user, item))
-                closed = shut[user]
-                holders = world.table.owners(item) if item in world.table else ()
-                owners = [] if closed is None else [k for k in holders if k not in closed]
+                closed, choice = shut[user]
+                if closed is None or _never_sent(world, choice, item):
+                    owners = []
+                else:
+                    holders = world.table.owners(item) if item in world.table else ()
+                    owners = [k for k in holders if k not in closed]
                 at_home += not owners
                 for owner in owners:
                     if not again and outbox.told(user, owner, item, time):
@@ -197,6 +201,25 @@ class UserDoor:
                 )
             self.store.record_choice(user, choice, looked=True)
             return self._prune(user, choice)
+
+    def forget(self, user: int, items: Sequence[str] | None = None) -> int:
+        """Forget here that she has seen these items, or all of them; how many she had. What waits
+        of them is dropped; what has left stays on record."""
+        store = self.store
+        with store.file.transaction():
+            known = store.seen(user)
+            if items is not None:
+                named = {name: n for n, name in enumerate(store.world.directory.catalogue)}
+                known &= {named[name] for name in items if name in named}
+            rows = [(user, item) for item in sorted(known)]
+            store.file.write_many("DELETE FROM seen WHERE (user, item) = (?, ?)", rows)
+            store.file.write_many(
+                "UPDATE messages SET state = iif(sends > 0, 'given_up', 'dropped'), reason = "
+                f"'forgotten' WHERE user = ? AND item = ? AND kind <> 'leave' AND {_OPEN}",
+                rows,
+            )
+        store.file.cut_log()
+        return len(rows)
 
     def leave(self, user: int, owner: str | None = None) -> list[str]:
         """Leave an owner, or (None) all of them and the federation: nothing more goes there, and
@@ -516,9 +539,17 @@ def _forbidden(world: DirectoryIndex, choice: Choice, owner: int, kind: str, ite
         return ""
     if not choice.takes_part or entry.name in choice.refused_owners:
         return "consent"
-    if kind in ("negative", "positive") and not world.holds(owner, item):
-        return "item"
+    if kind in ("negative", "positive"):
+        if _never_sent(world, choice, item):
+            return "consent"
+        if not world.holds(owner, item):
+            return "item"
     return ""
+
+
+def _never_sent(world: DirectoryIndex, choice: Choice, item: int) -> bool:
+    """By its name: owners' catalogues have no categories."""
+    return bool(choice.never_send) and world.directory.catalogue[item] in choice.never_send
 
 
 def _check(world: DirectoryIndex, item: int, time: int) -> None:

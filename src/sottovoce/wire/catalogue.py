@@ -1,19 +1,72 @@
 """The catalogue of a federation: id and title of every item, in an order that never changes, since
 devices and models know items by their place.
 
+It may name categories of items, so that people can speak of many items by one name.
+
 Items come and go all the same. A new federation can have places to spare, which are named later;
 an item that goes keeps its place and loses its title, and what has no title is not recommended.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any
 
 from sottovoce.errors import MessageError, UsageError
 
 Items = Sequence[tuple[str, str]]
 """Id and title, by place."""
+Categories = Sequence[Sequence[str]]
+"""Of every item, by place; empty where a federation names none."""
 _SPARE = "~spare-"
+
+
+def as_table(items: Items, categories: Categories) -> dict[str, Any]:
+    """A catalogue as it is published."""
+    table: dict[str, Any] = {"items": [list(item) for item in items]}
+    names = sorted({name for each in categories for name in each if name})
+    if names:
+        place = {name: at for at, name in enumerate(names)}
+        of = [sorted({place[name] for name in each if name}) for each in categories]
+        table["categories"] = {"names": names, "of": of}
+    return table
+
+
+def categories_in(table: Mapping[str, Any], n_items: int) -> list[tuple[str, ...]]:
+    """The categories of every item of a published catalogue; empty where it has none. Raises where
+    they are not what they should be."""
+    if "categories" not in table:
+        return []
+    found = table["categories"]
+    if not isinstance(found, dict) or found.keys() != {"names", "of"}:
+        raise MessageError("a catalogue's categories must be names, and of which item each is")
+    names, of = found["names"], found["of"]
+    if not isinstance(names, list) or not all(is_text(name) and name for name in names):
+        raise MessageError("the categories of a catalogue must have names")
+    if len({*names}) != len(names):
+        raise MessageError("a catalogue must not name two categories alike")
+    if not isinstance(of, list) or len(of) != n_items:
+        raise MessageError("a catalogue must say of every item of which categories it is")
+    for places in of:
+        if not isinstance(places, list) or not all(
+            type(place) is int and 0 <= place < len(names) for place in places
+        ):
+            raise MessageError("a catalogue gives an item a category that it does not name")
+        if any(one >= other for one, other in pairwise(places)):
+            raise MessageError("an item's categories must ascend, each once")
+    return [tuple(names[place] for place in places) for places in of]
+
+
+def is_text(value: object) -> bool:
+    """Whether it is text that can be stored: JSON may name halves of characters."""
+    if not isinstance(value, str):
+        return False
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def with_spare(items: Items, many: int) -> list[tuple[str, str]]:
@@ -50,6 +103,29 @@ def changed(items: Items, added: Items, gone: Sequence[str]) -> list[tuple[str, 
             raise UsageError(f"an item must not be called {item}, as places to spare are")
         found[place[item] if item in place else free.pop(0)] = item, title or item
     return found
+
+
+def changed_categories(
+    items: Items, categories: Categories, after: Items, added: Items, more: Categories
+) -> list[tuple[str, ...]]:
+    """The categories of the items `after` a change by which some were `added`, with these
+    categories (or, where there are none, those that they had)."""
+    known = dict(zip((item for item, _ in items), categories, strict=True)) if categories else {}
+    if more:
+        known |= dict(zip((item for item, _ in added), more, strict=True))
+    return [tuple(known.get(item, ())) for item, _ in after] if any(known.values()) else []
+
+
+def with_former_categories(
+    before: Items, known: Categories, after: Items, categories: Categories
+) -> list[tuple[str, ...]]:
+    """These categories, and those that items were known to have: none is ever taken from them."""
+    had = {item: names for (item, _), names in zip(before, known, strict=True)}
+    now = categories or [()] * len(after)
+    return [
+        tuple(sorted({*had.get(item, ()), *names}))
+        for (item, _), names in zip(after, now, strict=True)
+    ]
 
 
 def require_same_places(before: Items, after: Items) -> None:

@@ -100,7 +100,7 @@ class DRIFTConfig(AlgorithmSettings):
     family: ClassVar[Literal["devices", "owners"]] = "owners"
     releases: ClassVar[tuple[str, ...]] = ()
     links: ClassVar[tuple[str, ...]] = ()
-    reads: ClassVar[tuple[str, ...]] = ("refused_owners",)
+    reads: ClassVar[tuple[str, ...]] = ("refused_owners", "never_send")
     embedding_size: int = 4
     """Length of a user's or item's vector."""
     learning_rate: float = 0.005
@@ -159,6 +159,10 @@ class DRIFTConfig(AlgorithmSettings):
     @property
     def remedies(self) -> tuple[str, ...]:
         return RELEASES[self.release].remedies
+
+    @property
+    def as_printed(self) -> bool:
+        return self.release == "printed"
 
     @property
     def sums_over_people(self) -> bool:

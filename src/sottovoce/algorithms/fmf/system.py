@@ -109,6 +109,10 @@ class FMFConfig(AlgorithmSettings):
             "the bits of a batch and publishes the item table."
         )
 
+    @property
+    def as_printed(self) -> bool:
+        return self.variant == "published"
+
     def learning(self) -> str:
         if self.variant == "rotated":  # the rate has no part there
             return f"embedding size {self.embedding_size}"
@@ -206,6 +210,9 @@ class FMF(Reporting):
     def coordinates(self, n_items: int) -> int:
         rows = rotated.order(n_items) if self._rotated else n_items
         return rows * self.config.embedding_size
+
+    def items_at(self, coordinates: NDArray[np.int64], n_items: int) -> NDArray[np.int64] | None:
+        return None if self._rotated else coordinates // self.config.embedding_size
 
     def sampling(self, items: NDArray[np.float32]) -> tuple[float, NDArray[np.uint64]]:
         """Known to everyone, since it follows from the published model alone."""

@@ -14,11 +14,20 @@ import numpy as np
 
 from sottovoce.core.consent import Choice, Consent
 from sottovoce.data.dataset import Dataset
-from sottovoce.errors import ConfigError, ConsentError, CorruptData, DataError, DataNotFound
+from sottovoce.errors import (
+    ConfigError,
+    ConsentError,
+    CorruptData,
+    DataError,
+    DataNotFound,
+    MessageError,
+)
 from sottovoce.stores.device import CohortStore
+from sottovoce.wire.catalogue import categories_in
 
-Catalogue = Sequence[tuple[str, str]]
-"""Id and title of every item, by the number it has in the federation."""
+Catalogue = tuple[Sequence[tuple[str, str]], Sequence[Sequence[str]]]
+"""Id and title of every item, by the number it has in the federation; and its categories, where
+there are any."""
 
 _TRUE, _FALSE = ("yes", "true", "1"), ("no", "false", "0")
 _NUMBERS = {
@@ -56,13 +65,13 @@ def make_cohort(
     strangers = sorted(set(choices) - set(names))
     if strangers:
         raise DataError(f"the consent file names {strangers[0]!r}, who is not in the data")
-    titles = items_of(dataset) if catalogue is None else catalogue
+    titles, categories = items_of(dataset) if catalogue is None else catalogue
     users = [(first + row, name) for row, name in enumerate(names)]
     numbers = np.array([number for number, _ in users], dtype=np.int64)
     store = CohortStore.create(path, users)
     try:
         with store:
-            store.set_catalogue(titles)
+            store.set_catalogue(titles, categories)
             added, _ = store.add_histories(history)
             chosen = [choices.get(name, Choice(takes_part=False)) for name in names]
             consent = Consent.of(numbers, chosen, np.arange(len(chosen), dtype=np.int64))
@@ -74,20 +83,22 @@ def make_cohort(
     return MadeCohort(len(users), first, added, unknown, int(consent.takes_part.sum()))
 
 
-def items_of(dataset: Dataset) -> list[tuple[str, str]]:
+def items_of(dataset: Dataset) -> Catalogue:
     """The data set's own items as a catalogue."""
     names = dataset.interactions.items_vocabulary()
-    return [(names.name(n), dataset.title(n)) for n in range(dataset.interactions.n_items)]
+    items = [(names.name(n), dataset.title(n)) for n in range(dataset.interactions.n_items)]
+    return items, dataset.item_categories or ()
 
 
-def read_server_catalogue(path: Path) -> list[tuple[str, str]]:
+def read_server_catalogue(path: Path) -> Catalogue:
     """The `catalogue.json` of a federation's server."""
     try:
         table = json.loads(path.read_text(encoding="utf-8"))
-        return [(str(item), str(title)) for item, title in table["items"]]
+        items = [(str(item), str(title)) for item, title in table["items"]]
+        return items, categories_in(table, len(items))
     except FileNotFoundError:
         raise DataNotFound(f"the catalogue {path} is not there") from None
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, MessageError):
         raise CorruptData(
             f"{path} is no catalogue; ask the operator for the federation's catalogue.json"
         ) from None

@@ -36,7 +36,12 @@ from sottovoce.services.kit.pacing import Draw, from_system
 from sottovoce.stores.device import CohortStore
 from sottovoce.stores.prepared import Prepared, sealed_by, signing_key
 from sottovoce.stores.session import DeviceSession
-from sottovoce.wire.catalogue import require_same_places
+from sottovoce.wire.catalogue import (
+    categories_in,
+    is_text,
+    require_same_places,
+    with_former_categories,
+)
 from sottovoce.wire.descriptor import Descriptor
 from sottovoce.wire.frames import PROTOCOL
 from sottovoce.wire.invitations import Invitation, kept_invitation
@@ -84,22 +89,11 @@ def catalogue_items(table: dict[str, Any], terms: Terms) -> list[tuple[str, str]
         not isinstance(items, list)
         or len(items) != terms.n_items
         or not all(
-            isinstance(item, list) and len(item) == 2 and all(map(_is_text, item)) for item in items
+            isinstance(item, list) and len(item) == 2 and all(map(is_text, item)) for item in items
         )
     ):
         raise MessageError("the server's catalogue is not that of its terms")
     return [(item, title) for item, title in items]
-
-
-def _is_text(value: object) -> bool:
-    """Whether it is text that can be stored: JSON may name halves of characters."""
-    if not isinstance(value, str):
-        return False
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 # What a device reads of what is published: where the federation is, its terms, catalogue and
@@ -110,7 +104,7 @@ def _is_text(value: object) -> bool:
 T = TypeVar("T")
 
 _REFRESH_SECONDS = 86400
-_REFRESHED, _CATALOGUE = "refreshed", "catalogue-seen"
+_REFRESHED, _CATALOGUE = "refreshed", "catalogue-whole"
 
 
 class Reader(Loop):
@@ -134,6 +128,10 @@ class Reader(Loop):
         self._worker = ThreadPoolExecutor(1, "store")
         self._known: tuple[str, Descriptor] | None = None
         self._learning: ModelView | None = None
+
+    @property
+    def stopped(self) -> bool:
+        return self.store.stopped
 
     async def _look(self) -> Descriptor:
         """The round descriptor; a short question where nothing has changed."""
@@ -171,14 +169,17 @@ class Reader(Loop):
     async def _fetch_catalogue(self, terms: Terms, name: str) -> None:
         """Items come and go, but none in the place of one that this device knows."""
         answer = await self.client.get("/v1/catalogue", limit=catalogue_limit(terms), packed=True)
-        items = catalogue_items(self._good(answer).table(), terms)
+        table = self._good(answer).table()
+        items, categories = catalogue_items(table, terms), categories_in(table, terms.n_items)
 
         def keep() -> None:
-            before = self.store.catalogue()
+            before, known = self.store.catalogue(), self.store.categories()
             if len(before) == len(items):
                 require_same_places(before, items)
-            if before != items:
-                self.store.set_catalogue(items)
+            # Else a server could let leave what its owner never sends.
+            after = with_former_categories(before, known, items, categories)
+            if before != items or known != after:
+                self.store.set_catalogue(items, after)
             self.store.set_secret(_CATALOGUE, name.encode())
 
         await self._aside(keep)
@@ -368,16 +369,7 @@ class Agent(Reader):
         kept = _ADMISSION if admission else _ENROLLED
         if await self._aside(lambda: self.store.secret(kept)):
             return
-        key = await self._aside(self._signing_key)
-        token = self._invitation.token
-        proof = prove(key, self._invitation.federation, bytes.fromhex(token))
-        content = {
-            "protocol": PROTOCOL,
-            "token": token,
-            "public_key": key.public_key().public_bytes_raw().hex(),
-            "signature": proof.hex(),
-        }
-        body = json.dumps(content).encode()
+        body = await self._aside(self._enrolment)
         leaving = await self._aside(lambda: self.hosted.contact("enrolment", "server", body))
         answer = await self.client.post("/v1/enrol", leaving)
         if answer.status == 403:
@@ -398,6 +390,18 @@ class Agent(Reader):
         await self._aside(lambda: self._stamp(_ENROLLED))
         await self._checked_in()
         self._log("enrolled")
+
+    def _enrolment(self) -> bytes:
+        """The same bytes whenever it is asked for."""
+        key, token = self._signing_key(), self._invitation.token
+        proof = prove(key, self._invitation.federation, bytes.fromhex(token))
+        content = {
+            "protocol": PROTOCOL,
+            "token": token,
+            "public_key": key.public_key().public_bytes_raw().hex(),
+            "signature": proof.hex(),
+        }
+        return json.dumps(content).encode()
 
     async def _resolve(self, now: Descriptor, terms: Terms) -> None:
         """Send again what left before and was never answered, the very same bytes; through a proxy
@@ -455,7 +459,9 @@ class Agent(Reader):
         round, attempt = prepared.round, prepared.attempt
         sign = await self._signer("report", round, attempt, prepared.nonce)
         sealed = leaving.wrapped(sign)
-        told = {DIGEST_HEADER: digest_of(body_of(sealed))}
+        body = body_of(sealed)
+        await self._aside(lambda: self.hosted.sent_as(prepared, body))
+        told = {DIGEST_HEADER: digest_of(body)}
         answer = await self.client.post("/v1/reports", sealed, headers=told)
         details: dict[str, Any] = {"round": round, "attempt": attempt, "bytes": len(sealed)}
         if terms.link.adds_up is None:
@@ -522,7 +528,9 @@ class Agent(Reader):
         due = await self._aside(lambda: self._older(_CHECKED_IN, _CHECK_IN_SECONDS))
         if not due and not self._returned:
             return
-        nonce = secrets.token_bytes(NONCE_BYTES)
+        await self._say_present(now, secrets.token_bytes(NONCE_BYTES))
+
+    async def _say_present(self, now: Descriptor, nonce: bytes) -> None:
         sign = await self._signer("check-in", now.round, now.attempt, nonce)
         leaving = await self._aside(lambda: self.hosted.contact("check-in", "server", sign(b"")))
         answer = await self.client.post("/v1/checkin", leaving)

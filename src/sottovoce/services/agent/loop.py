@@ -57,6 +57,14 @@ class Visit(Protocol):
     def state(self) -> str: ...
 
 
+@dataclass(frozen=True, slots=True)
+class Silent:
+    """What a visit shows that was not made."""
+
+    state: str = "stopped"
+    poll_seconds: float = 5.0
+
+
 class Loop(ABC):
     """The agent of one store."""
 
@@ -71,6 +79,11 @@ class Loop(ABC):
     @abstractmethod
     async def visit(self) -> Visit:
         """Ask once, and do what there is to do."""
+
+    @property
+    @abstractmethod
+    def stopped(self) -> bool:
+        """Whether the owner wants that no byte leaves, not even a question for what is public."""
 
     @property
     @abstractmethod
@@ -110,6 +123,9 @@ class Loop(ABC):
             await self._sleep(wait)
 
     async def _guarded(self) -> Visit:
+        if self.stopped:
+            await self.rest()
+            return Silent()
         try:
             return await self.visit()
         except _FAULTS as error:

@@ -161,6 +161,10 @@ class UserAgent(Loop):
         return OwnersVisit("open" if found.waiting else "finished")
 
     @property
+    def stopped(self) -> bool:
+        return self.store.stopped
+
+    @property
     def traffic(self) -> Traffic:
         """With the orchestrator and with data owners, but for vectors that were asked for."""
         return sum((line.traffic for line in self._lines.values()), self.client.traffic)
@@ -214,6 +218,12 @@ class UserAgent(Loop):
     # --- how it is done --------------------------------------------------------------------------
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        if self.stopped:
+            work.close()
+            raise ConsentError(
+                f"everything is stopped in {self.store.path}, so that nobody is asked or told "
+                f"anything; `sottovoce device stop {self.store.path} --undo` ends that"
+            )
         return self._runner.run(self._and_rest(work))
 
     async def _and_rest(self, work: Coroutine[Any, Any, T]) -> T:

@@ -13,7 +13,7 @@ import asyncio
 import logging
 from collections import deque
 from http import HTTPStatus
-from typing import Any
+from typing import Any, ClassVar
 from urllib.parse import unquote
 
 import httptools
@@ -38,9 +38,9 @@ _NOT_PLAIN = frozenset((*_WITH_BODY, b"if-none-match", b"if-range", b"range"))
 _log = logging.getLogger("uvicorn.error")
 
 
-def bounded(limits: Limits) -> type[BoundedProtocol]:
+def bounded(limits: Limits, kind: type[BoundedProtocol] | None = None) -> type[BoundedProtocol]:
     """Connections with these limits, as uvicorn takes them."""
-    return type("Bounded", (BoundedProtocol,), {"_limits": limits})
+    return type("Bounded", (kind or BoundedProtocol,), {"_limits": limits})
 
 
 class Exchange:
@@ -79,7 +79,7 @@ class Exchange:
             self._connection.transport.close()
         else:
             self.keep_alive = False
-            self._begin(500, [(b"content-length", b"0")])
+            self._begin(500, [(b"content-length", b"0"), *self._connection.always])
             self._go_on(b"", more=False)
 
     # --- the request ------------------------------------------------------------------------------
@@ -162,6 +162,8 @@ class BoundedProtocol(asyncio.Protocol):
     """One connection."""
 
     _limits = Limits()
+    always: ClassVar[Headers] = []
+    """What its own answers say besides, which no application has seen."""
     visitor: Visitor
     door: Acceptor
     transport: asyncio.Transport
@@ -329,7 +331,10 @@ class BoundedProtocol(asyncio.Protocol):
             return
         text = words.encode()
         length = b"%d" % len(text)
-        headers = [(b"content-type", b"text/plain"), (b"content-length", length), _CLOSE]
+        headers = [
+            *((b"content-type", b"text/plain"), (b"content-length", length), _CLOSE),
+            *self.always,
+        ]
         self.transport.write(head_of(HTTPStatus.BAD_REQUEST, headers) + b"\r\n" + text)
         self.transport.close()
         # Closing waits for the other side, which may go on sending.

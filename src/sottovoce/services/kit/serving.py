@@ -27,7 +27,7 @@ import uvloop
 from sottovoce.errors import KeyTrouble, ServiceError, UsageError
 from sottovoce.services.kit.application import Hosting, HttpApplication
 from sottovoce.services.kit.connections import Acceptor, Limits, reverse_proxies
-from sottovoce.services.kit.protocol import WRITE_BUFFER, bounded
+from sottovoce.services.kit.protocol import WRITE_BUFFER, BoundedProtocol, bounded
 from sottovoce.stores.keys import SERVER_CERTIFICATE, SERVER_KEY, operator_token, server_context
 from sottovoce.stores.ready import write_ready_file
 from sottovoce.wire.refusals import RefusalCounts, count_handshakes
@@ -56,10 +56,11 @@ class HttpListener(uvicorn.Server):
         context: ssl.SSLContext | None,
         tally: RefusalCounts,
         ready: Callable[[], None],
+        kind: type[BoundedProtocol] | None = None,
     ) -> None:
         config = uvicorn.Config(
             application,
-            http=bounded(limits),
+            http=bounded(limits, kind),
             ws="none",
             lifespan="off",
             interface="asgi3",

@@ -1,0 +1,83 @@
+"""`sottovoce device page`: a person's page, on this machine alone."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from sottovoce.cli import output
+from sottovoce.cli.options import Json
+from sottovoce.core.words import LANGUAGES, said, say
+from sottovoce.errors import UsageError
+
+
+def page(
+    stores: Annotated[
+        list[Path], typer.Argument(metavar="STORE...", help="Folders of `device init`.")
+    ],
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Port to listen at; a free one by default.")
+    ] = 0,
+    opens: Annotated[
+        bool, typer.Option("--open/--no-open", help="Whether to open the page in a browser.")
+    ] = True,
+    language: Annotated[
+        str | None,
+        typer.Option(
+            metavar="|".join(LANGUAGES), help="Of the page; the browser's language by default."
+        ),
+    ] = None,
+    server: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="Another address of the server than the invitation's."),
+    ] = None,
+    plaintext: Annotated[
+        bool,
+        typer.Option("--plaintext", help="No TLS; only for a trial with a server on this machine."),
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Show your page: what would leave, what has left, and what you choose.
+
+    The page is served on this machine alone, to one browser, until Ctrl-C. It opens by a link that
+    works once, within five minutes. Enter, in the terminal, makes a new link; the page closes where
+    it was open before. Without a request for half an hour it closes as well.
+    With --json the link is printed as {"url": ..., "pid": ...} when it can be opened, and no
+    browser is.
+
+    \b
+    Examples:
+      sottovoce device page ~/recommendations
+      sottovoce device page ~/recommendations ~/town --no-open --language it
+    """
+    if language is not None and language not in LANGUAGES:
+        raise UsageError(f"--language is {' or '.join(LANGUAGES)}, not {language!r}")
+    from sottovoce.web.centre import Centre
+    from sottovoce.web.process import PageProcess
+
+    def invite(url: str) -> None:
+        if as_json:
+            output.emit({"url": url, "pid": os.getpid()})
+            return
+        lines = ["terminal.link", "terminal.again"] if sys.stdin.isatty() else ["terminal.link"]
+        output.show(*(say(said(key, url=url), language or LANGUAGES[0]) for key in lines))
+
+    with Centre(stores, server=server, plaintext=plaintext) as centre:
+        PageProcess(
+            centre,
+            invite,
+            port=port,
+            language=language,
+            browser=opens and not as_json and _has_windows(),
+        ).run()
+
+
+def _has_windows() -> bool:
+    """Whether a browser can show itself: one in the terminal would take it over."""
+    if sys.platform != "linux":
+        return True
+    return bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))

@@ -1,0 +1,138 @@
+"""What bounds a run, or that nothing does: the first thing that its report says."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+from sottovoce.algorithms.base import AlgorithmSettings
+from sottovoce.core.links import Link
+from sottovoce.evaluation.report import Lead
+from sottovoce.experiment import Experiment
+from sottovoce.privacy.accountant import rounded_up
+from sottovoce.privacy.base import Release
+from sottovoce.privacy.central import price
+from sottovoce.privacy.statements import NOTHING
+from sottovoce.runs.costs import tier_costs
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+PRINTED = "as printed: for comparison and attack"
+_UNCHANGED = "This is the system of a paper, as the paper has it."
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """Where a run stands with what it promises."""
+
+    printed: bool
+    """Whether it is there to be compared and attacked."""
+    kind: Literal["bounded", "sums", "open"]
+    """An ε bounds what is told; or sums of many people hide single ones; or neither."""
+    epsilon: float
+    """What a user has spent at most, by what bounds it; infinite where nothing does."""
+    words: tuple[str, ...]
+
+    @property
+    def label(self) -> str:
+        if self.kind == "bounded":
+            weak = ", which protects nothing" if self.epsilon > NOTHING else ""
+            bound = f"bounded: ε is {rounded_up(self.epsilon):,.10g} at most{weak}"
+            return f"{PRINTED}; {bound}" if self.printed else bound
+        if self.printed:
+            return PRINTED
+        if self.kind == "sums":
+            return "sums of many people, without an ε"
+        return "nothing bounds it: for comparison and attack"
+
+    @property
+    def short(self) -> str:
+        """For a column of a table."""
+        bound = {"bounded": "bounded by ε", "sums": "sums, no ε", "open": "no bound"}[self.kind]
+        if self.kind == "bounded" and self.epsilon > NOTHING:
+            bound = "ε too large"
+        return f"as printed, {bound}" if self.printed else bound
+
+    def lead(self) -> Lead:
+        weak = self.kind == "bounded" and self.epsilon > NOTHING
+        if self.kind == "open" or self.printed:
+            return Lead("open", self.label, self.words)
+        return Lead("weak" if weak else self.kind, self.label, self.words)
+
+
+def as_printed(algorithm: AlgorithmSettings, release: Release | None, link: Link | None) -> bool:
+    """Whether these are a system of a paper that is there to be compared and attacked."""
+    shown = link is not None and link.shows_devices
+    return algorithm.as_printed or (shown and release is not None and release.as_printed)
+
+
+def standing(experiment: Experiment, ledger: pa.Table) -> Standing:
+    """Of a run with this ledger."""
+    silo, link, release = experiment.silo, experiment.link, experiment.release
+    if silo is not None:
+        reads = "Data owners read in full what they are sent."
+        if silo.as_printed:
+            return Standing(True, "open", math.inf, (
+                _UNCHANGED, reads, "The orchestrator can tell who liked what. No ε bounds it.",
+            ))  # fmt: skip
+        return Standing(False, "sums", math.inf, (
+            f"The orchestrator sees sums over {silo.min_users:,} people or more, and nobody alone.",
+            f"{reads} No ε bounds what sums tell.",
+        ))  # fmt: skip
+    printed = as_printed(experiment.algorithm, release, link)
+    first = (_UNCHANGED,) * printed
+    epsilon, words = _bound(experiment, ledger)
+    if math.isfinite(epsilon):
+        if epsilon > NOTHING:
+            words += (f"Above ε = {NOTHING:g} nothing is protected.",)
+        return Standing(printed, "bounded", epsilon, first + words)
+    if link is not None and link.adds_up is not None:
+        return Standing(printed, "sums", math.inf, (
+            *first,
+            f"Only sums over at least {link.adds_up.min_devices:,} people are opened.",
+            "Nobody reads what one of them sent, while the server and its helper work apart.",
+            "No ε bounds what the sums tell.",
+        ))  # fmt: skip
+    return Standing(printed, "open", math.inf, (
+        *first,
+        "Whoever runs the server reads each message, and can work out what is behind it.",
+        "No ε bounds what it learns.",
+    ))  # fmt: skip
+
+
+def _bound(experiment: Experiment, ledger: pa.Table) -> tuple[float, tuple[str, ...]]:
+    """What all that a user sent has cost, at most, and while what holds."""
+    link, release, users = experiment.link, experiment.release, ledger["user"].to_numpy()
+    if not len(users):
+        return 0.0, ("Nothing has left any of them.",)
+    booked = float(np.bincount(users, ledger["epsilon"].to_numpy()).max())
+    if release is not None and release.contributing is not None:
+        most = release.contributing.epsilon
+        apart = "the server and the helper work apart"
+        if link is not None and link.checking is not None:
+            apart = "no two of the three aggregators work together"
+        return booked, (
+            f"Each person's own ε bounds what is published of her; {most:g} is the most.",
+            f"It holds while {apart}.",
+        )
+    if link is not None and link.noise:
+        rounds = int(np.bincount(users).max())
+        return price(link.noise, rounds), (
+            f"Noise on every sum bounds what all rounds of a person tell; {rounds:,} at most.",
+            "It holds while the server and the proxy work apart.",
+        )
+    if release is not None and release.reporting is not None:
+        costs = [cost.account for cost in tier_costs(ledger)]
+        plain = rounded_up(max((cost.without_proxy for cost in costs), default=0.0))
+        return max((cost.with_proxy for cost in costs), default=0.0), (
+            "Every report has noise; the bound is for all reports of a person together.",
+            f"It holds while the proxy keeps apart from the server; otherwise ε is {plain:,.10g}.",
+        )
+    return booked, (
+        "Everything that leaves has noise; the bound is for all that a person sent.",
+        "It holds whoever reads it.",
+    )

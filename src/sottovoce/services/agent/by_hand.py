@@ -1,0 +1,175 @@
+"""An agent in its owner's hand: it reads what is published, shows what would leave, and sends that
+when she says so, and nothing else.
+
+What is shown is made by the door and kept in the store, so that it is the very same bytes that
+leave: if anything has changed since she looked, nothing does. What an agent would send by itself
+(an enrolment, a check-in) is shown, too, and waits for the same word.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from sottovoce.errors import ConsentError
+from sottovoce.services.agent.agent import _ADMISSION, _ENROLLED, Agent
+from sottovoce.services.agent.shuffled import may_report
+from sottovoce.stores.device import CohortStore
+from sottovoce.stores.prepared import Prepared
+from sottovoce.wire.descriptor import Descriptor
+from sottovoce.wire.signing import NONCE_BYTES, seal
+from sottovoce.wire.terms import Terms
+
+What = Literal["enrolment", "check-in", "report"]
+Why = Literal[
+    "", "stopped", "no part", "not agreed", "no round", "not asked", "sent", "nothing", "choice"
+]
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Message:
+    """One request that would leave."""
+
+    what: What
+    to: Literal["server", "shuffler"]
+    body: bytes
+    exact: bool
+    """Whether these are the bytes at the socket; if not, they are sealed anew on the way."""
+
+    def __repr__(self) -> str:
+        return f"<Message {self.what}, {len(self.body):,} bytes, redacted>"
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Shown:
+    """What would leave now."""
+
+    messages: tuple[Message, ...] = ()
+    report: Prepared | None = None
+    why: Why = ""
+    """Why there is no report among them."""
+    detail: str = ""
+    """The same in a sentence, where the device has more to say."""
+
+    def __repr__(self) -> str:
+        return f"<Shown of {len(self.messages)} messages, redacted>"
+
+    @property
+    def name(self) -> str:
+        """Another for other bytes; empty where nothing would leave."""
+        if not self.messages:
+            return ""
+        digest = hashlib.sha256()
+        for message in self.messages:
+            digest.update(hashlib.sha256(message.what.encode() + message.body).digest())
+        return digest.hexdigest()[:32]
+
+
+class ByHand(Agent):
+    """A device that takes part when its owner presses."""
+
+    def __init__(self, store: CohortStore, **options: Any) -> None:
+        super().__init__(store, **options)
+        self._presence: tuple[tuple[int, int], bytes] | None = None
+
+    async def show(self) -> Shown:
+        """What would leave now. Asks for what is published and sends nothing of hers."""
+        try:
+            return (await self._show())[0]
+        finally:
+            await self.rest()
+
+    async def press(self, name: str) -> Shown:
+        """Send what was shown under this name; what was sent. Raises, and nothing leaves, where
+        something else would leave by now."""
+        try:
+            shown, now, terms = await self._show()
+            if not name or shown.name != name or now is None or terms is None:
+                raise ConsentError(
+                    "what would leave is not what was shown any more, so that nothing was sent; "
+                    "look again"
+                )
+            for message in shown.messages:
+                if message.what == "enrolment":
+                    await self._enrol(admission=terms.reporting is not None)
+                elif message.what == "check-in" and self._presence is not None:
+                    await self._say_present(now, self._presence[1])
+                    self._presence = None
+                elif shown.report is not None:
+                    await self._send(shown.report, now, terms)
+            return shown
+        finally:
+            await self.rest()
+
+    async def _show(self) -> tuple[Shown, Descriptor | None, Terms | None]:
+        if self.stopped:
+            return Shown(why="stopped"), None, None
+        now = await self._look()
+        try:
+            terms = await self._meet(now)
+        except ConsentError:  # others than those that she agreed to
+            return Shown(why="not agreed"), now, None
+        await self._refresh(now, terms)
+        if not await self._aside(self._takes_part):
+            return Shown(why="no part"), now, terms
+        if await self._aside(lambda: self.hosted.pending) is not None:
+            return Shown(why="not agreed"), now, terms
+        return await self._would_leave(now, terms), now, terms
+
+    async def _would_leave(self, now: Descriptor, terms: Terms) -> Shown:
+        """For one who takes part and has agreed."""
+        if not await self._aside(lambda: may_report(self.store, terms)):
+            return Shown(why="choice")
+        if now.state == "open":
+            await self._aside(lambda: self.hosted.follow(now.round, now.attempt))
+        messages: list[Message] = []
+        kept = _ENROLLED if terms.reporting is None else _ADMISSION
+        if not await self._aside(lambda: self.store.secret(kept)):
+            messages.append(
+                Message("enrolment", "server", await self._aside(self._enrolment), True)
+            )
+        report, why, detail = await self._report(now, terms)
+        if report is not None:
+            messages.append(await self._aside(lambda: self._message(report, terms)))
+        elif why == "not asked" and not messages:
+            messages.append(await self._present(now))
+        return Shown(tuple(messages), report, why, detail)
+
+    async def _report(self, now: Descriptor, terms: Terms) -> tuple[Prepared | None, Why, str]:
+        """What would leave of her history, or why nothing would."""
+        before = await self._aside(self.hosted.unresolved)
+        if before is not None:
+            return before, "", ""
+        if now.state != "open":
+            return None, "no round", ""
+        latest = await self._aside(self.hosted.latest)
+        if latest is not None and (latest.round, latest.attempt) == now.key:
+            if latest.state in ("arrived", "refused"):
+                return None, "sent", ""
+        elif not await self._is_asked(now):
+            return None, "not asked", ""
+        view = await self._model(now, terms)
+        try:
+            found = await self._aside(lambda: self.hosted.prepare(view, now.attempt, summed=False))
+        except ConsentError as error:
+            return None, "choice", str(error)
+        return found, "" if found is not None else "nothing", ""
+
+    def _message(self, report: Prepared, terms: Terms) -> Message:
+        if terms.reporting is not None:
+            return Message("report", "shuffler", report.message, False)
+        about = {"number": self.number, "round": report.round, "attempt": report.attempt}
+        body = seal(
+            self._signing_key(), self._invitation.federation, "report",
+            **about, nonce=report.nonce, body=report.message,
+        )  # fmt: skip
+        return Message("report", "server", body, True)
+
+    async def _present(self, now: Descriptor) -> Message:
+        """A check-in with the nonce that it will have if she sends it."""
+        if self._presence is None or self._presence[0] != now.key:
+            self._presence = now.key, secrets.token_bytes(NONCE_BYTES)
+        sign = await self._signer("check-in", now.round, now.attempt, self._presence[1])
+        return Message("check-in", "server", sign(b""), True)

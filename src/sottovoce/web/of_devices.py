@@ -1,0 +1,420 @@
+"""A store in a federation of devices, or in none yet, at the consent centre."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from sottovoce.algorithms.base import Cohort
+from sottovoce.core.choice import ASKED
+from sottovoce.core.consent import Choice, Consent
+from sottovoce.core.interactions import Interactions
+from sottovoce.core.words import Said, said
+from sottovoce.errors import ConsentError, DataNotFound, Told, Unreachable
+from sottovoce.services.agent.by_hand import ByHand, Message, Shown
+from sottovoce.stores import timeline
+from sottovoce.stores.device import CohortStore
+from sottovoce.stores.device_limits import plain_releases, spent_on_sums
+from sottovoce.stores.session import DeviceSession
+from sottovoce.stores.timeline import Line
+from sottovoce.web.centre import RECOMMENDED, Desk, Runner, plain_value
+from sottovoce.web.weighing import weigh
+from sottovoce.wire.exactly import changes, settings, short, who_reads
+from sottovoce.wire.invitations import kept_invitation
+from sottovoce.wire.plainly import Reader, agreed_to, is_bounded, is_printed, objection, readers
+from sottovoce.wire.terms import Terms
+
+_SHOWN_ITEMS, _SHOWN_BYTES = 500, 512
+_QUIET = {
+    "stopped": "quiet.stopped",
+    "no part": "quiet.off",
+    "no round": "quiet.waiting",
+    "not asked": "quiet.waiting",
+    "sent": "quiet.period_open",
+    "nothing": "quiet.no_history",
+    "choice": "quiet.choice",
+}
+
+
+class DeviceDesk(Desk[CohortStore]):
+    def __init__(
+        self,
+        name: str,
+        store: CohortStore,
+        runner: Runner,
+        *,
+        serves: bool,
+        reached: Mapping[str, Any],
+    ) -> None:
+        """`reached`: how the agent reaches the server, where that is not as the invitation says."""
+        super().__init__(name, store, runner, serves=serves)
+        self.session = DeviceSession(store)
+        self._reached = reached
+        self._shown: Shown | None = None
+        self._agent: ByHand | None = None
+        self._listed: tuple[object, Any] | None = None
+
+    @property
+    def kind(self) -> str:  # type: ignore[override]
+        return "alone" if kept_invitation(self.store) is None else "devices"
+
+    def close(self) -> None:
+        if self._agent is not None:
+            self.runner.run(self._agent.close())
+        super().close()
+
+    # --- where she stands -------------------------------------------------------------------------
+
+    def describe(self) -> dict[str, Any]:
+        store, invitation = self.store, kept_invitation(self.store)
+        pending, agreed = self.session.pending, self.session.terms
+        terms = pending or agreed
+        choice, federation = store.choice(self.number), invitation and invitation.federation
+        lines = timeline.lines(store.file, self.number, 0, 1)
+        reports = sum(spent.releases for spent in store.budget(self.number))
+        off = self._off()
+        return {
+            **self.base(),
+            "federation": federation,
+            "address": invitation.server if invitation else None,
+            "stands": self._stands(choice, reports, lines).to_json(),
+            "quiet": _json(self._quiet(choice, terms, pending is not None)),
+            "printed": terms is not None and is_printed(terms),
+            "fields": self._fields(choice, terms),
+            "meter": self._meter(choice, terms),
+            "terms": None if terms is None else self._terms(terms, agreed, pending),
+            "readers": [] if terms is None else _readers(readers(terms)),
+            "history": {
+                "items": store.count_history(),
+                "off": len(off),
+                "unknown": len(store.unknown()),
+            },
+            "contributions": reports,
+            "last": lines[0].when if lines else None,
+        }
+
+    def _stands(self, choice: Choice, reports: int, lines: Sequence[Line]) -> Said:
+        if self.store.stopped:
+            return said("stands.stopped")
+        if kept_invitation(self.store) is None:
+            return said("stands.alone")
+        if not lines:
+            return said("stands.nothing" if choice.takes_part else "stands.nothing_off")
+        values: dict[str, Any] = {"n": reports, "last": lines[0].when}
+        if not reports:
+            return said("stands.presence", last=lines[0].when)
+        if plain_releases(self.store)[0]:
+            return said("stands.no_bound", **values)
+        values["spent"] = self._used()
+        if math.isfinite(choice.total_epsilon):
+            return said("stands.spent", **values, limit=choice.total_epsilon)
+        return said("stands.no_limit", **values)
+
+    def _quiet(self, choice: Choice, terms: Terms | None, waits: bool) -> Said | None:
+        """Why nothing leaves now, as far as this device knows."""
+        if self.store.stopped:
+            return said("quiet.stopped")
+        if kept_invitation(self.store) is None:
+            return said("quiet.alone")
+        if not choice.takes_part:
+            return said("quiet.off")
+        if terms is None:
+            return said("quiet.no_terms")
+        if waits:
+            return said("quiet.terms" if self.session.offered is None else "quiet.terms_changed")
+        why = objection(terms, choice)
+        if why is not None:
+            return why.said
+        if _needs_history(terms):
+            if not self.store.count_history():
+                return said("quiet.no_history")
+            if len(self._off()) == self.store.count_history():
+                return said("quiet.all_off")
+        return None
+
+    def _used(self) -> float:
+        return round(float(self.store.spent()[0] + spent_on_sums(self.store)[0]), 4)
+
+    def _meter(self, choice: Choice, terms: Terms | None) -> dict[str, Any] | None:
+        used, limit = self._used(), choice.total_epsilon
+        if not used and (terms is None or not is_bounded(terms)):
+            return None
+        words = said("stands.meter_plain", spent=used, limit=plain_value(limit))
+        if math.isinf(limit):
+            words = said("stands.meter_open", spent=used)
+        return {"spent": used, "limit": plain_value(limit), "said": words.to_json()}
+
+    def _fields(self, choice: Choice, terms: Terms | None) -> list[dict[str, Any]]:
+        asked = [ASKED["takes_part"]]
+        if terms is not None:
+            asked += [*terms.release.asked_for(), *terms.algorithm.asked_for()]
+        known = self.store.attributes(self.number)
+        return [
+            self.field(
+                one, choice, self._options(terms, choice, known) * (one.drawn == "attributes")
+            )
+            for one in (*asked, ASKED["never_send"])
+        ]
+
+    def _options(
+        self, terms: Terms | None, choice: Choice, known: Mapping[str, str]
+    ) -> list[dict[str, Any]]:
+        """Attributes that can be hidden; on: it is."""
+        if terms is None:
+            return []
+        found = []
+        for each in terms.algorithm.attributes:
+            hidden = each.name in choice.hidden_attributes
+            words = "hidden" if hidden else "not_known" if each.name not in known else "shared"
+            found.append(
+                {
+                    "name": each.name,
+                    "label": each.name,
+                    "on": hidden,
+                    "said": said(f"attributes.{words}").to_json(),
+                }
+            )
+        return found
+
+    def _terms(self, terms: Terms, agreed: Terms | None, pending: Terms | None) -> dict[str, Any]:
+        differs = changes(agreed, pending) if pending is not None and agreed != pending else []
+        return {
+            "digest": terms.digest(),
+            "agreed": pending is None,
+            "said": [one.to_json() for one in agreed_to(terms)],
+            "changes": [
+                {
+                    "setting": name,
+                    "before": "" if before is None else str(before),
+                    "after": "" if after is None else str(after),
+                    "said": None,
+                }
+                for name, before, after in differs
+            ],
+            "settings": [
+                {"name": name, "value": str(short(value))}
+                for name, value in sorted(settings(terms).items())
+            ],
+            "technical": who_reads(terms),
+        }
+
+    # --- choices ----------------------------------------------------------------------------------
+
+    def weigh(self, choice: Choice, change: Mapping[str, Any]) -> dict[str, Any]:
+        terms = self.session.pending or self.session.terms
+        found = weigh(choice, change, terms, self._used()).to_json()
+        exact = [] if terms is None else [terms.release.objection(choice)]
+        return {**found, "technical": [one for one in exact if one]}
+
+    def keep(self, choice: Choice) -> None:
+        self.store.set_choice(self.number, choice)
+
+    # --- her things -------------------------------------------------------------------------------
+
+    def things(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+        with self.store.file.snapshot():
+            key = self.store.history_version, self.store.latest_choice(), self.store.count_items()
+            if self._listed is not None and self._listed[0] == key:
+                found: tuple[list[dict[str, Any]], list[dict[str, Any]]] = self._listed[1]
+                return found
+            listed = self._list_things()
+        self._listed = key, listed
+        return listed
+
+    def _list_things(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+        store, never = self.store, set(self.store.choice(self.number).never_send)
+        catalogue, categories = store.catalogue(), store.categories()
+        place = {item: at for at, (item, _) in enumerate(catalogue)}
+        found, counts = [], Counter[str]()
+        for item, when in reversed(store.interactions(self.number)):
+            at = place.get(item)
+            title = item if at is None else catalogue[at][1] or item
+            of = [] if at is None else list(categories[at])
+            counts.update(of)
+            by = "item" if never & {item, title} else "category" if never & set(of) else None
+            found.append(
+                {"item": item, "title": title, "when": when, "categories": of, "on": by is None}
+                | {"by": by}
+            )
+        names = sorted({name for of in categories for name in of})
+        kinds = [{"name": name, "count": counts[name], "on": name not in never} for name in names]
+        return found, kinds
+
+    def names(self) -> set[str]:
+        return {name for names in self.store.catalogue() for name in names}
+
+    def _off(self) -> list[dict[str, Any]]:
+        """What of her history is never sent."""
+        if not self.store.choice(self.number).never_send:
+            return []
+        return [one for one in self.things()[0] if not one["on"]]
+
+    def remove(self, items: Sequence[str]) -> int:
+        return self.store.remove_items(self.number, items)
+
+    def forget_history(self) -> int:
+        return self.store.forget_history(self.number)
+
+    # --- what would leave -------------------------------------------------------------------------
+
+    def _by_hand(self) -> ByHand:
+        if kept_invitation(self.store) is None:
+            raise Told("quiet.alone")
+        if self._agent is None:
+            self._agent = ByHand(self.store, **self._reached)
+        return self._agent
+
+    def preview(self) -> dict[str, Any]:
+        self._shown = None
+        shown = self.runner.run(self._by_hand().show())
+        self._shown = shown
+        terms, report = self.session.terms, shown.report
+        inside = None if report is None else self.session.inside(report)
+        items: list[dict[str, Any]] = []
+        if inside is not None and len(inside.items):
+            catalogue, largest = self.store.catalogue(), float(inside.weight.max()) or 1.0
+            order = np.argsort(-inside.weight, kind="stable")[:_SHOWN_ITEMS]
+            for at in order.tolist():
+                item, title = catalogue[int(inside.items[at])]
+                weight = float(inside.weight[at]) / largest
+                items.append({"item": item, "title": title or item, "weight": weight})
+        words = said("preview.ready")
+        if not shown.messages:
+            words = said(_QUIET.get(shown.why, "preview.nothing"))
+            if shown.why == "not agreed":
+                new = self.session.offered is None
+                words = said("quiet.terms" if new else "quiet.terms_changed")
+        elif report is not None and report.state == "left":
+            words = said("preview.left")
+        return {
+            "ready": bool(shown.messages),
+            "said": words.to_json(),
+            "why": shown.detail,
+            "nonce": shown.name or None,
+            "round": None if report is None else report.round,
+            "epsilon": None if inside is None else plain_value(inside.epsilon),
+            "items": items,
+            "total": 0 if inside is None else len(inside.items),
+            "others": 0 if inside is None else inside.others,
+            "kept_back": len(self._off()),
+            "messages": [self._message(one, terms) for one in shown.messages],
+            "readers": [] if terms is None else _readers(readers(terms)),
+        }
+
+    def _message(self, message: Message, terms: Terms | None) -> dict[str, Any]:
+        what = _KINDS.get(message.what) or _report_words(terms, "preview")
+        return {
+            "what": what.to_json(),
+            "to": said(f"reads.{message.to}").to_json(),
+            "bytes": len(message.body),
+            "sha256": hashlib.sha256(message.body).hexdigest(),
+            "start": base64.b64encode(message.body[:_SHOWN_BYTES]).decode(),
+            "exact": message.exact,
+        }
+
+    def body(self, index: int) -> bytes:
+        if self._shown is None or not 0 <= index < len(self._shown.messages):
+            raise Told("trouble.not_found")
+        return self._shown.messages[index].body
+
+    def send(self, nonce: str) -> tuple[str, Said]:
+        try:
+            sent = self.runner.run(self._by_hand().press(nonce))
+        except ConsentError:
+            raise Told("preview.changed") from None
+        except Unreachable:
+            latest = self.session.unresolved()
+            raise Told("trouble.maybe_sent" if latest else "trouble.server_gone") from None
+        self._shown = None
+        if sent.report is None:
+            return "arrived", said("preview.arrived")
+        latest = self.session.latest()
+        state = "nothing" if latest is None or latest.state == "dropped" else latest.state
+        words = {"arrived": "arrived", "refused": "refused", "left": "left"}
+        return state, said(f"preview.{words.get(state, 'nothing_sent')}")
+
+    # --- what has left ----------------------------------------------------------------------------
+
+    def _era(self, line: Line) -> Terms | None:
+        return self.session.terms_then(line.terms)
+
+    def line_words(self, line: Line) -> tuple[Said, Said]:
+        if line.is_report:
+            terms = self._era(line)
+            mixed = terms is not None and terms.link.mixing is not None
+            to = said("reads.shuffler" if mixed else "reads.server")
+            return _report_words(terms, "ledger"), to
+        known = {"enrolment": "enrolment", "check-in": "check_in"}.get(line.what)
+        what = said(f"ledger.{known}") if known else said("ledger.other", what=line.what)
+        return what, said("reads.server" if line.party == "server" else "reads.shuffler")
+
+    def inside(self, line: Line) -> list[tuple[str, str, float]]:
+        if not line.is_report:
+            return []
+        return timeline.things(self.store, self.number, line.terms, line.round, line.attempt)
+
+    def terms_at(self, line: Line) -> dict[str, Any]:
+        terms, invitation = self._era(line), kept_invitation(self.store)
+        return {
+            "federation": None if invitation is None else invitation.federation,
+            "controller": None if invitation is None else invitation.server,
+            "terms": None if terms is None else terms.digest(),
+            "round": line.round if line.is_report else None,
+        }
+
+    def agree(self, digest: str) -> None:
+        shown = self.session.pending or self.session.terms
+        if shown is None:
+            raise Told("trouble.no_terms")
+        if shown.digest() != digest:
+            raise Told("trouble.terms_other")
+        self.session.agree(shown)
+
+    # --- at home ----------------------------------------------------------------------------------
+
+    def recommend(self, choice: Choice | None) -> list[tuple[str, str]]:
+        try:
+            found = self.session.recommend(self.number, RECOMMENDED, choice)
+        except (DataNotFound, ConsentError):
+            return []
+        return [(item, title) for item, title, _ in found]
+
+
+_KINDS = {"enrolment": said("preview.enrolment"), "check-in": said("preview.check_in")}
+
+
+def _needs_history(terms: Terms) -> bool:
+    """Whether somebody with nothing to tell sends nothing."""
+    nobody, alone = np.zeros(0, np.int64), np.zeros(1, np.int64)
+    empty = Interactions.from_pairs(nobody, nobody, n_users=1, n_items=terms.n_items)
+    vectors = np.zeros((1, terms.algorithm.embedding_size), np.float32)
+    cohort = Cohort(alone, empty, Consent.uniform(alone, Choice()), vectors)
+    return not terms.build().device_able(cohort)[0]
+
+
+def _report_words(terms: Terms | None, where: str) -> Said:
+    """What a report under these terms is called: a page knows no system."""
+    if terms is None:
+        return said(f"{where}.update")
+    if terms.reporting is not None:
+        if where == "preview":
+            return said("preview.reports", n=terms.reporting.max_reports)
+        return said("ledger.reports")
+    if terms.contributes:
+        shared = where == "preview" and terms.link.checking is not None
+        return said(f"{where}.share" if shared else f"{where}.contribution")
+    return said(f"{where}.update_noise" if terms.release.dense else f"{where}.update")
+
+
+def _readers(found: Sequence[Reader]) -> list[dict[str, Any]]:
+    return [{"who": one.who.to_json(), "sees": one.sees.to_json()} for one in found]
+
+
+def _json(words: Said | None) -> dict[str, Any] | None:
+    return None if words is None else words.to_json()

@@ -1,0 +1,232 @@
+// One control for each kind of field. No algorithm is known here: only kinds.
+
+import { h, put, set, toggle } from "./dom.js";
+import { isSaid, number, percent, said, say } from "./words.js";
+
+/** @typedef {(value: unknown) => void} Turn */
+
+const FINE = 200;
+let made = 0;
+
+/**
+ * @param {Field} field
+ * @param {unknown} value
+ * @param {Turn} turn is told of each new value
+ * @returns {HTMLElement}
+ */
+export function control(field, value, turn) {
+	const kinds = {
+		switch: onOff,
+		epsilon: amount,
+		share: amount,
+		strength: amount,
+		count: amount,
+		limit,
+		attributes: options,
+		owners: options,
+		things: nothing,
+	};
+	return (kinds[field.kind] ?? nothing)(field, value, turn);
+}
+
+/** What is drawn elsewhere, or by a later page. */
+const nothing = () => h("span", { hidden: true });
+
+/** @param {Field} field @param {unknown} value @param {Turn} turn */
+function onOff(field, value, turn) {
+	const help = note(field);
+	const element = toggle(
+		field.label,
+		value === true,
+		(on, self) => {
+			set(self, "aria-checked", on);
+			turn(on);
+		},
+		{ "aria-describedby": help?.id },
+	);
+	return h("div", { class: "field", "data-field": field.name }, element, help);
+}
+
+/** @param {Field} field */
+const note = (field) =>
+	field.help && h("p", { class: "help", id: `help-${field.name}-${(made += 1)}` }, field.help);
+
+/**
+ * A number: named steps, a slider and the exact figure, which move together.
+ * @param {Field} field
+ * @param {unknown} value
+ * @param {Turn} turn
+ */
+function amount(field, value, turn) {
+	const scale = scaled(field);
+	const help = note(field);
+	const steps = field.steps ?? [];
+	// A share is read in percent.
+	const times = field.kind === "share" ? 100 : 1;
+	const exact = h("input", {
+		type: "number",
+		min: typeof field.least === "number" ? field.least * times : null,
+		max: typeof field.most === "number" ? field.most * times : null,
+		step: field.kind === "count" ? 1 : "any",
+		"aria-label": said("page.exact_number"),
+	});
+	const slider = h("input", { type: "range", min: 0, max: FINE, "aria-label": field.label });
+	const names = steps.map((step) => {
+		const box = h("input", { type: "radio", name: `step-${field.name}-${made}` });
+		box.addEventListener("change", () => moved(step.value));
+		return { box, step, whole: h("label", { class: "step" }, box, h("span", {}, step.label)) };
+	});
+	/** @param {number | null} at */
+	function lay(at) {
+		for (const { box, step } of names) box.checked = at !== null && near(at, step.value);
+		if (at === null) return;
+		slider.value = String(scale.place(at));
+		set(slider, "aria-valuetext", times === 100 ? percent(at) : number(at));
+		if (Number(exact.value) / times !== at) exact.value = String(Number((at * times).toPrecision(6)));
+	}
+	/** @param {number} at */
+	function moved(at) {
+		lay(at);
+		turn(at);
+	}
+	slider.addEventListener("input", () => moved(scale.value(Number(slider.value))));
+	exact.addEventListener("input", () => {
+		const at = exact.valueAsNumber / times;
+		if (exact.validity.valid && !Number.isNaN(at)) moved(at);
+	});
+	lay(typeof value === "number" ? value : null);
+	return h(
+		"fieldset",
+		{ class: "field", "data-field": field.name, "aria-describedby": help?.id },
+		h("legend", {}, field.label),
+		help,
+		names.length > 0 && h("div", { class: "steps" }, ...names.map((one) => one.whole)),
+		h("div", { class: "amount" }, scale.ends ? slider : null, exact, times === 100 && "%"),
+	);
+}
+
+/** @param {number} a @param {number} b */
+const near = (a, b) => Math.abs(a - b) <= 1e-6 * Math.max(Math.abs(a), Math.abs(b));
+
+/**
+ * Where a value is on a slider: evenly by its logarithm if it spans more than a factor of 20.
+ * @param {Field} field
+ */
+function scaled(field) {
+	const [least, most] = [field.least ?? null, field.most ?? null];
+	if (least === null || most === null) {
+		return { ends: false, place: (/** @type {number} */ at) => at, value: (/** @type {number} */ at) => at };
+	}
+	const steep = least > 0 && most / least > 20;
+	const [low, high] = steep ? [Math.log(least), Math.log(most)] : [least, most];
+	return {
+		ends: true,
+		/** @param {number} at */
+		place: (at) => Math.round((((steep ? Math.log(at) : at) - low) / (high - low)) * FINE),
+		/** @param {number} place */
+		value: (place) => {
+			const raw = low + (place / FINE) * (high - low);
+			const at = Math.min(most, Math.max(least, Number((steep ? Math.exp(raw) : raw).toPrecision(3))));
+			return field.kind === "count" ? Math.round(at) : at;
+		},
+	};
+}
+
+/**
+ * A number or none.
+ * @param {Field} field
+ * @param {unknown} value
+ * @param {Turn} turn
+ */
+function limit(field, value, turn) {
+	const help = note(field);
+	const none = h("input", { type: "checkbox", checked: value === null || value === undefined });
+	const start = typeof value === "number" ? value : "";
+	const exact = h("input", {
+		type: "number",
+		min: field.least,
+		max: field.most,
+		step: "any",
+		value: start,
+		"aria-label": said("page.exact_number"),
+	});
+	exact.disabled = none.checked;
+	const told = () => {
+		exact.disabled = none.checked;
+		if (none.checked) turn(null);
+		else if (exact.validity.valid && exact.value !== "") turn(exact.valueAsNumber);
+	};
+	none.addEventListener("change", told);
+	exact.addEventListener("input", told);
+	return h(
+		"fieldset",
+		{ class: "field", "data-field": field.name, "aria-describedby": help?.id },
+		h("legend", {}, field.label),
+		help,
+		h("div", { class: "amount" }, exact, h("label", { class: "check" }, none, h("span", {}, said("page.no_limit")))),
+	);
+}
+
+/**
+ * Any of several, each with its own switch.
+ * @param {Field} field
+ * @param {unknown} value
+ * @param {Turn} turn
+ */
+function options(field, value, turn) {
+	const help = note(field);
+	const known = field.options ?? [];
+	// A choice may list what is on, or what is refused: the field as it stands tells which.
+	const stored = listed(field.value);
+	const refuses = known.some((one) => one.on !== stored.includes(one.name));
+	const now = listed(value);
+	const on = new Set(
+		known
+			.filter((one) => (value === field.value ? one.on : now.includes(one.name) !== refuses))
+			.map((one) => one.name),
+	);
+	const list = h("ul", { class: "options" });
+	put(
+		list,
+		...known.map((one) =>
+			h(
+				"li",
+				{},
+				toggle(one.label, on.has(one.name), (turned, self) => {
+					set(self, "aria-checked", turned);
+					if (turned) on.add(one.name);
+					else on.delete(one.name);
+					// Names that nobody knows any more stay as they were.
+					const others = stored.filter((name) => !known.some((each) => each.name === name));
+					const chosen = known.filter((each) => on.has(each.name) !== refuses);
+					turn([...chosen.map((each) => each.name), ...others]);
+				}),
+				one.said && h("p", { class: "help" }, one.said),
+			),
+		),
+	);
+	return h(
+		"fieldset",
+		{ class: "field", "data-field": field.name, "aria-describedby": help?.id },
+		h("legend", {}, field.label),
+		help,
+		list,
+	);
+}
+
+/** @param {unknown} value @returns {string[]} */
+const listed = (value) => (Array.isArray(value) ? value : []);
+
+/**
+ * A setting's value as she reads it.
+ * @param {unknown} value
+ * @returns {string}
+ */
+export function plain(value) {
+	if (value === null || value === undefined) return "–";
+	if (isSaid(value)) return say(value);
+	if (typeof value === "number") return number(value);
+	if (typeof value === "boolean") return say(said(value ? "page.yes" : "page.no"));
+	if (Array.isArray(value)) return value.map(plain).join(", ");
+	return typeof value === "object" ? JSON.stringify(value) : String(value);
+}

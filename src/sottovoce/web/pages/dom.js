@@ -1,0 +1,154 @@
+// Elements whose words follow the language: what they say is remembered, and said anew.
+
+import { isSaid, said, say } from "./words.js";
+
+/** @typedef {string | Said | (() => string) | Node | null | undefined | false} Child */
+
+/** @type {WeakMap<Node, () => string>} */
+const texts = new WeakMap();
+/** @type {WeakMap<Element, Map<string, Said>>} */
+const labels = new WeakMap();
+
+/**
+ * An element. Handlers are `onclick`, sentences are `Said`; a function is text that follows the
+ * language.
+ * @template {keyof HTMLElementTagNameMap} T
+ * @param {T} tag
+ * @param {Record<string, unknown>} [props]
+ * @param {...Child} children
+ * @returns {HTMLElementTagNameMap[T]}
+ */
+export function h(tag, props = {}, ...children) {
+	const element = document.createElement(tag);
+	for (const [name, value] of Object.entries(props)) set(element, name, value);
+	element.append(...nodes(children));
+	return element;
+}
+
+/** @param {Element} element @param {string} name @param {unknown} value */
+export function set(element, name, value) {
+	labels.get(element)?.delete(name);
+	if (typeof value === "function") {
+		element.addEventListener(name.slice(2), /** @type {EventListener} */ (value));
+	} else if (isSaid(value)) {
+		const known = labels.get(element) ?? new Map();
+		labels.set(element, known.set(name, value));
+		element.setAttribute(name, say(value));
+	} else if (value === false || value === null || value === undefined) {
+		element.removeAttribute(name);
+	} else {
+		element.setAttribute(name, value === true ? "" : String(value));
+	}
+}
+
+/**
+ * What is inside an element is replaced.
+ * @param {Element} element
+ * @param {...Child} children
+ */
+export function put(element, ...children) {
+	element.replaceChildren(...nodes(children));
+}
+
+/** @param {Child[]} children @returns {Node[]} */
+function nodes(children) {
+	const found = [];
+	for (const child of children) {
+		if (child instanceof Node) found.push(child);
+		else if (typeof child === "string") found.push(document.createTextNode(child));
+		else if (typeof child === "function") found.push(bound(child));
+		else if (child) found.push(bound(() => say(child)));
+	}
+	return found;
+}
+
+/** @param {() => string} text */
+function bound(text) {
+	const node = document.createTextNode(text());
+	texts.set(node, text);
+	return node;
+}
+
+/** All that the page says is said anew, after the language has changed. */
+export function sayAnew() {
+	const walker = document.createTreeWalker(document.documentElement, NodeFilter.SHOW_ALL);
+	for (let node = walker.nextNode(); node; node = walker.nextNode()) {
+		const text = texts.get(node);
+		if (text) node.nodeValue = text();
+		if (!(node instanceof Element)) continue;
+		for (const [name, what] of labels.get(node) ?? []) node.setAttribute(name, say(what));
+	}
+}
+
+/**
+ * A drawing of circles and lines, for eyes alone: the words stand beside it.
+ * @param {string} box
+ * @param {string} name
+ * @param {[string, Record<string, number | string>][]} shapes
+ */
+export function drawing(box, name, shapes) {
+	const space = "http://www.w3.org/2000/svg";
+	const svg = document.createElementNS(space, "svg");
+	set(svg, "viewBox", box);
+	set(svg, "class", name);
+	if (name === "line") set(svg, "preserveAspectRatio", "none");
+	set(svg, "aria-hidden", "true");
+	for (const [shape, props] of shapes) {
+		const element = document.createElementNS(space, shape);
+		for (const [key, value] of Object.entries(props)) set(element, key, value);
+		svg.append(element);
+	}
+	return svg;
+}
+
+/** @param {Said} label @param {() => void} press @param {Record<string, unknown>} [props] */
+export const button = (label, press, props = {}) =>
+	h("button", { type: "button", onclick: press, ...props }, label);
+
+/**
+ * A switch: `turn` is told what it is asked to become; whoever owns it says what it is.
+ * @param {Child} label
+ * @param {boolean} on
+ * @param {(on: boolean, element: HTMLButtonElement) => void} turn
+ * @param {Record<string, unknown>} [props]
+ */
+export function toggle(label, on, turn, props = {}) {
+	const element = h(
+		"button",
+		{ type: "button", role: "switch", class: "switch", "aria-checked": String(on), ...props },
+		h("span", { class: "knob", "aria-hidden": "true" }),
+		h("span", { class: "label" }, label),
+	);
+	element.addEventListener("click", () =>
+		turn(element.getAttribute("aria-checked") !== "true", element),
+	);
+	return element;
+}
+
+/**
+ * More, for who wants it.
+ * @param {Child} summary
+ * @param {...Child} children
+ */
+export const more = (summary, ...children) =>
+	h("details", {}, h("summary", {}, summary), ...children);
+
+/**
+ * Technical sentences, one click away.
+ * @param {string[]} lines
+ */
+export const technical = (lines) =>
+	lines.length
+		? more(said("page.technical"), h("ul", { class: "technical" }, ...lines.map((line) => h("li", {}, line))))
+		: null;
+
+/**
+ * A file for her.
+ * @param {string} name
+ * @param {Blob} content
+ */
+export function save(name, content) {
+	const url = URL.createObjectURL(content);
+	h("a", { href: url, download: name }).click();
+	setTimeout(() => URL.revokeObjectURL(url), 10000);
+}

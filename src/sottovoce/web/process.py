@@ -1,0 +1,178 @@
+"""The page's process: it listens on loopback alone, says where, and ends at once when told to."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import html
+import os
+import signal
+import sys
+import tempfile
+import threading
+import webbrowser
+from collections.abc import Callable
+from pathlib import Path
+from typing import ClassVar, cast
+
+import uvloop
+
+from sottovoce.services.kit.answers import Headers
+from sottovoce.services.kit.connections import Limits
+from sottovoce.services.kit.protocol import BoundedProtocol
+from sottovoce.services.kit.serving import HttpListener, listen, logger, unforeseen
+from sottovoce.web.entrance import LINK_SECONDS, Entrance, is_another_user
+from sottovoce.web.page import BODY_SECONDS, OWN_HEADERS, PAGES, PageApplication, Provider
+from sottovoce.wire.refusals import RefusalCounts
+
+HOST = "127.0.0.1"
+LIMITS = Limits(
+    connections=64,
+    per_address=64,
+    head_seconds=10.0,
+    body_seconds=BODY_SECONDS,
+    idle_seconds=60,
+)
+_GRACE_SECONDS = 0.4
+"""For what is being answered when the process ends."""
+
+
+class _Connection(BoundedProtocol):
+    """One on which another user of this machine is told nothing."""
+
+    always: ClassVar[Headers] = OWN_HEADERS
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        peer, here = (transport.get_extra_info(name) for name in ("peername", "sockname"))
+        if not peer or not here or is_another_user(peer[:2], here[:2]):
+            self.app = self.app.turn_away
+
+
+class LinkFile:
+    """A private file that leads a browser to the link. On a browser's command line, which everybody
+    on a machine can read, the link itself would be no secret."""
+
+    def __init__(self) -> None:
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self._end: asyncio.TimerHandle | None = None
+
+    def write(self, url: str) -> Path:
+        self.remove()
+        self._folder = tempfile.TemporaryDirectory(prefix="sottovoce-page-")
+        place = Path(self._folder.name) / "open.html"
+        handle = os.open(place, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        with os.fdopen(handle, "w", encoding="utf-8") as out:
+            out.write(
+                '<!doctype html><meta charset="utf-8"><title>Sottovoce</title>'
+                '<meta name="referrer" content="no-referrer">'
+                f'<meta http-equiv="refresh" content="0;url={html.escape(url)}">\n'
+            )
+        return place
+
+    def remove_later(self, seconds: float) -> None:
+        self._end = asyncio.get_running_loop().call_later(seconds, self.remove)
+
+    def remove(self) -> None:
+        if self._end is not None:
+            self._end.cancel()
+            self._end = None
+        if self._folder is not None:
+            self._folder.cleanup()
+            self._folder = None
+
+
+class PageProcess:
+    """Serves a provider to one browser, until it is told to stop."""
+
+    def __init__(
+        self,
+        provider: Provider,
+        invite: Callable[[str], None],
+        *,
+        port: int = 0,
+        pages: Path = PAGES,
+        language: str | None = None,
+        browser: bool = False,
+        entrance: Entrance | None = None,
+        limits: Limits = LIMITS,
+    ) -> None:
+        """`invite` is told each link. With `browser` one is opened with it. Port 0 takes a free
+        one. Raises with one sentence where it is taken."""
+        self._provider, self._invite = provider, invite
+        self._pages, self._language, self._browser = pages, language, browser
+        self._entrance, self._limits = entrance or Entrance(), limits
+        self._file = LinkFile()
+        self._listener = listen(HOST, port)
+        self.port: int = self._listener.getsockname()[1]
+        self._stop: Callable[[], object] = lambda: None
+
+    def run(self) -> None:
+        """Until SIGINT, SIGTERM or SIGHUP. On a terminal, Enter makes a new link."""
+        uvloop.run(self.serve(of_process=True))
+
+    def stop(self) -> None:
+        """From any thread."""
+        self._stop()
+
+    async def serve(self, *, of_process: bool = False) -> None:
+        loop, log = asyncio.get_running_loop(), logger()
+        with contextlib.ExitStack() as stack:
+            stack.callback(self._listener.close)
+            stack.callback(self._file.remove)
+            application = PageApplication(
+                self._provider,
+                self._entrance,
+                self.port,
+                pages=self._pages,
+                language=self._language,
+                body_seconds=self._limits.body_seconds,
+                opened=self._file.remove,
+                log=log,
+            )
+            stack.callback(application.close)
+            server = HttpListener(
+                application, self._limits, None, RefusalCounts(), self.new_link, _Connection
+            )
+            # The library takes parts of a second as well.
+            server.config.timeout_graceful_shutdown = cast(int, _GRACE_SECONDS)
+            self._stop = lambda: loop.call_soon_threadsafe(server.stop)
+            loop.set_exception_handler(unforeseen(log))
+            if of_process:
+                for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                    loop.add_signal_handler(signum, server.stop)
+                    stack.callback(loop.remove_signal_handler, signum)
+                self._listen_to_enter(loop, stack)
+            await server.serve(sockets=[self._listener])
+
+    def new_link(self) -> None:
+        """It ends the former one, and the session that it began."""
+        url = f"http://{HOST}:{self.port}/open?key={self._entrance.fresh_key()}"
+        self._invite(url)
+        if self._browser:
+            place = self._file.write(url).as_uri()
+            self._file.remove_later(LINK_SECONDS)
+            # Some browsers keep whoever has started them waiting.
+            threading.Thread(target=webbrowser.open, args=[place], daemon=True).start()
+
+    def _listen_to_enter(
+        self, loop: asyncio.AbstractEventLoop, stack: contextlib.ExitStack
+    ) -> None:
+        if sys.stdin is None or not sys.stdin.isatty():
+            return
+        terminal = sys.stdin.fileno()
+
+        def heard() -> None:
+            try:
+                if os.tcgetpgrp(terminal) != os.getpgrp():  # what is typed is for somebody else
+                    return
+                typed = os.read(terminal, 4096)
+            except OSError:
+                typed = b""
+            if typed:
+                self.new_link()
+            else:  # the terminal is gone
+                loop.remove_reader(terminal)
+
+        loop.add_reader(terminal, heard)
+        stack.callback(loop.remove_reader, terminal)
