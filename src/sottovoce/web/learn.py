@@ -298,7 +298,7 @@ class _Trial(Redacted):
         )
         figures = hits, claims, round(100 * chance), round(100 * hits / claims)
         if not _surely_above(hits, claims, chance, _SELDOM):
-            held = said("learn.no_better", right=figures[3], chance=figures[2], tries=claims)
+            held = said("learn.by_popularity", right=figures[3], chance=figures[2], tries=claims)
             return Finding(code, who, promise, held, "holds", (), *figures, technical)
         out = said("learn.came_out", n=hits, all=len(own), wrong=claims - hits)
         named = self._named(items, right)
