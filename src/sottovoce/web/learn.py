@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from sottovoce.algorithms.base import Reporting
 from sottovoce.attacks import alone
-from sottovoce.attacks.alone import Added, Guessed, Questions, Secret
+from sottovoce.attacks.alone import Added, Questions, RightGuesses, Secret
 from sottovoce.attacks.audit import clopper_pearson
 from sottovoce.attacks.trying import FAULTS, trouble
 from sottovoce.attacks.views import ATTACKS, Attack, SeenRound, View, clustered
@@ -298,7 +298,7 @@ class _Trial(Redacted):
         )
         figures = hits, claims, round(100 * chance), round(100 * hits / claims)
         if not _surely_above(hits, claims, chance, _SELDOM):
-            held = said("learn.no_better", right=figures[3], chance=figures[2], tries=claims)
+            held = said("learn.by_popularity", right=figures[3], chance=figures[2], tries=claims)
             return Finding(code, who, promise, held, "holds", (), *figures, technical)
         out = said("learn.came_out", n=hits, all=len(own), wrong=claims - hits)
         named = self._named(items, right)
@@ -427,7 +427,7 @@ class _Trial(Redacted):
 
 
 def _of_guesses(
-    code: str, who: Said, found: Guessed, key: str, promise: str = "learn.promise.masked"
+    code: str, who: Said, found: RightGuesses, key: str, promise: str = "learn.promise.masked"
 ) -> Finding:
     (low, high), share = _interval([found.right], [found.of]), found.right / found.of
     values = {"right": round(100 * share), "tries": found.of, "most": round(100 * found.permitted)}
