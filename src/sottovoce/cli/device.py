@@ -542,6 +542,9 @@ def status(
         output.emit({**content, **costs})
         return
     if not technical:
+        output.show(*output.told(*plainly.left(totals)))
+        output.show(*output.told(*(plainly.used(budget) if budget else ())))
+        output.show(*output.told(*(plainly.summed(sums) if sums else ())))
         output.show(*_status_lines(content, mine, path))
         if not content["taking_part"]:
             output.show(output.joined(said("quiet.nobody" if mine is None else "quiet.off")))
@@ -550,10 +553,8 @@ def status(
         elif pending is not None:
             output.show(*plainly.agreeing(pending, path))
         if shown is not None:
-            output.show(*plainly.in_words(shown, gateway=gateway))
-        output.show(*output.told(*plainly.left(totals)))
-        output.show(*output.told(*(plainly.used(budget) if budget else ())))
-        output.show(*output.told(*(plainly.summed(sums) if sums else ())))
+            agreed = pending is None
+            output.show(*plainly.in_words(shown, gateway=gateway, agreed=agreed))
         output.show(output.joined(said("device.more")))
         return
     content["attributes"] = status_words(known)

@@ -156,7 +156,8 @@ def used(budget: spent.Budget) -> list[Said]:
     elif left < 1:
         found = [said("stands.meter_full", spent=shown, limit=budget.limit)]
     else:
-        found = [said("stands.meter", spent=shown, limit=budget.limit, n=int(left))]
+        key = "stands.meter_periods" if budget.each == "period" else "stands.meter"
+        found = [said(key, spent=shown, limit=budget.limit, n=int(left))]
     worth = verdict(budget.spent, budget.account.delta if budget.sums else 0.0)
     if worth != "good":
         found.append(said(f"stands.meter_{worth}"))
@@ -192,14 +193,15 @@ def asking(path: Path) -> list[str]:
     )
 
 
-def in_words(terms: Terms, *, gateway: bool) -> list[str]:
-    """Who sees what under these terms, and what else she would agree to."""
+def in_words(terms: Terms, *, gateway: bool, agreed: bool = False) -> list[str]:
+    """Who sees what under these terms, and what else she would agree to, or has."""
     from sottovoce.wire.plainly import agreed_to, readers
 
     found = readers(terms, gateway=gateway)
-    head, what = output.told(said("device.who_reads"), said("device.terms"))
-    agreed = [f"  {line}" for line in output.told(*agreed_to(terms))]
-    return [head, *seen(found), what, *agreed]
+    what = said("device.terms_agreed" if agreed else "device.terms")
+    first, second = output.told(said("device.who_reads"), what)
+    rest = [f"  {line}" for line in output.told(*agreed_to(terms))]
+    return [first, *seen(found), second, *rest]
 
 
 # --- what has left -------------------------------------------------------------------------------
