@@ -12,8 +12,9 @@ export SOTTOVOCE_DATA ?= $(abspath $(DATA))
 endif
 
 INPUTS ?= 1000000
+TYPESCRIPT := 5.9.3
 
-.PHONY: demo test test-all mutation fuzz facts check lint format bench lock clean
+.PHONY: demo test test-all mutation fuzz facts check types-js lint format bench lock clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.core
@@ -45,6 +46,12 @@ facts: $(VENV)/.dev
 
 check: lint
 	$(BIN)/mypy
+
+# The types of the pages' modules. Without npm there is nothing to check them with.
+types-js: | $(BIN)/python
+	@if ! command -v npm >/dev/null; then echo "npm is not installed: types are not checked"; else \
+	  npm install --silent --no-audit --no-fund --prefix $(VENV)/node typescript@$(TYPESCRIPT) && \
+	  $(VENV)/node/node_modules/.bin/tsc -p src/sottovoce/web/pages/jsconfig.json; fi
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

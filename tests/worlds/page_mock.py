@@ -35,7 +35,7 @@ TOKEN = "a token of the mock's"
 NOW = 1_762_160_400
 DAY = 86_400
 LARGE = 100_000
-COMMAND_LINE = {"attack", "attributes", "device"}
+COMMAND_LINE = {"attack", "device", "terminal"}
 """Groups of sentences that no page says."""
 KINDS = {"css": "text/css", "js": "text/javascript"}
 
@@ -375,16 +375,17 @@ class Shop:
 
     def findings(self):
         if self.printed:
-            items = [{**one, "right": place != 2} for place, one in enumerate(self.things[:6])]
+            items = [
+                {"item": one["item"], "title": one["title"], "right": place != 2}
+                for place, one in enumerate(self.things[:6])
+            ]
             return [
                 {
                     "attack": "pairs",
                     "who": said("reads.server"),
                     "promise": said("learn.promise_things"),
                     "said": said("learn.out"),
-                    "items": [
-                        {key: one[key] for key in ("item", "title", "right")} for one in items
-                    ],
+                    "items": items,
                     "hits": 5,
                     "claims": 6,
                     "chance": 2,
@@ -397,7 +398,7 @@ class Shop:
                 "attack": "one_shot",
                 "who": said("reads.everybody"),
                 "promise": said("learn.promise_part"),
-                "said": said("learn.coin", right=51),
+                "said": said("learn.coin", right=51, tries=100),
                 "items": [],
                 "hits": 51,
                 "claims": 100,

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from sottovoce.wire.plainly import Reader
     from sottovoce.wire.terms import Terms
 
+_NAMED = 10
+
 
 def chosen(choice: Choice, name: str) -> list[Said]:
     """A choice as the person reads it who made it."""
@@ -247,6 +249,19 @@ def ledger_table(lines: Sequence[dict[str, Any]], names: Mapping[int, str] | Non
         rows.append(row)
     (title,) = output.told(said("page.ledger"))
     return Table(title, columns, rows)
+
+
+def things_named(lines: Sequence[dict[str, Any]]) -> list[str]:
+    """Which things were in each of these reports, a line for each report."""
+    found = []
+    for line in lines:
+        names = [output.one_line(one["title"]) for one in line.get("things", ())]
+        if names:
+            when, many = said("ledger.day", when=line["time"]), said("ledger.items_n", n=len(names))
+            head = ": ".join(output.told(when, many))
+            more = ", …" if len(names) > _NAMED else ""
+            found.append(f"  {head}: {', '.join(names[:_NAMED])}{more}")
+    return found
 
 
 def _kind(line: Mapping[str, Any]) -> str:

@@ -1,7 +1,7 @@
 // One control for each kind of field. No algorithm is known here: only kinds.
 
 import { h, put, set, toggle } from "./dom.js";
-import { isSaid, number, said, say } from "./words.js";
+import { isSaid, number, percent, said, say } from "./words.js";
 
 /** @typedef {(value: unknown) => void} Turn */
 
@@ -24,10 +24,13 @@ export function control(field, value, turn) {
 		limit,
 		attributes: options,
 		owners: options,
-		things: () => h("span", { hidden: true }),
+		things: nothing,
 	};
-	return kinds[field.kind](field, value, turn);
+	return (kinds[field.kind] ?? nothing)(field, value, turn);
 }
+
+/** What is drawn elsewhere, or by a later page. */
+const nothing = () => h("span", { hidden: true });
 
 /** @param {Field} field @param {unknown} value @param {Turn} turn */
 function onOff(field, value, turn) {
@@ -58,10 +61,12 @@ function amount(field, value, turn) {
 	const scale = scaled(field);
 	const help = note(field);
 	const steps = field.steps ?? [];
+	// A share is read in percent.
+	const times = field.kind === "share" ? 100 : 1;
 	const exact = h("input", {
 		type: "number",
-		min: field.least,
-		max: field.most,
+		min: typeof field.least === "number" ? field.least * times : null,
+		max: typeof field.most === "number" ? field.most * times : null,
 		step: field.kind === "count" ? 1 : "any",
 		"aria-label": said("page.exact_number"),
 	});
@@ -76,8 +81,8 @@ function amount(field, value, turn) {
 		for (const { box, step } of names) box.checked = at !== null && near(at, step.value);
 		if (at === null) return;
 		slider.value = String(scale.place(at));
-		set(slider, "aria-valuetext", number(at));
-		if (Number(exact.value) !== at) exact.value = String(at);
+		set(slider, "aria-valuetext", times === 100 ? percent(at) : number(at));
+		if (Number(exact.value) / times !== at) exact.value = String(Number((at * times).toPrecision(6)));
 	}
 	/** @param {number} at */
 	function moved(at) {
@@ -86,7 +91,7 @@ function amount(field, value, turn) {
 	}
 	slider.addEventListener("input", () => moved(scale.value(Number(slider.value))));
 	exact.addEventListener("input", () => {
-		const at = exact.valueAsNumber;
+		const at = exact.valueAsNumber / times;
 		if (exact.validity.valid && !Number.isNaN(at)) moved(at);
 	});
 	lay(typeof value === "number" ? value : null);
@@ -96,7 +101,7 @@ function amount(field, value, turn) {
 		h("legend", {}, field.label),
 		help,
 		names.length > 0 && h("div", { class: "steps" }, ...names.map((one) => one.whole)),
-		h("div", { class: "amount" }, scale.ends ? slider : null, exact),
+		h("div", { class: "amount" }, scale.ends ? slider : null, exact, times === 100 && "%"),
 	);
 }
 
@@ -191,7 +196,10 @@ function options(field, value, turn) {
 					set(self, "aria-checked", turned);
 					if (turned) on.add(one.name);
 					else on.delete(one.name);
-					turn(known.filter((each) => on.has(each.name) !== refuses).map((each) => each.name));
+					// Names that nobody knows any more stay as they were.
+					const others = stored.filter((name) => !known.some((each) => each.name === name));
+					const chosen = known.filter((each) => on.has(each.name) !== refuses);
+					turn([...chosen.map((each) => each.name), ...others]);
 				}),
 				one.said && h("p", { class: "help" }, one.said),
 			),

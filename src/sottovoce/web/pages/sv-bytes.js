@@ -63,7 +63,8 @@ function lay(rows, content) {
 			const found = [];
 			for (let at = offset; at < offset + limit && at * wide < content.length; at += 1) {
 				const place = (at * wide).toString(16).padStart(6, "0");
-				found.push(`${place}  ${hex(content.subarray(at * wide, (at + 1) * wide))}`);
+				const part = content.subarray(at * wide, (at + 1) * wide);
+				found.push(`${place}  ${hex(part).padEnd(wide * 3)} ${wide > 8 ? text(part) : ""}`);
 			}
 			return found;
 		},
@@ -72,6 +73,9 @@ function lay(rows, content) {
 		label: said("page.bytes"),
 	});
 }
+
+/** @param {Uint8Array} some */
+const text = (some) => String.fromCharCode(...some).replace(/[^ -~]/g, "·");
 
 /** @param {Uint8Array} some */
 const hex = (some) => [...some].map((one) => one.toString(16).padStart(2, "0")).join(" ");

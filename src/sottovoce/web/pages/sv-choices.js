@@ -9,22 +9,20 @@ import { said } from "./words.js";
 const PAUSE = 250;
 
 export class Choices extends Part {
-	/** @param {import("./desk.js").Desk} desk */
-	constructor(desk) {
-		super(desk);
-		/** @type {Change} what she has moved and not kept */
-		this.draft = {};
-		this.base = "";
-		this.pause = 0;
-		this.turn = 0;
-		this.fields = h("div", { class: "fields" });
-		this.weighed = h("div", { class: "weighed", "aria-live": "polite" });
-		this.keep = button(said("page.keep"), () => void this.kept(), { class: "main" });
-		this.undo = button(said("page.undo"), () => this.restart());
-		this.unsaved = h("p", { class: "unsaved", role: "status" });
-		this.taste = h("div", { class: "taste", "aria-live": "polite" });
-		this.try = button(said("page.recommend_button"), () => void this.recommend());
-	}
+	/** @type {Change} what she has moved and not kept */
+	draft = {};
+	base = "";
+	choice = "";
+	pause = 0;
+	turn = 0;
+	fields = h("div", { class: "fields" });
+	weighed = h("div", { class: "weighed", "aria-live": "polite" });
+	keep = button(said("page.keep"), () => void this.kept(), { class: "main" });
+	undo = button(said("page.undo"), () => this.restart());
+	unsaved = h("p", { class: "unsaved", role: "status" });
+	taste = h("div", { class: "taste", "aria-live": "polite" });
+	where = h("p");
+	try = button(said("page.recommend_button"), () => void this.recommend());
 
 	connectedCallback() {
 		put(
@@ -34,7 +32,7 @@ export class Choices extends Part {
 			h("div", { class: "press" }, this.keep, this.undo),
 			this.unsaved,
 			h("h3", {}, said("page.recommend")),
-			h("p", {}, said("page.recommend_help")),
+			this.where,
 			this.try,
 			this.taste,
 		);
@@ -42,13 +40,17 @@ export class Choices extends Part {
 
 	/** @override @param {Store} store @param {boolean} fresh */
 	draw(store, fresh) {
-		const base = JSON.stringify([store.fields, store.choice]);
+		const base = JSON.stringify(store.fields.filter((field) => field.kind !== "things"));
+		const choice = JSON.stringify(store.choice);
+		put(this.where, ...asked(store));
 		if (fresh) this.draft = {};
-		if (fresh || base !== this.base) {
-			this.base = base;
-			this.lay(store);
+		if (fresh || base !== this.base) this.lay(store);
+		if (fresh || choice !== this.choice) {
 			put(this.taste);
+			void this.weigh();
 		}
+		this.base = base;
+		this.choice = choice;
 	}
 
 	/** @param {Store} store */
@@ -66,12 +68,12 @@ export class Choices extends Part {
 		const again = focused && this.fields.querySelector(`[data-field="${CSS.escape(focused)}"] :is(button, input)`);
 		if (again instanceof HTMLElement) again.focus();
 		this.mark();
-		void this.weigh();
 	}
 
 	restart() {
 		this.draft = {};
 		this.lay(this.desk.store);
+		void this.weigh();
 	}
 
 	/** @param {string} name @param {unknown} value */
@@ -124,10 +126,12 @@ export class Choices extends Part {
 
 	async recommend() {
 		const store = this.desk.store;
-		const change = Object.keys(this.draft).length ? this.draft : null;
+		const away = store.kind === "owners";
+		const change = !away && Object.keys(this.draft).length ? this.draft : null;
 		this.try.disabled = true;
 		put(this.taste, h("p", { class: "wait" }, said("page.working")));
-		const found = await this.desk.ask(() => this.desk.provider.recommend(store.id, change));
+		const recommend = () => this.desk.provider.recommend(store.id, change);
+		const found = await (away ? this.desk.act(recommend) : this.desk.ask(recommend));
 		this.try.disabled = false;
 		if (store.id !== this.desk.store.id) return;
 		put(
@@ -146,6 +150,15 @@ export class Choices extends Part {
 	}
 }
 customElements.define("sv-choices", Choices);
+
+/**
+ * Who is asked for recommendations: nobody, or whoever can make them.
+ * @param {Store} store
+ */
+const asked = (store) =>
+	store.kind === "owners"
+		? [said("reads.orchestrator"), ": ", said("sees.ask_recommendation")]
+		: [said("page.recommend_help")];
 
 /** @param {string} key @param {Titles} found */
 function titles(key, found) {

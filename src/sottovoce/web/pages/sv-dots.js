@@ -31,7 +31,7 @@ export class Dots extends HTMLElement {
 				h(
 					"ul",
 					{ class: "legend" },
-					h("li", { class: "coin" }, said("odds.dots_chance", { n: low })),
+					h("li", { class: "coin" }, chance === 50 ? said("odds.dots_chance", { n: low }) : said("learn.by_chance", { chance: low })),
 					high > low && h("li", { class: "beyond" }, said("odds.dots_beyond", { n: high - low })),
 					h("li", { class: "wrong" }, said("odds.dots_wrong", { n: 100 - high })),
 				),

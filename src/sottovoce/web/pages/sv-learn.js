@@ -8,14 +8,10 @@ import { said } from "./words.js";
 const PAUSE = 400;
 
 export class Learn extends Part {
-	/** @param {import("./desk.js").Desk} desk */
-	constructor(desk) {
-		super(desk);
-		this.running = "";
-		this.state = h("div", { role: "status" });
-		this.found = h("div", { class: "findings" });
-		this.go = button(said("page.learn_button"), () => void this.learn());
-	}
+	running = "";
+	state = h("div", { role: "status" });
+	found = h("div", { class: "findings" });
+	go = button(said("page.learn_button"), () => void this.learn());
 
 	connectedCallback() {
 		put(

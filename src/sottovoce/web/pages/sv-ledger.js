@@ -9,36 +9,32 @@ const PAUSE = 250;
 const MANY = 5000;
 
 export class Ledger extends Part {
-	/** @param {import("./desk.js").Desk} desk */
-	constructor(desk) {
-		super(desk);
-		this.pause = 0;
-		this.seen = "";
-		/** @type {Row[] | null} all rows, once she filters */
-		this.all = null;
-		this.filter = h("input", { type: "search", id: "ledger-filter", autocomplete: "off" });
+	pause = 0;
+	seen = "";
+	/** @type {Row[] | null} all rows, once she filters */
+	all = null;
+	filter = h("input", { type: "search", id: "ledger-filter", autocomplete: "off" });
+	count = h("p", { role: "status", class: "count" });
+	line = h("div", { class: "timeline" });
+	/** @type {Rows<Row>} */
+	rows = new Rows();
+	end = button(said("page.oldest"), () => this.rows.scrollTo(0, this.rows.scrollHeight), {
+		class: "small",
+	});
+	tools = h(
+		"div",
+		{ class: "press" },
+		button(said("ledger.csv"), () => void this.export("csv"), { class: "small" }),
+		button(said("ledger.ndjson"), () => void this.export("ndjson"), { class: "small" }),
+		this.end,
+	);
+
+	connectedCallback() {
 		this.filter.addEventListener("input", () => {
 			clearTimeout(this.pause);
 			this.pause = setTimeout(() => void this.sift(), PAUSE);
 		});
-		this.count = h("p", { role: "status", class: "count" });
-		this.line = h("div", { class: "timeline" });
-		/** @type {Rows<Row>} */
-		this.rows = new Rows();
 		this.rows.classList.add("ledger");
-		this.end = button(said("page.oldest"), () => this.rows.scrollTo(0, this.rows.scrollHeight), {
-			class: "small",
-		});
-		this.tools = h(
-			"div",
-			{ class: "press" },
-			button(said("ledger.csv"), () => void this.export("csv"), { class: "small" }),
-			button(said("ledger.ndjson"), () => void this.export("ndjson"), { class: "small" }),
-			this.end,
-		);
-	}
-
-	connectedCallback() {
 		put(
 			this,
 			h("p", {}, said("ledger.receipt_help")),
@@ -221,7 +217,7 @@ const words = (row) =>
 function used(row) {
 	if (!row.bounded) return said("ledger.no_bound");
 	const { epsilon } = row;
-	return epsilon === null ? said("ledger.free") : () => number(epsilon);
+	return epsilon ? () => number(epsilon) : said("ledger.free");
 }
 
 /**

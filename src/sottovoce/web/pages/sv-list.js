@@ -19,17 +19,18 @@ const CONTROLS = "button, input, a[href]";
 
 /** @template T */
 export class Rows extends HTMLElement {
+	/** @type {Source<T> | null} */
+	source = null;
+	/** @type {Map<number, T>} */
+	known = new Map();
+	/** @type {Set<number>} pages that were asked for */
+	asked = new Set();
+	/** @type {Map<number, {element: HTMLElement, of: T | null}>} */
+	drawn = new Map();
+	room = h("div", { class: "room" });
+
 	constructor() {
 		super();
-		/** @type {Source<T> | null} */
-		this.source = null;
-		/** @type {Map<number, T>} */
-		this.known = new Map();
-		/** @type {Set<number>} pages that were asked for */
-		this.asked = new Set();
-		/** @type {Map<number, {element: HTMLElement, of: T | null}>} */
-		this.drawn = new Map();
-		this.room = h("div", { class: "room" });
 		this.addEventListener("scroll", () => this.fill());
 		this.addEventListener("keydown", (event) => this.walk(event));
 		new ResizeObserver(() => this.fill()).observe(this);

@@ -1,7 +1,7 @@
 // Preview: what would leave now, to the byte, and who sees what of it. "Send now" sends just that.
 
 import { Part } from "./desk.js";
-import { button, h, put, save } from "./dom.js";
+import { button, h, put, save, technical } from "./dom.js";
 import { Bytes } from "./sv-bytes.js";
 import { percent, said } from "./words.js";
 
@@ -9,21 +9,17 @@ const PAUSE = 300;
 const FEW = 10;
 
 export class Preview extends Part {
-	/** @param {import("./desk.js").Desk} desk */
-	constructor(desk) {
-		super(desk);
-		/** @type {Previewed | null} */
-		this.preview = null;
-		this.asked = false;
-		this.basis = "";
-		this.pause = 0;
-		this.turn = 0;
-		this.state = h("p", { role: "status", class: "strong" });
-		this.body = h("div", { class: "shown" });
-		this.hint = h("p", {}, said("preview.not_asked"));
-		this.look = button(said("page.preview_button"), () => void this.compute());
-		this.send = button(said("page.send"), () => void this.sent(), { class: "main" });
-	}
+	/** @type {Previewed | null} */
+	preview = null;
+	asked = false;
+	basis = "";
+	pause = 0;
+	turn = 0;
+	state = h("p", { role: "status", class: "strong" });
+	body = h("div", { class: "shown" });
+	hint = h("p", {}, said("preview.not_asked"));
+	look = button(said("page.preview_button"), () => void this.compute());
+	send = button(said("page.send"), () => void this.sent(), { class: "main" });
 
 	connectedCallback() {
 		put(
@@ -97,7 +93,7 @@ export class Preview extends Part {
 		}
 		this.preview = preview;
 		put(this.state, preview.said);
-		put(this.body, ...(preview.ready ? this.parts(store, preview) : []));
+		put(this.body, ...(preview.ready ? this.parts(store, preview) : [technical(why(preview))]));
 		this.mark(false);
 		void this.desk.read(); // terms, or a model, may have come with it
 	}
@@ -108,12 +104,14 @@ export class Preview extends Part {
 			preview.epsilon === null
 				? said("preview.no_bound")
 				: said("preview.uses", { epsilon: preview.epsilon });
+		// A message that this device is there has nothing of hers in it.
+		const things = preview.round !== null || preview.total > 0;
 		return [
-			h("p", {}, cost),
-			h("h3", {}, said("page.things")),
-			h("p", {}, said("preview.items", { n: preview.total })),
+			h("p", {}, things ? cost : said("ledger.free")),
+			things && h("h3", {}, said("page.things")),
+			things && h("p", {}, said("preview.items", { n: preview.total })),
 			preview.kept_back > 0 && h("p", {}, said("preview.kept_back", { n: preview.kept_back })),
-			bars(preview),
+			things && bars(preview),
 			h("h3", {}, said("page.readers")),
 			readers(preview.readers),
 			h("h3", {}, said("page.bytes")),
@@ -123,9 +121,14 @@ export class Preview extends Part {
 
 	/** @param {Store} store @param {Message} message @param {number} index */
 	message(store, message, index) {
-		const bytes = new Bytes();
 		const load = () => this.desk.ask(() => this.desk.provider.body(store.id, index));
-		bytes.show(message, load);
+		// What is made only on the way has no bytes yet.
+		const bytes = message.start ? new Bytes() : null;
+		bytes?.show(message, load);
+		const keep = async () => {
+			const content = await load();
+			if (content) save(`message-${index + 1}.bin`, new Blob([content]));
+		};
 		return h(
 			"article",
 			{ class: "message" },
@@ -133,14 +136,7 @@ export class Preview extends Part {
 			h("p", {}, said("page.to"), ": ", message.to, " · ", said("page.size", { size: message.bytes })),
 			h("p", { class: "help" }, said(message.exact ? "preview.exact" : "preview.sealed_anew")),
 			bytes,
-			button(
-				said("page.download"),
-				async () => {
-					const content = await load();
-					if (content) save(`message-${index + 1}.bin`, new Blob([content]));
-				},
-				{ class: "small" },
-			),
+			bytes && button(said("page.download"), keep, { class: "small" }),
 		);
 	}
 
@@ -161,6 +157,9 @@ export class Preview extends Part {
 	}
 }
 customElements.define("sv-preview", Preview);
+
+/** @param {Previewed} preview */
+const why = (preview) => (preview.why ? [preview.why] : []);
 
 /** @param {Previewed} preview */
 function bars(preview) {

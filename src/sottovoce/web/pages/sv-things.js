@@ -9,30 +9,26 @@ import { day, said } from "./words.js";
 const PAUSE = 200;
 
 export class Things extends Part {
-	/** @param {import("./desk.js").Desk} desk */
-	constructor(desk) {
-		super(desk);
-		this.pause = 0;
-		this.drawnFor = "";
-		this.query = h("input", { type: "search", id: "things-query", autocomplete: "off" });
+	pause = 0;
+	drawnFor = "";
+	query = h("input", { type: "search", id: "things-query", autocomplete: "off" });
+	count = h("p", { role: "status", class: "count" });
+	help = h("p");
+	rules = h("ul", { class: "rules", tabindex: 0, "aria-label": said("page.categories") });
+	advance = h("ul", { class: "advance" });
+	others = more(said("page.rules_all"), this.advance);
+	/** @type {Map<string, string>} */
+	titles = new Map();
+	/** @type {Rows<Thing>} */
+	rows = new Rows();
+	ruleName = h("input", { type: "text", id: "things-rule", autocomplete: "off" });
+
+	connectedCallback() {
 		this.query.addEventListener("input", () => {
 			clearTimeout(this.pause);
 			this.pause = setTimeout(() => void this.find(true), PAUSE);
 		});
-		this.count = h("p", { role: "status", class: "count" });
-		this.help = h("p");
-		this.rules = h("ul", { class: "rules", tabindex: 0, "aria-label": said("page.categories") });
-		this.advance = h("ul", { class: "advance" });
-		this.others = more(said("page.rules_other"), this.advance);
-		/** @type {Map<string, string>} */
-		this.titles = new Map();
-		/** @type {Rows<Thing>} */
-		this.rows = new Rows();
-		this.ruleName = h("input", { type: "text", id: "things-rule", autocomplete: "off" });
 		this.ruleName.addEventListener("keydown", (event) => event.key === "Enter" && this.add());
-	}
-
-	connectedCallback() {
 		put(
 			this,
 			this.help,

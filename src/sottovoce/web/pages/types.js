@@ -83,6 +83,7 @@
  * @typedef {object} Previewed
  * @property {boolean} ready
  * @property {Said} said
+ * @property {string} [why] the exact reason why nothing would leave
  * @property {string | null} nonce
  * @property {number | null} round
  * @property {number | null} epsilon
