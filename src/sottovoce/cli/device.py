@@ -264,9 +264,10 @@ def consent(
 
     from sottovoce.cli import plainly, spent
     from sottovoce.cli.device_attributes import hiding
-    from sottovoce.cli.device_terms import is_gateway, terms_in_words, waiting, who_reads
+    from sottovoce.cli.device_terms import is_gateway, terms_in_words, waiting
     from sottovoce.stores.session import DeviceSession
     from sottovoce.stores.user import UserStore, open_store, whose
+    from sottovoce.wire.exactly import who_reads
 
     if "epsilon" in changes:
         spent.require_sane(changes["epsilon"])
@@ -510,10 +511,11 @@ def status(
     """
     from sottovoce.cli import plainly, spent
     from sottovoce.cli.device_attributes import standing, status_words, to_json
-    from sottovoce.cli.device_terms import is_gateway, terms_in_words, waiting, who_reads
+    from sottovoce.cli.device_terms import is_gateway, terms_in_words, waiting
     from sottovoce.core import ledger as ledgers
     from sottovoce.stores.session import DeviceSession
     from sottovoce.stores.user import UserStore, open_store, whose
+    from sottovoce.wire.exactly import who_reads
     from sottovoce.wire.invitations import kept_invitation
 
     with open_store(path, readonly=True) as store:
