@@ -209,8 +209,8 @@ def in_words(terms: Terms, *, gateway: bool, agreed: bool = False) -> list[str]:
 # --- what has left -------------------------------------------------------------------------------
 
 
-def left(totals: Totals) -> list[Said]:
-    """Sums of a ledger."""
+def left(totals: Totals, plain: int) -> list[Said]:
+    """Sums of a ledger; of its releases, `plain` had no noise at all, not even in a sum."""
     if not totals.releases:
         return [said("stands.nothing")]
     found = [said("ledger.total_words.left", n=totals.releases, size=totals.bytes)]
@@ -219,9 +219,10 @@ def left(totals: Totals) -> list[Said]:
     if totals.positive_rows or totals.negative_rows:
         rows = {"positive": totals.positive_rows, "negative": totals.negative_rows}
         found.append(said("ledger.total_words.rows", **rows))
-    if math.isinf(totals.epsilon):
-        return [*found, said("ledger.total_words.no_noise")]
-    return found
+    if math.isfinite(totals.epsilon):
+        return found
+    how = "no_bound" if 0 < plain < totals.releases else "no_noise" if plain else "helper_noise"
+    return [*found, said(f"ledger.total_words.{how}")]
 
 
 def ledger_table(lines: Sequence[dict[str, Any]], names: Mapping[int, str] | None) -> Table:
