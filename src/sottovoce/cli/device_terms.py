@@ -3,8 +3,9 @@ server has changed in them."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -13,7 +14,7 @@ from sottovoce.cli.options import Json, Store, Technical
 from sottovoce.core.words import said
 from sottovoce.errors import UsageError
 from sottovoce.privacy.statements import bound_text, count_of
-from sottovoce.wire.exactly import changes as changes_of
+from sottovoce.wire.exactly import changes as differences
 from sottovoce.wire.exactly import settings, short, who_reads
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ def agree(
         if digest is not None:
             _agree_to(hosted, shown, digest, path)
     waits = pending is not None and digest is None
-    changes = changes_of(before, pending)
+    changes = differences(before, pending)
     if as_json:
         output.emit(
             {
@@ -80,7 +81,7 @@ def agree(
     if changes:
         head = "What the server has changed:" if waits else "What has changed:"
         output.show(head if technical else f"{output.joined(said('terms.changes'))}:")
-        output.show(*(f"  {k}: {a} → {b}" for k, a, b in changes))
+        output.show(*_difference(changes, technical=technical))
     if waits:
         output.show(*waiting(shown, path, technical=technical))
     else:
@@ -98,6 +99,18 @@ def _agree_to(hosted: DeviceSession, shown: Terms | None, digest: str, path: Pat
             f"them with `sottovoce device agree {path}`"
         )
     hosted.agree(shown)
+
+
+def _difference(changes: Sequence[tuple[str, Any, Any]], *, technical: bool) -> list[str]:
+    """Every setting that is another; for people also what that means."""
+    from sottovoce.wire.plainly import of_change
+
+    lines = [f"  {k}: {a} → {b}" for k, a, b in changes]
+    if technical:
+        return lines
+    means = [of_change(*change) for change in changes]
+    told = output.told(*(one for one in means if one is not None))
+    return [*(f"  {line}" for line in dict.fromkeys(told)), *lines]
 
 
 def is_gateway(store: CohortStore) -> bool:

@@ -27,7 +27,15 @@ from sottovoce.web.centre import RECOMMENDED, Desk, Runner, plain_value
 from sottovoce.web.weighing import weigh
 from sottovoce.wire.exactly import changes, settings, short, who_reads
 from sottovoce.wire.invitations import kept_invitation
-from sottovoce.wire.plainly import Reader, agreed_to, is_bounded, is_printed, objection, readers
+from sottovoce.wire.plainly import (
+    Reader,
+    agreed_to,
+    is_bounded,
+    is_printed,
+    objection,
+    of_change,
+    readers,
+)
 from sottovoce.wire.terms import Terms
 
 _SHOWN_ITEMS, _SHOWN_BYTES = 500, 512
@@ -193,7 +201,7 @@ class DeviceDesk(Desk[CohortStore]):
                     "setting": name,
                     "before": "" if before is None else str(before),
                     "after": "" if after is None else str(after),
-                    "said": None,
+                    "said": _means(name, before, after),
                 }
                 for name, before, after in differs
             ],
@@ -410,6 +418,12 @@ def _report_words(terms: Terms | None, where: str) -> Said:
         shared = where == "preview" and terms.link.checking is not None
         return said(f"{where}.share" if shared else f"{where}.contribution")
     return said(f"{where}.update_noise" if terms.release.dense else f"{where}.update")
+
+
+def _means(setting: str, before: Any, after: Any) -> dict[str, Any] | None:
+    """What the change of a setting means to her."""
+    found = of_change(setting, before, after)
+    return None if found is None else found.to_json()
 
 
 def _readers(found: Sequence[Reader]) -> list[dict[str, Any]]:
