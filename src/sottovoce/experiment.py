@@ -433,7 +433,8 @@ def _check_owned(table: Mapping[str, Any], choices: Sequence[Choice], reads: Seq
         if kept:
             raise ConfigError(
                 f"consent.{kept[0]} is set, but in drift the owners of an item read everything; a "
-                "user can refuse owners (refused_owners) or take no part (takes_part = false)"
+                "user can refuse owners (refused_owners), keep things back (never_send) or take no "
+                "part (takes_part = false)"
             )
 
 

@@ -2,15 +2,23 @@
 
 import json
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from sottovoce.algorithms.fcf.system import FCFConfig
 from sottovoce.cli import main
+from sottovoce.cli.making import make_federation, read_items
+from sottovoce.core.interactions import Interactions
 from sottovoce.core.links import Direct
+from sottovoce.data.dataset import Dataset
+from sottovoce.engines.flower.cohort import make_cohort, read_server_catalogue
+from sottovoce.errors import ServiceError
 from sottovoce.privacy.base import RELEASES
 from sottovoce.stores.catalogue import catalogue_name, require_catalogue
+from sottovoce.stores.device import CohortStore
 from sottovoce.stores.server_folder import create_folder, open_folder
-from sottovoce.wire.catalogue import with_spare
+from sottovoce.wire.catalogue import categories_in, with_spare
 from sottovoce.wire.terms import Terms
 
 ITEMS = with_spare([("a", "Anna's"), ("b", "Bar"), ("c", "Cinema")], 2)
@@ -52,6 +60,56 @@ def test_items_come_and_go_and_the_server_starts_with_them(folder, tmp_path, cap
         "3 items, 1 that are gone, 1 places to spare"
         in run(capsys, "serve", "catalogue", folder).out
     )
+
+
+def test_items_come_with_their_categories(folder, tmp_path, capsys):
+    before = (folder / "catalogue.json").read_bytes()
+    (tmp_path / "new.csv").write_text("item,title,categories\nd,Diner,Food| Fun |\nb,Bar,\n")
+    run(capsys, "serve", "catalogue", folder, "--add", tmp_path / "new.csv")
+    told = json.loads(open_folder(folder).catalogue())
+    assert told["categories"] == {"names": ["Food", "Fun"], "of": [[], [], [], [0, 1], []]}
+    assert b"categories" not in before
+    place = folder / "catalogue.json"
+    place.write_text(json.dumps(told | {"categories": {"names": ["Food"], "of": [[]]}}))
+    with pytest.raises(ServiceError, match="is no catalogue"):
+        open_folder(folder).catalogue()
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+def test_a_file_of_items_may_name_categories(tmp_path, kind):
+    place = tmp_path / f"items.{kind}"
+    if kind == "csv":
+        place.write_text("item,title,categories\na,A,x|y\nb,B,\nc,C\n")
+    else:
+        columns = {"item": ["a", "b", "c"], "title": ["A", "B", "C"]}
+        pq.write_table(pa.table(columns | {"categories": [["x", "y"], [], None]}), place)
+    assert read_items(place) == ([("a", "A"), ("b", "B"), ("c", "C")], [("x", "y"), (), ()])
+    plain = tmp_path / "plain.csv"
+    plain.write_text("item\na\n")
+    assert read_items(plain) == ([("a", "a")], [])
+
+
+def test_a_new_federation_publishes_the_categories_of_its_data(tmp_path):
+    (tmp_path / "my.toml").write_text(
+        '[data]\nsource = "town"\n[town]\nresidents = 60\n'
+        "[algorithm]\nembedding_size = 4\ntriples = 10\nrounds = 3\n"
+    )
+    made = make_federation(
+        tmp_path / "town", str(tmp_path / "my.toml"), [], None, ["localhost"], None, spare=2
+    )
+    told = json.loads(made.catalogue())
+    assert told["categories"]["names"]
+    assert len(told["categories"]["of"]) == len(told["items"])
+    assert told["categories"]["of"][-2:] == [[], []]
+    store = make_cohort(tmp_path / "bakery", *cohort_of(made.path / "catalogue.json"))
+    assert store.unknown_items == 1
+    with CohortStore.open(tmp_path / "bakery", readonly=True) as opened:
+        assert opened.categories() == categories_in(told, len(told["items"]))
+
+
+def cohort_of(catalogue):
+    history = Interactions.from_pairs([0, 1], [0, 0], n_users=2, n_items=1)
+    return Dataset("bakery", history), read_server_catalogue(catalogue), {}
 
 
 @pytest.mark.parametrize(

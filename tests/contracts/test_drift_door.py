@@ -26,7 +26,7 @@ ROOT = Streams.from_seed(4)
 class World:
     """A small world with everything drawn from a seed."""
 
-    def __init__(self, seed, n, n_owners, refusing, staying, config):
+    def __init__(self, seed, n, n_owners, refusing, staying, hiding, config):
         draw = np.random.default_rng(seed)
         train = Interactions.from_pairs(
             draw.integers(0, USERS, n), draw.integers(0, ITEMS, n), n_users=USERS, n_items=ITEMS,
@@ -36,17 +36,31 @@ class World:
         self.member[np.arange(ITEMS), np.arange(ITEMS) % n_owners] = True
         self.refused = draw.random((USERS, n_owners)) < refusing
         self.there = draw.random(USERS) >= staying
+        self.never = draw.random((USERS, ITEMS)) < hiding
+        self.without = Events.of(
+            train.select(~self.never[train.users, train.items]), 4.0, config.order
+        )
+        """What those did who never had what they never send."""
         self.config, self.events = config, Events.of(train, 4.0, config.order)
         self.names = tuple(f"shop {k}" for k in range(n_owners))
         self.catalogue = tuple(map(str, range(ITEMS)))
 
-    def door(self):
+    def door(self, never=True):
         consent = Consent.uniform(np.arange(USERS), Choice(), owners=self.names)
         consent = replace(consent, takes_part=self.there, refused_owners=self.refused)
-        return InteractionDoor(consent, self.names, OwnerTable.of_membership(self.member))
+        named = {name: np.array([item], np.int32) for item, name in enumerate(self.catalogue)}
+        if never:
+            consent = replace(consent, never_send=self.never, things=self.catalogue)
+        table = OwnerTable.of_membership(self.member)
+        return InteractionDoor(consent, self.names, table, named)
 
     def fast(self):
         return SiloWorld.of(self.config, self.door(), self.events, self.catalogue, ROOT)
+
+    def absent(self):
+        """Of those who never had it."""
+        door = self.door(never=False)
+        return SiloWorld.of(self.config, door, self.without, self.catalogue, ROOT)
 
 
 class ByMessages:
@@ -87,6 +101,7 @@ worlds = {
     "n_owners": st.sampled_from([1, 1, 2, 3, 4]),
     "refusing": st.sampled_from([0.0, 0.3, 0.8, 1.0]),
     "staying": st.sampled_from([0.0, 0.3, 1.0]),
+    "hiding": st.sampled_from([0.0, 0.0, 0.3, 1.0]),
 }
 ways = {
     "order": st.sampled_from(["user", "time"]),
@@ -142,13 +157,15 @@ def test_what_leaves_is_permitted_complete_and_booked(order, **drawn):
         assert world.there[m.user]
         assert not world.refused[m.user, m.owner]
         assert world.member[m.item, m.owner]
+        assert not world.never[m.user, m.item]
     e = world.events
     expected = [
         (k, u, i, bool(p), t)
         for u, i, p, t in zip(*map(list, (e.user, e.item, e.positive, e.time)), strict=True)
         for k in range(len(world.names))
         if world.there[u] and world.member[i, k] and not world.refused[u, k]
-    ]
+        and not world.never[u, i]
+    ]  # fmt: skip
     assert [(m.owner, m.user, m.item, m.positive, m.time) for m in sent] == expected
     booked = {}
     for row in fast.door.ledger.pending().to_pylist():
@@ -162,6 +179,22 @@ def test_what_leaves_is_permitted_complete_and_booked(order, **drawn):
         positive, negative = left.get((m.user, m.owner), (0, 0))
         left[m.user, m.owner] = positive + EPOCHS * m.positive, negative + EPOCHS * (not m.positive)
     assert booked == left
+
+
+@settings(max_examples=60, deadline=None)
+@given(**worlds, window=ways["window"], order=ways["order"])
+def test_what_is_never_sent_might_as_well_never_have_been(window, order, **drawn):
+    world = World(**drawn, config=of("printed", order, window, 2))
+    never, absent = world.fast(), world.absent()
+    assert list(never.departed.messages()) == list(absent.departed.messages())
+    assert never.door.ledger.pending().equals(absent.door.ledger.pending())
+    models = []
+    for one in (never, absent):
+        model = one.first_model()
+        learn(model, one.blocks(), world.config.step())
+        models.append(model)
+    assert np.array_equal(models[0].items, models[1].items)
+    assert np.array_equal(models[0].users, models[1].users)
 
 
 @settings(max_examples=60, deadline=None)

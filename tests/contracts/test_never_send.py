@@ -226,8 +226,8 @@ def test_a_name_that_stands_for_nothing_here_is_refused():
 
 
 def test_at_home_it_counts():
-    """Where a vector follows from the model, all of her history is in it; and who has nothing that
-    may be sent learns at home, like somebody who takes no part."""
+    """Where a vector follows from the model, all of her history is in it. Elsewhere a device goes
+    on from what it has learnt, at home, with all that it has; what it sends from stays as it is."""
     table, never, named, _ = switched(2)
     system = SYSTEMS["fcf"]
     hides = [replace(system.choice, never_send=names) for names in never]
@@ -241,10 +241,18 @@ def test_at_home_it_counts():
     away = [Choice(takes_part=False)] * N_USERS
     devices, home = (behind(system, table, choices, named) for choices in (hides, away))
     now = view(devices, 0, 2)
-    found, wanted = devices.vectors_at_home(now), home.vectors_at_home(now)
-    assert np.array_equal(found[9::10], wanted[9::10])
-    willing = devices.willing()
-    assert np.array_equal(found[willing], devices.cohort.vectors[willing])
+    assert np.array_equal(devices.vectors_at_home(now)[9::10], home.vectors_at_home(now)[9::10])
+    devices.report(now, devices.willing())
+    learnt = devices.cohort.vectors.copy()
+    found = devices.vectors_at_home(now)
+    assert np.array_equal(devices.cohort.vectors, learnt)
+    whole = devices.sendable.counts == table.counts
+    assert 0 < whole.sum() < N_USERS
+    assert np.array_equal(found[whole], learnt[whole])
+    fitted = behind(system, table, away, named)
+    fitted.cohort.vectors[:] = learnt
+    assert np.array_equal(found[~whole], fitted.vectors_at_home(now)[~whole])
+    assert (found != learnt).any(axis=1).tolist() == (~whole).tolist()
 
 
 # --- faster ways ----------------------------------------------------------------------------------
@@ -272,6 +280,20 @@ def test_the_fast_ways_of_a_simulation_give_the_same(name, threads):
     books = [one.ledger.pending().sort_by(order) for one in (never, absent, plain)]
     assert books[0].equals(books[1])
     assert books[0].equals(books[2])
+
+
+def test_an_accelerator_gets_what_may_be_sent_alone():
+    pytest.importorskip("torch")
+    never, absent = both(SYSTEMS["fcf"], 5, SimulatedDevices)
+    made = []
+    for one in (never, absent):
+        one.accelerate(N_ITEMS, "cpu")
+        now = view(one, 0, 5)
+        made.append(one.report_summed(now, absent.willing()).dense(N_ITEMS))
+        one.settle()
+    assert np.array_equal(*made)
+    assert np.array_equal(never.cohort.vectors, absent.cohort.vectors)
+    assert never.ledger.pending().equals(absent.ledger.pending())
 
 
 def runs(settings, release, choice, seed, link=None):

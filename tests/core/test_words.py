@@ -19,7 +19,7 @@ from sottovoce.errors import ConfigError
 PLAIN = tomllib.loads((Path(__file__).parent / "plain_words.toml").read_text(encoding="utf-8"))
 LONGEST = 20
 FLOORS = {"en": 80.0, "it": 70.0}
-"""Of Flesch's reading ease, 80 is "easy"; of Gulpease, 60 is easy after middle school, 80 before."""
+"""Of Flesch's reading ease 80 is "easy"; of Gulpease 60 is easy after middle school, 80 before."""
 DAY = 1793664000 + 12 * 3600  # 3 November 2026, at noon UTC
 _WORD = re.compile(r"[^\W\d_]+")
 

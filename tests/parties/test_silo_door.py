@@ -142,6 +142,19 @@ def test_of_what_goes_to_nobody_only_the_turn_is_left():
     assert left.told.pointer.tolist() == [0, 0, 1]
 
 
+def test_what_is_never_sent_needs_a_meaning_and_no_stranger_is_mistaken():
+    choices = [Choice(never_send=("c",)), Choice(), Choice()]
+    consent = Consent.of(np.arange(3), choices, np.arange(3), owners=OWNERS)
+    with pytest.raises(DataError, match="never_send names 'c'"):
+        InteractionDoor(consent, OWNERS, TABLE)
+    here = InteractionDoor(consent, OWNERS, TABLE, {"c": np.array([2], np.int32)})
+    seen = {(user, item) for user, item, _ in sent(here.let_out(EVERYTHING))}
+    assert seen == {(u, i) for u in range(3) for i in range(3)} - {(ADA, 2)}
+    last = Consent.uniform(np.array([1]), Choice(never_send=("c",)), owners=OWNERS)
+    alone = InteractionDoor(last, OWNERS, TABLE, {"c": np.array([2], np.int32)})
+    assert {user for user, _, _ in sent(alone.let_out(EVERYTHING))} == {BEA}
+
+
 def test_what_would_leave_is_shown_and_not_booked():
     here = door()
     shown, told = here.would_leave(EVERYTHING)

@@ -171,6 +171,20 @@ def test_a_sealed_message_is_as_long_as_the_ledger_says():
     assert SEALED_BYTES == silo_door.SEALED_BYTES
 
 
+def test_owners_read_nothing_of_what_is_never_sent():
+    """By an item's name, and by a category, which is an owner here."""
+    outcome = run_experiment(make(consent={"never_send": ["blue", "3"]}))
+    world, dataset = outcome.world, outcome.dataset
+    never = {n for n, kinds in enumerate(dataset.item_categories) if "blue" in kinds} | {3}
+    told = {m.item for part in world.departed.messages() for m in part}
+    names = outcome.split.train.items_vocabulary()
+    assert told
+    assert not {int(names.name(item)) for item in told} & never
+    assert "interactions:blue" not in world.door.ledger.pending()["kind"].to_pylist()
+    with pytest.raises(ConfigError, match="neither an item nor a category"):
+        run_experiment(make(consent={"never_send": ["violet"]}))
+
+
 @pytest.mark.parametrize("settings", [{}, {"window": 37}, {"order": "user", "theta": 3}])
 def test_the_model_is_what_the_messages_of_the_parties_give(settings):
     """Message by message, with the same users at home and the same owners refused."""

@@ -1004,10 +1004,10 @@ def test_waits_are_never_absurd(steps, fixed):
             assert wait <= max(LONGEST_BACK_OFF, poll, 1.1 * retry_after)
 
 
-def published(federation, items, name):
+def published(federation, items, name, **more):
     """The server has another catalogue from now on."""
     federation.hook = lambda r: (
-        Reply(200, json.dumps({"items": items}).encode())
+        Reply(200, json.dumps({"items": items, **more}).encode())
         if r.path == "/v1/catalogue"
         else Reply(200, json.dumps({**federation.descriptor(), "catalogue": name}).encode())
         if r.path == "/v1/round"
@@ -1039,3 +1039,26 @@ def test_items_that_come_and_go_reach_a_device_and_none_takes_anothers_place(one
         one.visit()
     assert one.store().catalogue() == [tuple(item) for item in after]
     assert len(one.posts()) == posts
+
+
+def test_categories_reach_a_device_and_none_is_taken_back(one):
+    items = [list(item) for item in CATALOGUE]
+    none = [()] * len(items)
+    published(one.federation, items, "first")
+    one.visit()
+    assert one.store().categories() == none
+    first = {"names": ["Fun", "Shop"], "of": [[0, 1], *([] for _ in items[1:])]}
+    published(one.federation, items, "second", categories=first)
+    one.visit()
+    assert one.store().categories() == [("Fun", "Shop"), *none[1:]]
+    # What she never sends by a category's name stays where it is, whatever a server says later.
+    later = {"names": ["Food"], "of": [[], [0], *([] for _ in items[2:])]}
+    published(one.federation, items, "third", categories=later)
+    one.visit()
+    assert one.store().categories() == [("Fun", "Shop"), ("Food",), *none[2:]]
+    published(one.federation, items, "fourth", categories={"names": ["Food"], "of": [[0]]})
+    posts = len(one.posts())
+    with pytest.raises(MessageError, match="categories"):
+        one.visit()
+    assert len(one.posts()) == posts
+    assert one.store().categories() == [("Fun", "Shop"), ("Food",), *none[2:]]

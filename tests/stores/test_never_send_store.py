@@ -111,6 +111,28 @@ def test_a_store_sends_what_one_would_that_never_had_it(make, terms, choice, nev
     assert not shown & set(HISTORY), "what she has is not recommended to her"
 
 
+def test_who_has_nothing_to_send_is_recommended_to_by_all_that_she_has(make):
+    hides = make(Choice(share_positives=0.5, never_send=("Horror", "Drama")))
+    home = make(Choice(takes_part=False))
+    for phone in (hides, home):
+        phone.hosted.keep_model(ModelView(2, FPL.build().server_init(N_ITEMS, Streams(1))))
+    assert hides.hosted.recommend(ME, 5) == home.hosted.recommend(ME, 5)
+
+
+def test_what_she_never_sends_counts_for_what_is_recommended_and_for_nothing_else(make):
+    hides, without = make(Choice(share_positives=0.5, never_send=("Horror",))), make(SHARES, [])
+    rest = [item for item in HISTORY if item not in ("i2", "i7", "i12")]
+    without.store.add_history(ME, rest, [HISTORY.index(item) for item in rest])
+    for phone in (hides, without):
+        phone.send(0)
+        phone.hosted.keep_model(ModelView(1, FPL.build().server_init(N_ITEMS, Streams(1))))
+    shown, other = ({i: s for i, _, s in p.hosted.recommend(ME, 20)} for p in (hides, without))
+    both = shown.keys() & other.keys()
+    assert {item: shown[item] for item in both} != {item: other[item] for item in both}
+    assert hides.vectors() == without.vectors()
+    assert hides.send(1) == without.send(1)
+
+
 def test_a_gateway_names_nobody_who_has_nothing_to_send(make):
     phone = make(Choice(share_positives=0.5, never_send=("Horror", "Drama")))
     assert phone.hosted.willing().booked.who == ()

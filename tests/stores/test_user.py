@@ -315,6 +315,37 @@ def test_refused_owners_see_nothing(place):
     assert [r.party for r in store.ledger()] == []
 
 
+def test_of_what_she_never_sends_nobody_is_told_and_nothing_waits(place):
+    store, door = place
+    for item in range(3):
+        door.interact(0, item, True, item)
+    # c waits for both, and has left for one of them.
+    door.depart(0, BETA, 10, 0)
+    hides = Choice(never_send=("c", "f", "no such item"))
+    assert door.choose(0, hides) == 2
+    assert states(store) == {ALPHA: {"waiting": 2, "dropped": 1}, BETA: {"given_up": 1}}
+    assert door.interact(0, 2, False, 9).at_home == 1
+    assert door.interact_many([(0, 5, True, 10), (0, 4, True, 11)]).messages == 1
+    alpha, beta = OwnerSide(), OwnerSide()
+    deliver(door, 0, ALPHA, alpha)
+    deliver(door, 0, BETA, beta)
+    assert [item for _, item, _ in alpha.taken] == [0, 1]
+    assert [item for _, item, _ in beta.taken] == [4]
+    assert store.seen(0) == {0, 1, 2, 4, 5}, "at home it counts"
+    door.choose(0, EVERYBODY)
+    assert door.interact(0, 5, True, 12).messages == 1
+
+
+def test_what_waits_is_looked_at_once_more_when_it_leaves(place):
+    """Another process has written the choice, and has not looked at the outbox."""
+    store, door = place
+    door.interact(0, 2, True, 1)
+    store.record_choice(0, Choice(never_send=("c",)), looked=True)
+    assert door.introduce(0, ALPHA) is None
+    assert door.depart(0, ALPHA, 10, 0) is None
+    assert store.ledger() == []
+
+
 def test_a_changed_mind_holds_at_once_also_for_what_waits(place):
     store, door = place
     for time in range(3):

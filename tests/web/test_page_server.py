@@ -275,7 +275,9 @@ def test_only_our_own_page_asks_and_she_by_hand_for_documents(sites, dest, docum
     assert is_our_page(headers, document=document, opening=False) == expected
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=30)
+@settings(
+    suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=30
+)
 @given(st.text(st.characters(min_codepoint=33, max_codepoint=126), max_size=30))
 def test_rebinding_names_get_nothing(page, name):
     for host in (name, f"{name}:{page.port}"):
@@ -622,7 +624,9 @@ def test_no_path_leads_out(page, path):
     refused(page, page.get(path, cookie=""), 401, "trouble.session")
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=50)
+@settings(
+    suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=50
+)
 @given(st.text(max_size=40))
 def test_no_name_of_a_file_leads_out(page, name):
     answer = page.get("/static/" + quote(name, safe="/.:\\"))
@@ -735,7 +739,9 @@ def test_junk_gets_nothing_and_the_page_goes_on(page, junk):
     assert page.get("/api/state").status == 200
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=25)
+@settings(
+    suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=25
+)
 @given(st.binary(min_size=1, max_size=200))
 def test_random_bytes_get_nothing(page, junk):
     answer = raw(page, junk + b"\r\n\r\n")
@@ -888,13 +894,13 @@ def visitor(port):
     return Page(place, None, None, [])
 
 
-def ends_within_a_second(process, signum=signal.SIGINT):
+def ends_at_once(process, signum=signal.SIGINT):
     began = time.monotonic()
     process.send_signal(signum)
     _, err = process.communicate(timeout=20)
     took = time.monotonic() - began
     assert (process.returncode, err) == (0, "")
-    assert took < 1.5, took  # of a busy machine
+    assert took < 4, took  # half a second on a machine that is not busy
 
 
 def test_with_json_it_prints_one_object_and_serves(pages):
@@ -912,7 +918,7 @@ def test_with_json_it_prints_one_object_and_serves(pages):
         proc = Path(f"/proc/{process.pid}")
         key = told["url"].partition("=")[2].encode()
         assert key not in (proc / "cmdline").read_bytes() + (proc / "environ").read_bytes()
-        ends_within_a_second(process)
+        ends_at_once(process)
 
 
 def test_it_ends_at_once_also_while_it_answers(pages):
@@ -923,7 +929,7 @@ def test_it_ends_at_once_also_while_it_answers(pages):
         page.come_in()
         with slow_line(page), socket.create_connection(("127.0.0.1", page.port)):
             time.sleep(0.2)
-            ends_within_a_second(process, signal.SIGTERM)
+            ends_at_once(process, signal.SIGTERM)
 
 
 def test_there_is_no_page_in_other_languages(capsys):
@@ -961,7 +967,7 @@ def test_the_browser_is_led_to_the_link_by_a_file(pages, tmp_path):
         page.links.append(url)
         page.come_in()
         until(lambda: not place.exists())
-        ends_within_a_second(process)
+        ends_at_once(process)
     assert list(temporary.iterdir()) == []
 
 
@@ -979,7 +985,7 @@ def test_enter_on_a_terminal_makes_a_new_link(pages):
         assert page.get("/api/state").status == 401
         page.links.append(urls[1])
         page.come_in()
-        ends_within_a_second(process)
+        ends_at_once(process)
     os.close(controller)
     os.close(terminal)
 

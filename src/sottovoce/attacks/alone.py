@@ -39,27 +39,25 @@ Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 Secret = Callable[[int], bytes]
 """So many bytes that nobody knows."""
-_AT_MOST, _AT_LEAST = 10_000, 100
-"""Draws with her and as many without."""
-_ROOM = 1_000_000
-"""Numbers of noise in memory together."""
+_MASKED, _SHARED, _SUMMED = 2_500, 1_500, 10_000
+"""Draws with her and as many without, of what is masked, shared and summed."""
+_LOOKED_AT, _SHARED_PLACES, _DRAWN = 2_000, 250, 250
+"""Numbers that are looked at of what is masked and shared; of sums, those that have draws of their
+own."""
+_UNIT = 1 << 24
+"""Steps to a standard deviation, of numbers that are put together as one."""
 _SEVERAL = 3.0
 """Standard deviations of a device's own noise above which a number is taken for an item's."""
 
 
 @dataclass(frozen=True, slots=True)
-class Guessed:
+class RightGuesses:
     """How many guesses were right of how many, where a coin is right in half of them."""
 
     right: int
     of: int
     permitted: float = 0.5
     """What share may be right by what was promised."""
-
-
-def draws_for(numbers: int, room: float) -> int:
-    """How often so many numbers can be drawn."""
-    return int(np.clip(room // max(1, numbers), _AT_LEAST, _AT_MOST))
 
 
 # --- one party alone ------------------------------------------------------------------------------
@@ -72,39 +70,50 @@ def dense_update(reports: DeviceReports, shape: tuple[int, int]) -> Ints:
     return table.ravel()
 
 
-def guess_masked(numbers: Ints, width: int, secret: Secret) -> Guessed:
+def guess_masked(numbers: Ints, width: int, secret: Secret) -> RightGuesses:
     """Whether a masked message holds these numbers or zeros, for whoever knows the numbers: masked
-    words of `width` bits are held against them."""
-    draws = draws_for(len(numbers), 2e7)
-    looked_for = numbers.astype(np.float64)
+    words of `width` bits are held against the largest of them."""
+    hers = _largest(numbers, _LOOKED_AT)
+    looked_for = hers.astype(np.float64)
 
     def along(whole: Ints) -> float:
         words = masked(whole, secret(32), width).astype(np.uint64) << np.uint64(64 - width)
         return float(words.view(np.int64).astype(np.float64) @ looked_for)
 
-    return _counted(along, numbers, np.zeros_like(numbers), draws)
+    return _counted(along, hers, np.zeros_like(hers), _MASKED)
 
 
-def guess_shared(form: Form, entries: Ints, secret: Secret) -> Guessed:
-    """The same for an aggregator, which has two of three shares."""
-    hers, nothing = (bits_of(form, one[None])[0] for one in (entries, np.zeros_like(entries)))
+def guess_shared(form: Callable[[int], Form], entries: Ints, secret: Secret) -> RightGuesses:
+    """The same for an aggregator, which has two of three shares of entries; `form` is that of so
+    many."""
+    largest = _largest(entries, _SHARED_PLACES)
+    made = form(len(largest))
+    hers, nothing = (bits_of(made, one[None])[0] for one in (largest, np.zeros_like(largest)))
     looked_for = hers.astype(np.float64) - nothing
 
     def along(whole: Elements) -> float:
         drawn = [secret(32) for _ in range(AGGREGATORS)]
         travelled = split(whole, drawn)
-        two = added([share(form, number, drawn[number], travelled) for number in (1, 2)])
+        two = added([share(made, number, drawn[number], travelled) for number in (1, 2)])
         around = np.where(two > P // 2, two.astype(np.int64) - P, two.astype(np.int64))
         return float(around @ looked_for)
 
-    return _counted(along, hers, nothing, draws_for(form.elements, 2e6))
+    return _counted(along, hers, nothing, _SHARED)
 
 
-def _counted(score: Callable[..., float], hers: object, nothing: object, draws: int) -> Guessed:
+def _largest(numbers: Ints, most: int) -> Ints:
+    """So many at most, of those that are not 0; one at least."""
+    many = max(1, min(most, np.count_nonzero(numbers)))
+    return numbers[np.argsort(-np.abs(numbers), kind="stable")[:many]]
+
+
+def _counted(
+    score: Callable[..., float], hers: object, nothing: object, draws: int
+) -> RightGuesses:
     """Above 0 it is taken for hers."""
     inside = sum(score(hers) > 0 for _ in range(draws))
     outside = sum(score(nothing) <= 0 for _ in range(draws))
-    return Guessed(int(inside + outside), 2 * draws)
+    return RightGuesses(int(inside + outside), 2 * draws)
 
 
 # --- the sum that everybody sees ------------------------------------------------------------------
@@ -127,42 +136,35 @@ def claimed_noise(algorithm: Contributing, round: int, numbers: int, sigma: floa
     return np.repeat(np.array(size) * sigma * STEPS, many)
 
 
-def guess_in_sum(parts: Sequence[Added], permitted: float, secret: Secret) -> Guessed:
+def guess_in_sum(parts: Sequence[Added], permitted: float, secret: Secret) -> RightGuesses:
     """Whether she is in these sums, for whoever knows everybody else. `permitted` is the distance
-    at which she may stand out, in standard deviations. Noise is drawn where she adds something: it
-    is independent elsewhere, and says nothing."""
-    hers = [one.numbers != 0 for one in parts]
+    at which she may stand out, in standard deviations.
+
+    Noise is drawn where she adds something: it is independent elsewhere, and says nothing. Where
+    she adds little to each of many numbers, these are put together as one, with noise as it is
+    along them."""
+    added = np.concatenate([one.numbers for one in parts])
+    sigmas = np.concatenate([one.sigmas for one in parts])
+    far = np.abs(added / sigmas)
+    order = np.argsort(-far, kind="stable")[: np.count_nonzero(far)]
+    kept, rest = order[:_DRAWN], order[_DRAWN:]
     target = SumTarget(
-        tuple(one.numbers[at] for one, at in zip(parts, hers, strict=True)),
-        tuple(one.sigmas[at] for one, at in zip(parts, hers, strict=True)),
+        (added[kept], np.array([round(_UNIT * float(np.linalg.norm(far[rest])))])),
+        (sigmas[kept], np.array([float(_UNIT)])),
     )
-    numbers = sum(int(at.sum()) for at in hers)
-    draws = draws_for(numbers, 2e7)
-    right = right_guesses(target, _Noise(target.sigmas, numbers, secret), draws)
-    return Guessed(right, 2 * draws, float(ndtr(permitted / 2)))
+    noise = [_drawn(each, 2 * _SUMMED, secret) for each in target.sigmas]
+    right = right_guesses(target, lambda n: [each[n] for each in noise], _SUMMED)
+    return RightGuesses(right, 2 * _SUMMED, float(ndtr(permitted / 2)))
 
 
-class _Noise:
-    """Noise by the code that adds it to sums, so many draws at a time as there is room for."""
-
-    def __init__(self, sigmas: Sequence[Floats], numbers: int, secret: Secret) -> None:
-        self._sigmas, self._secret = sigmas, secret
-        self._at_once, self._block = max(1, _ROOM // numbers), -1
-        self._drawn: list[Ints] = []
-
-    def __call__(self, draw: int) -> list[Ints]:
-        block, place = divmod(draw, self._at_once)
-        if block != self._block:
-            self._block, self._drawn = block, [self._made(each) for each in self._sigmas]
-        return [each[place] for each in self._drawn]
-
-    def _made(self, sigmas: Floats) -> Ints:
-        noise = np.zeros((self._at_once, len(sigmas)), np.int64)
-        for sigma in np.unique(sigmas).tolist():
-            at = np.flatnonzero(sigmas == sigma)
-            made = gaussian_noise(self._secret(32), 0, self._at_once * len(at), sigma)
-            noise[:, at] = made.reshape(self._at_once, len(at))
-        return noise
+def _drawn(sigmas: Floats, draws: int, secret: Secret) -> Ints:
+    """[draws, numbers]: noise by the code that adds it to sums."""
+    noise = np.zeros((draws, len(sigmas)), np.int64)
+    for sigma in np.unique(sigmas).tolist():
+        at = np.flatnonzero(sigmas == sigma)
+        made = gaussian_noise(secret(32), 0, draws * len(at), sigma)
+        noise[:, at] = made.reshape(draws, len(at))
+    return noise
 
 
 # --- two parties together -------------------------------------------------------------------------

@@ -24,6 +24,7 @@ from sottovoce.cli import (
     device,
     device_attack,
     device_attributes,
+    device_centre,
     device_export,
     device_owners,
     device_page,
@@ -43,7 +44,8 @@ from sottovoce.cli import (
     views,
 )
 from sottovoce.cli.options import renamed
-from sottovoce.errors import RunError, SottovoceError, UsageError
+from sottovoce.core.words import Said
+from sottovoce.errors import RunError, SottovoceError, Told, UsageError
 
 typer.core.HAS_RICH = False  # plain help: without rich it is there twice as fast
 
@@ -86,6 +88,9 @@ def call(arguments: list[str]) -> int:
     as_json = "--json" in arguments
     try:
         code = app(args=arguments, prog_name="sottovoce", standalone_mode=False)
+    except Told as error:
+        message = output.joined(Said(error.key, error.values))
+        return output.fail(message, error.exit_code, "Told", as_json)
     except SottovoceError as error:
         return output.fail(str(error), error.exit_code, type(error).__name__, as_json)
     except ModuleNotFoundError as error:
@@ -238,7 +243,12 @@ device_app.command("status")(device.status)
 device_app.command("attack")(device_attack.attack)
 device_app.command("export")(device_export.export)
 device_app.command("page")(device_page.page)
+device_app.command("preview")(device_centre.preview)
+device_app.command("never")(device_centre.never)
+device_app.command("remove")(device_centre.remove)
+device_app.command("stop")(device_centre.stop)
 device_app.command("leave")(device_owners.leave)
+device_app.command("erase")(device_centre.erase)
 device_app.command("backup")(copies.backup_store)
 device_app.command("restore")(copies.restore_store)
 app.add_typer(device_app, name="device", help="What a person does: her data and her choices.")

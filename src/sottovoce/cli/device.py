@@ -23,6 +23,7 @@ from sottovoce.errors import UsageError
 if TYPE_CHECKING:
     from sottovoce.core.consent import Choice
     from sottovoce.evaluation.tables import Table
+    from sottovoce.stores.device import CohortStore
 
 
 def device_ledger_table(
@@ -263,9 +264,10 @@ def consent(
 
     from sottovoce.cli import plainly, spent
     from sottovoce.cli.device_attributes import hiding
-    from sottovoce.cli.device_terms import is_gateway, terms_in_words, waiting, who_reads
+    from sottovoce.cli.device_terms import is_gateway, terms_in_words, waiting
     from sottovoce.stores.session import DeviceSession
     from sottovoce.stores.user import UserStore, open_store, whose
+    from sottovoce.wire.exactly import who_reads
 
     if "epsilon" in changes:
         spent.require_sane(changes["epsilon"])
@@ -430,7 +432,10 @@ def ledger(
         who = "the store" if number is None else f"the device of {store.name(number)}"
         one = int(store.users[0]) if number is None and len(names) == 1 else number
         budget = None if one is None else spent.of_store(store, one, DeviceSession(store).terms)
+        inside = [] if one is None or csv else _inside(store, one, rows.to_pylist(), as_json)
     lines = [{"when": output.day(line["time"]), **output.plain(line)} for line in rows.to_pylist()]
+    for line, more in zip(lines, inside, strict=False):
+        line |= more
     if as_json:
         head = {"store": path, "totals": output.totals_json(totals)}
         head |= {"budget": budget and budget.to_table(), "lines": lines}
@@ -454,6 +459,7 @@ def ledger(
         output.show(*output.told(*plainly.left(totals), *(plainly.used(budget) if budget else ())))
         if lines:
             output.show(plainly.ledger_table(lines[-20:], several))
+            output.show(*plainly.things_named(lines[-20:]))
         if contacts:
             output.show(output.joined(said("ledger.contacts", n=len(contacts))))
         output.show(output.joined(said("device.more")))
@@ -472,6 +478,23 @@ def ledger(
         output.show(f"Contacts, which only say that a device is there: {', '.join(parts)}.")
 
 
+def _inside(
+    store: CohortStore, number: int, rows: list[dict[str, Any]], as_json: bool
+) -> list[dict[str, Any]]:
+    """Of each report: which things of hers were in it, and what it was at the socket. For people
+    the last ones are enough."""
+    from sottovoce.stores import timeline
+
+    found: list[dict[str, Any]] = [{} for _ in rows]
+    for at in range(0 if as_json else max(0, len(rows) - 20), len(rows)):
+        key = rows[at]["terms"], rows[at]["round"], rows[at]["attempt"]
+        line = timeline.line(store.file, number, ".".join(map(str, key)))
+        things = timeline.things(store, number, *key)
+        named = [{"item": i, "title": t, "weight": w} for i, t, w in things]
+        found[at] = {"body_sha256": line.sha256 or None, "things": named}
+    return found
+
+
 def status(
     path: Store, user: User = None, technical: Technical = False, as_json: Json = False
 ) -> None:
@@ -488,10 +511,11 @@ def status(
     """
     from sottovoce.cli import plainly, spent
     from sottovoce.cli.device_attributes import standing, status_words, to_json
-    from sottovoce.cli.device_terms import is_gateway, terms_in_words, waiting, who_reads
+    from sottovoce.cli.device_terms import is_gateway, terms_in_words, waiting
     from sottovoce.core import ledger as ledgers
     from sottovoce.stores.session import DeviceSession
     from sottovoce.stores.user import UserStore, open_store, whose
+    from sottovoce.wire.exactly import who_reads
     from sottovoce.wire.invitations import kept_invitation
 
     with open_store(path, readonly=True) as store:

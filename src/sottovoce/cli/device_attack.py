@@ -35,7 +35,7 @@ def attack(
     device is. Nothing leaves, nothing is booked, and the store stays as it is. In a federation of
     data owners no attack is needed: what each was told, or will be, is listed.
 
-    \\b
+    \b
     Examples:
       sottovoce device attack ~/sottovoce
       sottovoce device attack ~/sottovoce --rounds 50 --technical

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from sottovoce.core.consent import Choice
     from sottovoce.evaluation.tables import Table
     from sottovoce.services.agent.user_agent import Delivery
+    from sottovoce.stores.device import CohortStore
     from sottovoce.stores.user import UserStore
     from sottovoce.stores.user_door import Said as Done
 
@@ -348,8 +349,13 @@ def leave(
     user: User = None,
     as_json: Json = False,
 ) -> None:
-    """Leave a data owner, or all of them and the federation: they delete what they hold of you.
+    """Leave a federation for good; or a data owner, or all of them, who delete what they hold.
 
+    In a federation of devices nothing leaves any more, and the store forgets its invitation and
+    keys: nobody is told, and there is no way back without another invitation. What was sent stays
+    in sums and models that were published. Your history, choices and ledger stay with you.
+
+    In a federation of data owners they are asked to delete what they hold of you.
     Nothing more goes there; what waits is dropped. Who does not answer is told later, by
     `sottovoce device send`. Your store stays with you. Your own row of the model is deleted when
     you leave the federation; what items' rows have learnt from you cannot be taken out of them.
@@ -360,10 +366,13 @@ def leave(
       sottovoce device leave ~/films --owner Horror
       sottovoce device leave ~/films --yes
     """
-    from sottovoce.stores.user import whose
+    from sottovoce.stores.user import UserStore, open_store, whose
     from sottovoce.stores.user_door import UserDoor
 
-    with _open(path, agent=True) as store:
+    with open_store(path, agent=True) as store:
+        if not isinstance(store, UserStore):
+            _leave_devices(store, owner, yes, as_json)
+            return
         number, door = whose(store, user), UserDoor(store)
         if owner is not None:
             store.world.directory.owner(owner)
@@ -387,6 +396,17 @@ def leave(
     output.show(output.joined(forget or said("device.asked_nobody")), *_delivery_words(delivery))
     if departure == "done":
         output.show(output.joined(said("device.has_left")))
+
+
+def _leave_devices(store: CohortStore, owner: str | None, yes: bool, as_json: bool) -> None:
+    if owner is not None:
+        raise UsageError("this federation has no data owners; leave --owner out to leave all of it")
+    _require_sure(yes, "Leave the federation for good?", as_json)
+    store.leave_federation()
+    if as_json:
+        output.emit({"store": store.path, "asked_to_forget": [], "left_federation": "done"})
+    else:
+        output.show(*output.told(said("device.has_left"), said("stop.before_sum")))
 
 
 # --- helpers -------------------------------------------------------------------------------------

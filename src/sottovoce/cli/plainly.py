@@ -23,8 +23,7 @@ if TYPE_CHECKING:
     from sottovoce.wire.plainly import Reader
     from sottovoce.wire.terms import Terms
 
-_PROTECTS = {False: 1.0, True: 4.0}
-"""A limit that protects, by whether what leaves is a part of noisy sums."""
+_NAMED = 10
 
 
 def chosen(choice: Choice, name: str) -> list[Said]:
@@ -57,53 +56,18 @@ def chosen(choice: Choice, name: str) -> list[Said]:
 
 def worth(choice: Choice, changes: Mapping[str, Any], terms: Terms | None) -> list[Said]:
     """What the loudness and the limit of a choice protect, where one of them is changed."""
+    from sottovoce.web.weighing import delta_of, limit_words, odds_words
+
     found: list[Said] = []
-    delta = _delta(terms)
-    if changes.keys() & {"epsilon", "max_reports"}:
-        found += _odds(choice, terms, delta)
-    if "total_epsilon" in changes:
-        found += _limit(choice.total_epsilon, terms, delta)
-    return found
-
-
-def _delta(terms: Terms | None) -> float:
-    """Of what leaves under these terms as a part of noisy sums; 0 elsewhere."""
-    from sottovoce.privacy.accountant import DELTA
-    from sottovoce.stores.device_limits import sum_noise
-
-    if terms is None:
-        return 0.0
-    if terms.release.contributing is not None:
-        return terms.release.contributing.delta
-    return DELTA if sum_noise(terms) else 0.0
-
-
-def _odds(choice: Choice, terms: Terms | None, delta: float) -> list[Said]:
     cost = spent.round_cost(choice, terms)
     if terms is None and choice.max_reports and choice.epsilon:
         cost = choice.max_reports * choice.epsilon
-    if cost is None:
-        return []
-    right, kind = round(guess(cost, delta)), "all_reports"
-    if terms is not None and terms.reporting is None:
-        kind = "said" if terms.contributes else "update"
-    odds = said(f"odds.{kind}", right=right)
-    if right == 100:
-        odds = said("odds.sure_reports" if kind == "all_reports" else "odds.sure")
-    return [odds, said(f"verdict.{verdict(cost, delta)}")]
-
-
-def _limit(limit: float, terms: Terms | None, delta: float) -> list[Said]:
-    from sottovoce.wire.plainly import is_bounded
-
-    if terms is not None and not is_bounded(terms):
-        return [said("verdict.limit_useless")] if math.isfinite(limit) else []
-    if math.isinf(limit):
-        return [said("verdict.limit_none")]
-    worth = verdict(limit, delta)
-    found = [said(f"verdict.limit_{worth}", limit=limit)]
-    if worth != "good":
-        found.append(said("verdict.try_instead", limit=_PROTECTS[bool(delta)]))
+    if changes.keys() & {"epsilon", "max_reports"} and cost is not None:
+        delta = delta_of(terms)
+        found.append(odds_words(guess(cost, delta), terms))
+        found.append(said(f"verdict.{verdict(cost, delta)}"))
+    if "total_epsilon" in changes:
+        found += limit_words(choice.total_epsilon, terms)
     return found
 
 
@@ -153,17 +117,12 @@ def costs(
 def _round(
     choice: Choice, used: float, cost: float, reports: int, each: str = "round"
 ) -> list[Said]:
-    from sottovoce.privacy.accountant import rounds_left
+    from sottovoce.web.weighing import lasting
 
-    shown = _up(cost)
-    first = said("costs.reports", n=reports, cost=shown) if reports else None
-    found = [first or said(f"costs.{each}", cost=shown)]
-    if math.isinf(choice.total_epsilon):
-        return [*found, said("costs.no_limit")]
-    left = int(rounds_left(choice.total_epsilon, used, cost, 1))
-    if left < 1:
-        return [*found, said("costs.no_room", limit=choice.total_epsilon)]
-    return [*found, said(f"costs.lasts_{each}s", n=left, limit=choice.total_epsilon)]
+    first, *rest = lasting(choice, used, cost, each)
+    if reports:
+        first = said("costs.reports", n=reports, cost=_up(cost))
+    return [first, *rest]
 
 
 def _up(epsilon: float) -> float:
@@ -288,6 +247,19 @@ def ledger_table(lines: Sequence[dict[str, Any]], names: Mapping[int, str] | Non
         rows.append(row)
     (title,) = output.told(said("page.ledger"))
     return Table(title, columns, rows)
+
+
+def things_named(lines: Sequence[dict[str, Any]]) -> list[str]:
+    """Which things were in each of these reports, a line for each report."""
+    found = []
+    for line in lines:
+        names = [output.one_line(one["title"]) for one in line.get("things", ())]
+        if names:
+            when, many = said("ledger.day", when=line["time"]), said("ledger.items_n", n=len(names))
+            head = ": ".join(output.told(when, many))
+            more = ", …" if len(names) > _NAMED else ""
+            found.append(f"  {head}: {', '.join(names[:_NAMED])}{more}")
+    return found
 
 
 def _kind(line: Mapping[str, Any]) -> str:

@@ -135,6 +135,8 @@ class Choice:
         if not self.takes_part:
             return "does not take part: sends nothing to anybody"
         but = f"; sends nothing to {', '.join(self.refused_owners)}" if self.refused_owners else ""
+        if self.never_send:
+            but += f"; never sends anything of {', '.join(self.never_send)}"
         return "takes part: every owner of an item reads what she does with it" + but
 
 

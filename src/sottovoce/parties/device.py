@@ -341,13 +341,13 @@ class Devices(Redacted):
     # --- at home ----------------------------------------------------------------------------------
 
     def vectors_at_home(self, view: ModelView) -> NDArray[np.float32]:
-        """Every device's vector as it would recommend with now. Devices that do not take part (all
-        of them, where a vector follows from the model) fit theirs to the published model. Nothing
-        leaves, and the devices' own state stays as it is."""
+        """Every device's vector as it would recommend with now. Devices that do not take part, or
+        have what they never send (all of them, where a vector follows from the model) fit theirs to
+        the published model. Nothing leaves, and the devices' own state stays as it is."""
         cohort, vectors = self.cohort, self.cohort.vectors.copy()
         fits = self.algorithm.device_able(cohort)
         if not self.algorithm.refits:
-            fits &= ~self.able()  # who has nothing to send learns here, too
+            fits &= ~cohort.consent.takes_part | (self.sendable.counts < cohort.history.counts)
         home = np.flatnonzero(fits)
         for start in range(0, len(home), _HOME_BATCH):
             rows = home[start : start + _HOME_BATCH]

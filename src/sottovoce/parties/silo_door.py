@@ -11,7 +11,7 @@ Owners read what they get in full, so that no ε can be vouched for.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import InitVar, dataclass, replace
 from typing import NamedTuple
 
@@ -87,8 +87,15 @@ class InteractionDoor(Redacted):
     """Of all users that have a consent record here; a device is a cohort of one. Of a user without
     a record nothing leaves."""
 
-    def __init__(self, consent: Consent, owners: tuple[str, ...], table: OwnerTable) -> None:
-        """`owners` are the names of the table's owners, in the order of their numbers."""
+    def __init__(
+        self,
+        consent: Consent,
+        owners: tuple[str, ...],
+        table: OwnerTable,
+        items_named: Mapping[str, NDArray[np.int32]] | None = None,
+    ) -> None:
+        """`owners` are the names of the table's owners, in the order of their numbers;
+        `items_named` are the items that names in the records' `never_send` stand for."""
         unknown = sorted(set(owners) - set(consent.owners))
         if unknown:
             raise ConsentError(f"no consent record says what {', '.join(unknown)} may see")
@@ -107,8 +114,15 @@ class InteractionDoor(Redacted):
         self.refused = shut if consent.refused_owners.any() else None
         """[users, owners]: who must see nothing of whom; None where nobody refuses anybody."""
         self._open = self._joined[:, None] & ~shut
+        self._never = [
+            (self._whose(consent, column), _items(name, items_named or {}))
+            for column, name in enumerate(consent.things)
+            if consent.never_send[:, column].any()
+        ]
+        """Who never sends which items."""
         self._mark = object()
         self._may_see: dict[int, frozenset[int]] = {}
+        self._held: dict[int, frozenset[int]] = {}
         self._said: Counter[tuple[bool, int, int]] = Counter()
 
     # --- message by message ----------------------------------------------------------------------
@@ -119,7 +133,12 @@ class InteractionDoor(Redacted):
 
     def let_out_one(self, could: Iterable[Interaction]) -> list[Interaction]:
         """Of what could leave, what does. `close` writes it into the ledger."""
-        left = [message for message in could if message.owner in self._seen_by(message.user)]
+        left = [
+            message
+            for message in could
+            if message.owner in self._seen_by(message.user)
+            and message.item not in self._kept_back(message.user)
+        ]
         for message in left:
             self._said[message.positive, message.user, message.owner] += 1
         return left
@@ -135,8 +154,12 @@ class InteractionDoor(Redacted):
     # --- all at once -----------------------------------------------------------------------------
 
     def joined(self, events: Events) -> Events:
-        """The events of those who take part. Others never joined, and are not waited for."""
+        """The events of those who take part, without what they never send: as if it had not been.
+        Others never joined, and are not waited for."""
         there = self._takes_part(events.user)
+        for who, items in self._never:
+            known = np.minimum(events.user, self.n_users - 1)  # strangers take no part
+            there = there & ~(who[known] & np.isin(events.item, items))
         return events if there.all() else _some(events, there)
 
     def would_leave(self, events: Events) -> tuple[Events, Told]:
@@ -173,6 +196,19 @@ class InteractionDoor(Redacted):
             places = np.flatnonzero(self._open[user]).tolist() if user < self.n_users else ()
             found = self._may_see[user] = frozenset(self._numbers[place] for place in places)
         return found
+
+    def _kept_back(self, user: int) -> frozenset[int]:
+        """The items that she never sends."""
+        found = self._held.get(user)
+        if found is None:
+            mine = [items for who, items in self._never if user < self.n_users and who[user]]
+            found = self._held[user] = frozenset(item for one in mine for item in one.tolist())
+        return found
+
+    def _whose(self, consent: Consent, column: int) -> NDArray[np.bool_]:
+        who = np.zeros(self.n_users, dtype=bool)
+        who[consent.users] = consent.never_send[:, column]
+        return who
 
     def _takes_part(self, users: Ints) -> NDArray[np.bool_]:
         if users.max(initial=-1) < self.n_users:
@@ -211,6 +247,12 @@ class UserAtDoor(User):
     def interact(self, item: int, positive: bool, time: int) -> list[Interaction]:
         """A message to each owner of the item that may see it; each is booked."""
         return self._door.let_out_one(super().interact(item, positive, time))
+
+
+def _items(name: str, named: Mapping[str, NDArray[np.int32]]) -> NDArray[np.int32]:
+    if name not in named:
+        raise DataError(f"never_send names {name!r}, which is no item or category here")
+    return named[name]
 
 
 def _read(events: Events, told: Told) -> Read:

@@ -98,7 +98,12 @@ def build_world(prepared: PreparedExperiment) -> tuple[SiloWorld, tuple[str, ...
     owners = tuple(names[k] for k in there.tolist())
     world = SiloWorld.of(
         settings,
-        InteractionDoor(consent, owners, OwnerTable.of_membership(member[:, there])),
+        InteractionDoor(
+            consent,
+            owners,
+            OwnerTable.of_membership(member[:, there]),
+            experiment.items_named(prepared.dataset, train),
+        ),
         Events.of(train, settings.positive_from, settings.order),
         tuple(train.items_vocabulary().names()),
         experiment.streams().child("federation"),

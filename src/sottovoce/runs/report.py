@@ -387,7 +387,9 @@ def notes(outcome: RunOutcome) -> list[str]:
             f"Test items are those {least}, of users who take part; SAROS learns from likes and "
             f"dislikes as {outcome.system} does, the other baselines from the items {least}"
         ]
-        if not outcome.consent.takes_part.all() or outcome.world.door.refused is not None:
+        chosen = outcome.consent
+        limited = outcome.world.door.refused is not None or chosen.never_send.any()
+        if limited or not chosen.takes_part.all():
             said.append("Baselines are central: they learn from everybody, whatever she permits")
     return said + hints(outcome)
 

@@ -12,7 +12,7 @@ import math
 import secrets
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -25,7 +25,7 @@ from sottovoce.core.ledger import Ledger
 from sottovoce.core.one_bit import noise_root
 from sottovoce.errors import DataError, UsageError
 from sottovoce.rng import SECRET_BYTES, SecretStreams, Streams, streams_of
-from sottovoce.stores.device_rounds import RoundBook, ledger_rows
+from sottovoce.stores.device_rounds import drop_outdated, forget_vectors_of, ledger_rows
 from sottovoce.stores.device_schema import WITH_CATEGORIES
 from sottovoce.stores.encrypted import StoreFile
 from sottovoce.stores.person import (
@@ -335,6 +335,15 @@ class CohortStore(PersonalStore):
                 self.renumber(numbers[0], card.number)
             keep_invitation(self, card)
 
+    def leave_federation(self) -> None:
+        """Nobody of this store takes part any more, and what it takes to do so is forgotten: the
+        invitation, keys and accounts. Nobody is told. Histories, ledger and budget stay."""
+        with self.file.transaction():
+            for number in self.numbers:
+                self.set_choice(number, replace(self.choice(number), takes_part=False))
+            self.file.write("DELETE FROM meta WHERE name LIKE 'secret:%'")
+        self.file.cut_log()
+
     def streams(self, era: int = 0) -> Streams:
         """All draws of these users under the `era`-th terms, by which no other party can link what
         they send."""
@@ -495,12 +504,9 @@ class CohortStore(PersonalStore):
         what was prepared with it does not leave."""
         if not numbers:
             return
-        book = RoundBook(self.file)
-        book.forget_vectors_of(numbers)
+        forget_vectors_of(self.file, numbers)
         repeat_choices(self.file, sorted(numbers), self.now())
-        entry = book.latest()
-        if entry is not None and entry.state == "prepared" and book.minds_changed(entry):
-            book.drop(entry, "a history was changed")
+        drop_outdated(self.file, "a history was changed")
 
     def _kept_back(self) -> set[tuple[int, str]]:
         """User and item of all that is in histories and never sent."""
@@ -600,7 +606,7 @@ class CohortStore(PersonalStore):
             for number, text in rows
             if not before.get(number, set()).issuperset(choice_of(text).never_send)
         ]
-        RoundBook(self.file).forget_vectors_of(grown)
+        forget_vectors_of(self.file, grown)
         # Who makes the same choice again has not changed her mind: a round under way goes on.
         self.file.write_many(
             "INSERT INTO consent (number, choice, changed_at) SELECT ?1, ?2, ?3 WHERE ?2 IS NOT "

@@ -154,13 +154,6 @@ class RoundBook:
         self.file.write("DELETE FROM vectors")
         self.file.write("DELETE FROM model")
 
-    def forget_vectors_of(self, numbers: Collection[int]) -> None:
-        """These users start anew, also where a round of theirs is under way."""
-        for table in ("vectors", "learnt"):
-            self.file.write_many(
-                f"DELETE FROM {table} WHERE number = ?", ((int(number),) for number in numbers)
-            )
-
     # --- rounds ----------------------------------------------------------------------------------
 
     def latest(self) -> Round | None:
@@ -333,6 +326,22 @@ class RoundBook:
         """What became of a round is known without reading it again."""
         if latest is not None and latest.key == entry.key:
             self.file.hold("round", _LATEST, replace(latest, **changes))
+
+
+def forget_vectors_of(file: StoreFile, numbers: Collection[int]) -> None:
+    """These users start anew, also where a round of theirs is under way."""
+    for table in ("vectors", "learnt"):
+        file.write_many(
+            f"DELETE FROM {table} WHERE number = ?", ((int(number),) for number in numbers)
+        )
+
+
+def drop_outdated(file: StoreFile, reason: str) -> None:
+    """Forget what was prepared before somebody whose report is in it chose anew."""
+    book = RoundBook(file)
+    entry = book.latest()
+    if entry is not None and entry.state == "prepared" and book.minds_changed(entry):
+        book.drop(entry, reason)
 
 
 def kept_terms(text: str) -> Terms:

@@ -268,6 +268,15 @@ class Agreeing(ABC):
         found = self._book.latest_terms()
         return None if found is None else found[1]
 
+    def terms_then(self, era: int) -> Terms | None:
+        """Those under which something left before."""
+        found: dict[int, Terms] = self.store.file.held(
+            "all terms",
+            ("terms",),
+            lambda: {at: kept_terms(text) for at, text in self._book.all_terms()},
+        )
+        return found.get(era)
+
     @property
     def offered(self) -> Terms | None:
         """Other terms that the server has published since, which nobody has agreed to."""

@@ -318,9 +318,8 @@ class DeviceSession(Agreeing):
             cohort.consent = Consent.uniform(cohort.users, choice, choice.hidden_attributes)
             cohort.items_named = things_named(self.store, choice.never_send)
         algorithm, vectors = terms.build(), cohort.vectors
-        sends = replace(cohort, history=cohort.sendable(cohort.consent))
-        learns = cohort.consent.takes_part & algorithm.device_able(sends)
-        if algorithm.refits or not learns[0]:
+        kept_back = cohort.sendable(cohort.consent).n_interactions < cohort.history.n_interactions
+        if algorithm.refits or kept_back or not cohort.consent.takes_part[0]:
             # What she permits does not matter: nothing leaves.
             cohort.consent = Consent.uniform(cohort.users, _AT_HOME)
             vectors = Devices.behind_door(

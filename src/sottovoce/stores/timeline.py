@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +13,9 @@ from numpy.typing import NDArray
 from sottovoce.errors import DataError
 from sottovoce.stores.device_schema import WITH_CONTENTS
 from sottovoce.stores.encrypted import StoreFile
+
+if TYPE_CHECKING:
+    from sottovoce.stores.device import CohortStore
 
 _PART = 10_000
 _GONE = "('left', 'arrived', 'refused')"
@@ -93,6 +97,20 @@ def contents(
     if row is None:
         return None
     return np.frombuffer(row[0], "<i4"), np.frombuffer(row[1], "<f4")
+
+
+def things(
+    store: CohortStore, number: int, terms: int, round: int, attempt: int
+) -> list[tuple[str, str, float]]:
+    """The same by id and title, largest first; the weight is a share of the largest."""
+    found = contents(store.file, number, terms, round, attempt)
+    if found is None:
+        return []
+    items, weights = found
+    catalogue, largest = store.catalogue(), float(weights.max(initial=0.0)) or 1.0
+    order = np.argsort(-weights, kind="stable").tolist()
+    named = [(catalogue[int(items[at])], float(weights[at]) / largest) for at in order]
+    return [(item, title or item, weight) for (item, title), weight in named]
 
 
 def _lines(file: StoreFile) -> str:

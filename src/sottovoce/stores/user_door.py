@@ -50,8 +50,8 @@ class Said:
     known: int
     """Not sent again, as the owner was told before."""
     at_home: int
-    """Interactions of which nothing leaves: she takes no part, refuses the owners, or nobody holds
-    the item."""
+    """Interactions of which nothing leaves: she takes no part, refuses the owners, never sends the
+    item, or nobody holds it."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -142,18 +142,22 @@ class UserDoor:
         in which they stand here."""
         outbox = Outbox(self.store)
         known = at_home = 0
-        shut: dict[int, frozenset[int] | None] = {}
+        shut: dict[int, tuple[frozenset[int] | None, Choice]] = {}
         with self.store.file.transaction():
             world = self.store.world
             for user, item, positive, time in events:
                 if user not in shut:
                     self.store.person(user)
-                    shut[user] = _refused(world, self.store.in_force(user))
+                    choice = self.store.in_force(user)
+                    shut[user] = _refused(world, choice), choice
                 _check(world, item, time)
                 outbox.seen.append((user, item))
-                closed = shut[user]
-                holders = world.table.owners(item) if item in world.table else ()
-                owners = [] if closed is None else [k for k in holders if k not in closed]
+                closed, choice = shut[user]
+                if closed is None or _never_sent(world, choice, item):
+                    owners = []
+                else:
+                    holders = world.table.owners(item) if item in world.table else ()
+                    owners = [k for k in holders if k not in closed]
                 at_home += not owners
                 for owner in owners:
                     if not again and outbox.told(user, owner, item, time):
@@ -535,9 +539,17 @@ def _forbidden(world: DirectoryIndex, choice: Choice, owner: int, kind: str, ite
         return ""
     if not choice.takes_part or entry.name in choice.refused_owners:
         return "consent"
-    if kind in ("negative", "positive") and not world.holds(owner, item):
-        return "item"
+    if kind in ("negative", "positive"):
+        if _never_sent(world, choice, item):
+            return "consent"
+        if not world.holds(owner, item):
+            return "item"
     return ""
+
+
+def _never_sent(world: DirectoryIndex, choice: Choice, item: int) -> bool:
+    """By its name: owners' catalogues have no categories."""
+    return bool(choice.never_send) and world.directory.catalogue[item] in choice.never_send
 
 
 def _check(world: DirectoryIndex, item: int, time: int) -> None:

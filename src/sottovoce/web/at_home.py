@@ -58,6 +58,7 @@ class AtHome(Redacted):
         self.own = home.cohort.history.row(0).astype(np.int64)
         """Her items."""
         self._seen: dict[str, tuple[SeenRound, ...]] = {}
+        self._read: list[ReadTogether] = []
 
     @property
     def user(self) -> int:
@@ -175,6 +176,11 @@ class AtHome(Redacted):
     def read_together(self) -> list[ReadTogether]:
         """What she contributes in a period, as two parties read it: the server who has masked
         numbers and the helper who has their seed, or two of three aggregators."""
+        if not self._read:
+            self._read = self._period()
+        return self._read
+
+    def _period(self) -> list[ReadTogether]:
         coins = self.secret(32)
         algorithm, door, found = self.contributing, self.door(coins), []
         bound = self.terms.release.bind(

@@ -41,6 +41,7 @@ S = TypeVar("S", bound=CohortStore | UserStore)
 T = TypeVar("T")
 _LISTS = ("hidden_attributes", "refused_owners", "never_send")
 RECOMMENDED = 10
+_GRACE_SECONDS = 0.5
 RECEIPT = "sottovoce-receipt-1"
 
 
@@ -57,8 +58,9 @@ class Runner:
 
     def close(self) -> None:
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
+        self._thread.join(_GRACE_SECONDS)
+        if not self._thread.is_alive():
+            self._loop.close()
 
 
 class Desk(ABC, Generic[S]):
@@ -91,6 +93,10 @@ class Desk(ABC, Generic[S]):
     @abstractmethod
     def things(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
         """All of her history, newest first, and all categories."""
+
+    @abstractmethod
+    def names(self) -> set[str]:
+        """Of all things that the federation knows."""
 
     @abstractmethod
     def preview(self) -> dict[str, Any]: ...
@@ -340,8 +346,12 @@ class Centre:
         self.close()
 
     def close(self) -> None:
-        for desk in self._desks.values():
-            desk.close()
+        for desk in list(self._desks.values()):
+            # What is being written is durable or undone; who is stuck in the network is not waited
+            # for.
+            if desk.turn.acquire(timeout=_GRACE_SECONDS):
+                desk.close()
+                desk.turn.release()
         self._desks.clear()
         self._runner.close()
 
@@ -373,6 +383,13 @@ class Centre:
             "things": found[offset : offset + limit],
             "categories": categories,
         }
+
+    def known_names(self, store: str) -> set[str]:
+        """What a rule about things can name here, as far as this device knows."""
+        with self._desk(store) as desk:
+            things, categories = desk.things()
+            names = {name for one in things for name in (one["item"], one["title"])}
+            return names | {one["name"] for one in categories} | desk.names()
 
     def preview(self, store: str) -> dict[str, Any]:
         with self._desk(store) as desk:

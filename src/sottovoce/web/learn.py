@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from sottovoce.algorithms.base import Reporting
 from sottovoce.attacks import alone
-from sottovoce.attacks.alone import Added, Guessed, Questions, Secret
+from sottovoce.attacks.alone import Added, Questions, RightGuesses, Secret
 from sottovoce.attacks.audit import clopper_pearson
 from sottovoce.attacks.trying import FAULTS, trouble
 from sottovoce.attacks.views import ATTACKS, Attack, SeenRound, View, clustered
@@ -41,8 +41,9 @@ Report = Callable[[int, int], None]
 """What is done, of how much."""
 MOST_ITEMS = 500
 """That a finding names."""
-_REPORTING, _TIMES, _QUESTIONS = 5, 50, 20
-"""Rounds of randomised reports, how often they are enacted, and questions asked of each."""
+_REPORTING, _TIMES, _QUESTIONS = 5, (20, 50), (4, 20)
+"""Rounds of randomised reports, how often they are enacted, and questions asked of each; fewer of a
+long history."""
 _SELDOM, _RARELY, _WIDER = 1e-3, 1e-4, 1.9
 """How often chance alone may break a promise that holds, of claims and of guesses; of answers,
 which go together, by how much an interval of 95 % is wider for that."""
@@ -111,7 +112,8 @@ def what_they_learn(
         return [_cannot("all", said("learn.who.anyone"), said("learn.cannot.model"))]
     device = AtHome(home, home.model, rounds, secret)
     if not device.sends():
-        return [_nothing("all", said("learn.who.anyone"), said("learn.nothing_leaves"))]
+        who, what = said("learn.who.anyone"), said("learn.nothing_leaves")
+        return [Finding("all", who, _promise("all"), what, "holds")]
     trial = _Trial(device)
     tasks = [*trial.tasks(), *trial.registered(ATTACKS.values() if attacks is None else attacks)]
     found: list[Finding] = []
@@ -165,11 +167,6 @@ def _cannot(code: str, who: Said, why: Said, *technical: str) -> Finding:
     return Finding(code, who, _promise(code), why, "cannot", technical=technical)
 
 
-def _nothing(code: str, who: Said, what: Said, *technical: str) -> Finding:
-    """Where there is nothing to attack."""
-    return Finding(code, who, _promise(code), what, "holds", technical=technical)
-
-
 def _alone(code: str, who: Said, *technical: str) -> Finding:
     """What needs many devices."""
     return _cannot(code, who, said("learn.cannot.alone"), *technical, _RESULTS)
@@ -205,13 +202,13 @@ class _Trial(Redacted):
             found.append(_Task("A5", self._reader_of_bits(), self._try_reports))
         if link.mixing is not None:
             who, what = said("learn.who.shuffler"), said("learn.sees.shuffler")
-            found.append(_says(_nothing("A5", who, what)))
+            found.append(_says(_cannot("A5", who, what)))
             why = said("learn.cannot.linkage")
             found.append(_says(_cannot("A5", said("learn.who.server"), why, _RESULTS)))
         if link.summing is not None:
             found.append(_Task("mask", said("learn.who.server"), self._try_mask))
             who, what = said("learn.who.helper"), said("learn.sees.helper")
-            found.append(_says(_nothing("mask", who, what)))
+            found.append(_says(_cannot("mask", who, what)))
         if link.checking is not None:
             found.append(_Task("mask", said("learn.who.aggregator"), self._try_shares))
         if kind == "contributions":
@@ -299,12 +296,13 @@ class _Trial(Redacted):
             f"{what}: precision {hits / claims:.3f} (95 %: {low:.3f} to {high:.3f}), by popularity "
             f"{chance:.3f}; recall {hits / max(1, len(own)):.3f}",
         )
-        return Finding(
-            code, who, promise, said("learn.came_out", n=hits, all=len(own), wrong=claims - hits),
-            "broken" if _surely_above(hits, claims, chance, _SELDOM) else "holds",
-            self._named(items, right), hits, claims,
-            round(100 * chance), round(100 * hits / claims), technical,
-        )  # fmt: skip
+        figures = hits, claims, round(100 * chance), round(100 * hits / claims)
+        if not _surely_above(hits, claims, chance, _SELDOM):
+            held = said("learn.by_popularity", right=figures[3], chance=figures[2], tries=claims)
+            return Finding(code, who, promise, held, "holds", (), *figures, technical)
+        out = said("learn.came_out", n=hits, all=len(own), wrong=claims - hits)
+        named = self._named(items, right)
+        return Finding(code, who, promise, out, "broken", named, *figures, technical)
 
     def _named(self, items: Ints, right: NDArray[np.bool_]) -> tuple[tuple[str, str, bool], ...]:
         """What is right first."""
@@ -322,9 +320,11 @@ class _Trial(Redacted):
 
     def _try_shares(self) -> list[Finding]:
         device = self._device
-        view = device.view(device.first())
-        form, entries = device.form(view), device.entries(device.door(), view)
-        found = alone.guess_shared(form, entries, device.secret)
+        view, checking = device.view(device.first()), self._link.checking
+        if checking is None:
+            raise DoesNotApply("nothing is shared")
+        pairs, entries = device.form(view).pairs, device.entries(device.door(), view)
+        found = alone.guess_shared(lambda n: checking.form(n, pairs), entries, device.secret)
         return [_of_guesses("mask", said("learn.who.aggregator"), found, "learn.coin")]
 
     # --- sums, and who reads more than sums -------------------------------------------------------
@@ -367,9 +367,13 @@ class _Trial(Redacted):
         if not 0 < len(device.own) < self._terms.n_items:
             raise DoesNotApply("there is nothing to ask")
         wins, asked, first, rounds = [], [], None, 0
-        for time in range(_TIMES):
+        long = len(device.own)  # takes long, too
+        most, times = (
+            int(np.clip(room // long, *ends)) for room, ends in ((1e5, _QUESTIONS), (2e6, _TIMES))
+        )
+        for time in range(times):
             rng = SecretStreams(device.secret(32))
-            questions = Questions.about(device.own, self._terms.n_items, _QUESTIONS, rng)
+            questions = Questions.about(device.own, self._terms.n_items, most, rng)
             right, rounds = self._answers(questions, device.kept() if not time else None)
             wins.append(float(right.sum()))
             asked.append(len(right))
@@ -413,16 +417,17 @@ class _Trial(Redacted):
             f"A5, {n:,} questions, {rounds:,} rounds each: {share:.3f} right (95 %: {low:.3f} to "
             f"{high:.3f})",
         )
+        broken = share - _WIDER * (share - low) > 0.5
         what = said("learn.reports", right=round(100 * share), tries=n, rounds=rounds)
         return Finding(
             "A5", self._reader_of_bits(), said("learn.promise.reports"), what,
-            "broken" if share - _WIDER * (share - low) > 0.5 else "holds",
-            self._named(items, right), int(sum(wins)), n, 50, round(100 * share), technical,
+            "broken" if broken else "holds", self._named(items, right) if broken else (),
+            int(sum(wins)), n, 50, round(100 * share), technical,
         )  # fmt: skip
 
 
 def _of_guesses(
-    code: str, who: Said, found: Guessed, key: str, promise: str = "learn.promise.masked"
+    code: str, who: Said, found: RightGuesses, key: str, promise: str = "learn.promise.masked"
 ) -> Finding:
     (low, high), share = _interval([found.right], [found.of]), found.right / found.of
     values = {"right": round(100 * share), "tries": found.of, "most": round(100 * found.permitted)}

@@ -21,7 +21,6 @@ from sottovoce.services.agent.by_hand import ByHand, Message, Shown
 from sottovoce.stores import timeline
 from sottovoce.stores.device import CohortStore
 from sottovoce.stores.device_limits import plain_releases, spent_on_sums
-from sottovoce.stores.device_rounds import RoundBook, kept_terms
 from sottovoce.stores.session import DeviceSession
 from sottovoce.stores.timeline import Line
 from sottovoce.web.centre import RECOMMENDED, Desk, Runner, plain_value
@@ -247,6 +246,9 @@ class DeviceDesk(Desk[CohortStore]):
         kinds = [{"name": name, "count": counts[name], "on": name not in never} for name in names]
         return found, kinds
 
+    def names(self) -> set[str]:
+        return {name for names in self.store.catalogue() for name in names}
+
     def _off(self) -> list[dict[str, Any]]:
         """What of her history is never sent."""
         if not self.store.choice(self.number).never_send:
@@ -340,14 +342,7 @@ class DeviceDesk(Desk[CohortStore]):
     # --- what has left ----------------------------------------------------------------------------
 
     def _era(self, line: Line) -> Terms | None:
-        return dict(self._eras()).get(line.terms)
-
-    def _eras(self) -> list[tuple[int, Terms]]:
-        file = self.store.file
-        book = RoundBook(file)
-        return file.held(
-            "all terms", ("terms",), lambda: [(n, kept_terms(t)) for n, t in book.all_terms()]
-        )
+        return self.session.terms_then(line.terms)
 
     def line_words(self, line: Line) -> tuple[Said, Said]:
         if line.is_report:
@@ -362,15 +357,7 @@ class DeviceDesk(Desk[CohortStore]):
     def inside(self, line: Line) -> list[tuple[str, str, float]]:
         if not line.is_report:
             return []
-        key = line.terms, line.round, line.attempt
-        found = timeline.contents(self.store.file, self.number, *key)
-        if found is None:
-            return []
-        items, weights = found
-        catalogue, largest = self.store.catalogue(), float(weights.max(initial=0.0)) or 1.0
-        order = np.argsort(-weights, kind="stable").tolist()
-        named = [(catalogue[int(items[at])], float(weights[at]) / largest) for at in order]
-        return [(item, title or item, weight) for (item, title), weight in named]
+        return timeline.things(self.store, self.number, line.terms, line.round, line.attempt)
 
     def terms_at(self, line: Line) -> dict[str, Any]:
         terms, invitation = self._era(line), kept_invitation(self.store)

@@ -152,6 +152,9 @@ class OwnersDesk(Desk[UserStore]):
             )
         return found, []
 
+    def names(self) -> set[str]:
+        return set(self.store.world.directory.catalogue) if self.store.has_directory else set()
+
     def remove(self, items: Sequence[str]) -> int:
         return UserDoor(self.store).forget(self.number, items)
 

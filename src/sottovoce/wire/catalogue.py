@@ -116,6 +116,18 @@ def changed_categories(
     return [tuple(known.get(item, ())) for item, _ in after] if any(known.values()) else []
 
 
+def with_former_categories(
+    before: Items, known: Categories, after: Items, categories: Categories
+) -> list[tuple[str, ...]]:
+    """These categories, and those that items were known to have: none is ever taken from them."""
+    had = {item: names for (item, _), names in zip(before, known, strict=True)}
+    now = categories or [()] * len(after)
+    return [
+        tuple(sorted({*had.get(item, ()), *names}))
+        for (item, _), names in zip(after, now, strict=True)
+    ]
+
+
 def require_same_places(before: Items, after: Items) -> None:
     """Raises where an item that a device knows stands elsewhere: its history would be another's."""
     free = set(spare_places(before))

@@ -59,7 +59,7 @@ def readers(terms: Terms, *, gateway: bool = False) -> list[Reader]:
         found = [("reads.server", said("sees.update_noise"))]
     else:
         found = [("reads.server", said("sees.rows_guess"))]
-        if "share_positives" in terms.release.reads:
+        if terms.triples:  # a row of a thing that is not hers gives one away that is
             found.append(("reads.server", said("sees.share_none")))
         if terms.algorithm.attributes:
             found.append(("reads.server", said("sees.attribute_values")))

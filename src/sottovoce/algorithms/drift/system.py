@@ -100,7 +100,7 @@ class DRIFTConfig(AlgorithmSettings):
     family: ClassVar[Literal["devices", "owners"]] = "owners"
     releases: ClassVar[tuple[str, ...]] = ()
     links: ClassVar[tuple[str, ...]] = ()
-    reads: ClassVar[tuple[str, ...]] = ("refused_owners",)
+    reads: ClassVar[tuple[str, ...]] = ("refused_owners", "never_send")
     embedding_size: int = 4
     """Length of a user's or item's vector."""
     learning_rate: float = 0.005

@@ -36,7 +36,12 @@ from sottovoce.services.kit.pacing import Draw, from_system
 from sottovoce.stores.device import CohortStore
 from sottovoce.stores.prepared import Prepared, sealed_by, signing_key
 from sottovoce.stores.session import DeviceSession
-from sottovoce.wire.catalogue import categories_in, is_text, require_same_places
+from sottovoce.wire.catalogue import (
+    categories_in,
+    is_text,
+    require_same_places,
+    with_former_categories,
+)
 from sottovoce.wire.descriptor import Descriptor
 from sottovoce.wire.frames import PROTOCOL
 from sottovoce.wire.invitations import Invitation, kept_invitation
@@ -166,14 +171,15 @@ class Reader(Loop):
         answer = await self.client.get("/v1/catalogue", limit=catalogue_limit(terms), packed=True)
         table = self._good(answer).table()
         items, categories = catalogue_items(table, terms), categories_in(table, terms.n_items)
-        of = categories or [()] * len(items)
 
         def keep() -> None:
-            before = self.store.catalogue()
+            before, known = self.store.catalogue(), self.store.categories()
             if len(before) == len(items):
                 require_same_places(before, items)
-            if before != items or [{*one} for one in self.store.categories()] != [*map(set, of)]:
-                self.store.set_catalogue(items, categories)
+            # Else a server could let leave what its owner never sends.
+            after = with_former_categories(before, known, items, categories)
+            if before != items or known != after:
+                self.store.set_catalogue(items, after)
             self.store.set_secret(_CATALOGUE, name.encode())
 
         await self._aside(keep)

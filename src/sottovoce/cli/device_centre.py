@@ -1,0 +1,302 @@
+"""What a person sees before anything leaves, and how she takes things back: `device preview`,
+`never`, `remove`, `stop` and `erase`. The consent centre (`device page`) asks the same."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from sottovoce.cli import output
+from sottovoce.cli.options import Json, Store, Technical
+from sottovoce.core.words import Said, said
+from sottovoce.errors import DataError, UsageError
+
+Yes = Annotated[bool, typer.Option("--yes", help="Do not ask whether you are sure.")]
+_NAMED = 10
+
+
+def preview(
+    path: Store,
+    send: Annotated[
+        bool, typer.Option("--send", help="Ask, and then send exactly what is shown.")
+    ] = False,
+    yes: Yes = False,
+    bytes_to: Annotated[
+        Path | None,
+        typer.Option(
+            "--bytes", metavar="FILE", help="Write the bytes of the last message to this file."
+        ),
+    ] = None,
+    server: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="Another address of the server than the invitation's."),
+    ] = None,
+    plaintext: Annotated[
+        bool,
+        typer.Option("--plaintext", help="No TLS; only for a trial with a server on this machine."),
+    ] = False,
+    technical: Technical = False,
+    as_json: Json = False,
+) -> None:
+    """Show what would leave now: which of your things count, how much, the bytes, who sees what.
+
+    Asks for what is published and sends nothing of yours. What is shown is kept: with --send, or if
+    `sottovoce serve device` runs next, the very same bytes leave, unless you change something.
+
+    \b
+    Examples:
+      sottovoce device preview ~/sottovoce
+      sottovoce device preview ~/sottovoce --bytes message.bin
+      sottovoce device preview ~/sottovoce --send
+    """
+    from sottovoce.stores.private import write_new
+    from sottovoce.web.centre import Centre
+
+    if bytes_to is not None and bytes_to.exists():
+        raise UsageError(f"{bytes_to} is there already and is not overwritten")
+    with Centre([path], server=server, plaintext=plaintext) as centre:
+        shown = centre.preview("s0")
+        if bytes_to is not None and shown["messages"]:
+            write_new(bytes_to, centre.body("s0", len(shown["messages"]) - 1))
+        if not as_json:
+            output.show(*_previewed(shown, technical))
+        sent: dict[str, Any] | None = None
+        if send and shown["nonce"] and _sure(yes, said("preview.send"), as_json):
+            sent = centre.send("s0", shown["nonce"])
+            if not as_json:
+                output.show(*output.told(_said(sent["said"])))
+    if as_json:
+        fate = None if sent is None else {"state": sent["state"]}
+        output.emit({"store": path, "preview": shown, "sent": fate})
+
+
+def _previewed(shown: dict[str, Any], technical: bool) -> list[str]:
+    lines = output.told(_said(shown["said"]))
+    if shown["why"] and technical:
+        lines.append(shown["why"])
+    if not shown["ready"]:
+        return lines
+    more = [said("preview.items", n=shown["total"])]
+    if shown["kept_back"]:
+        more.append(said("preview.kept_back", n=shown["kept_back"]))
+    if shown["others"]:
+        more.append(said("preview.others", n=shown["others"]))
+    if any(message["exact"] for message in shown["messages"][-1:]) and shown["round"] is not None:
+        cost = shown["epsilon"]
+        more.append(
+            said("preview.no_bound") if cost is None else said("preview.uses", epsilon=cost)
+        )
+    lines += output.told(*more)
+    for one in shown["items"][:_NAMED]:
+        lines.append(f"  {one['weight']:4.0%}  {output.one_line(one['title'])}")
+    if len(shown["items"]) > _NAMED:
+        lines += output.told(said("preview.first", n=_NAMED))
+    for message in shown["messages"]:
+        what, to = output.told(_said(message["what"]), _said(message["to"]))
+        size = output.joined(said("page.size", size=message["bytes"]))
+        lines.append(f"{what} → {to}: {size}")
+        if technical:
+            lines.append(f"  SHA-256 {message['sha256']}")
+    lines += output.told(said("device.who_reads"))
+    for reader in shown["readers"]:
+        who, sees = output.told(_said(reader["who"]), _said(reader["sees"]))
+        lines.append(f"  {who}: {sees}")
+    return lines
+
+
+def never(
+    path: Store,
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[NAME]...", help="Items, by id or title, or categories."),
+    ] = None,
+    undo: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="What may be sent again; repeatable."),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Show what is never sent, or add to it: things by name, and whole categories in advance.
+
+    What is named here is in no message from the next round on, with noise or without: a message is
+    the one that a history without it would make. It still counts for recommendations at home.
+
+    \b
+    Examples:
+      sottovoce device never ~/sottovoce
+      sottovoce device never ~/sottovoce "St. Mary Clinic" "Medical Center"
+      sottovoce device never ~/sottovoce --undo "Medical Center"
+    """
+    from sottovoce.web.centre import Centre
+
+    both = sorted(set(names or ()) & set(undo or ()))
+    if both:
+        raise UsageError(f"choose one: never send {both[0]!r}, or --undo it")
+    with Centre([path]) as centre:
+        (store,) = centre.state()["stores"]
+        kept = list(store["choice"]["never_send"])
+        unknown = [name for name in undo or () if name not in kept]
+        if unknown:
+            raise UsageError(
+                f"{unknown[0]!r} is not among what is never sent: {output.listed(kept)}"
+            )
+        if names:
+            _require_known(centre.known_names("s0"), names)
+        wanted = [n for n in dict.fromkeys([*kept, *(names or ())]) if n not in (undo or ())]
+        if wanted != kept:
+            store = centre.choose("s0", {"never_send": wanted})
+    found = store["choice"]["never_send"]
+    if as_json:
+        history = store["history"]
+        output.emit({"store": path, "never_send": found, "kept_back": history["off"]})
+        return
+    if not found:
+        output.show(*output.told(said("device.never_none")))
+        return
+    output.show(*output.told(said("device.never", names=found)))
+    output.show(*output.told(said("page.history_off", n=store["history"]["off"])))
+
+
+def _require_known(known: set[str], names: list[str]) -> None:
+    """Raises where a name is nothing here: a rule that does not hold would be worse than none."""
+    strange = [name for name in names if known and name not in known]
+    if strange:
+        raise DataError(
+            f"there is no item or category called {strange[0]!r} in this federation or in your "
+            "history; nothing was changed"
+        )
+
+
+def remove(
+    path: Store,
+    items: Annotated[list[str], typer.Argument(metavar="ITEM...", help="By id or title.")],
+    yes: Yes = False,
+    as_json: Json = False,
+) -> None:
+    """Remove single things from your history here. What has left because of them stays where it is.
+
+    To keep a thing and never send it, use `sottovoce device never`.
+
+    \b
+    Example:
+      sottovoce device remove ~/sottovoce "St. Mary Clinic"
+    """
+    from sottovoce.web.centre import Centre
+
+    with Centre([path]) as centre:
+        have = centre.things("s0", "", 0, sys.maxsize)["things"]
+        ids = [one["item"] for one in have if {one["item"], one["title"]} & set(items)]
+        named = {name for one in have for name in (one["item"], one["title"])}
+        strange = [name for name in items if name not in named]
+        if strange:
+            raise DataError(f"{strange[0]!r} is not in your history; nothing was removed")
+        if not _sure(yes, said("erase.remove_before"), as_json):
+            return
+        centre.remove("s0", ids)
+    if as_json:
+        output.emit({"store": path, "removed": len(ids)})
+    else:
+        output.show(*output.told(said("erase.removed", n=len(ids))))
+
+
+def stop(
+    paths: Annotated[list[Path], typer.Argument(metavar="STORE...", help="Your stores.")],
+    everything: Annotated[
+        bool,
+        typer.Option("--everything", help="Not one byte: not even public documents are read."),
+    ] = False,
+    undo: Annotated[
+        bool, typer.Option("--undo", help="Read public documents again; taking part stays off.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Stop now: nothing of yours leaves any more, and nobody is told that you stopped.
+
+    Works while an agent runs. Public documents are still read, so that recommendations stay new;
+    with --everything not even these are asked for.
+
+    \b
+    Examples:
+      sottovoce device stop ~/sottovoce
+      sottovoce device stop ~/sottovoce ~/films --everything
+      sottovoce device stop ~/sottovoce --undo
+    """
+    from sottovoce.web.centre import Centre
+
+    if everything and undo:
+        raise UsageError("choose one of --everything and --undo")
+    with Centre(paths) as centre:
+        for place in range(len(paths)):
+            if undo:
+                centre.start(f"s{place}")
+            else:
+                centre.stop(f"s{place}", everything)
+    if as_json:
+        output.emit({"stores": paths, "stopped": not undo, "everything": everything})
+        return
+    key = "stop.started" if undo else "stop.done_everything" if everything else "stop.done"
+    output.show(*output.told(said(key), *([] if undo else [said("stop.before")])))
+
+
+def erase(
+    path: Store,
+    history: Annotated[
+        bool, typer.Option("--history", help="Only your history; choices and ledger stay.")
+    ] = False,
+    everything: Annotated[
+        bool, typer.Option("--everything", help="The whole store, with its key.")
+    ] = False,
+    yes: Yes = False,
+    as_json: Json = False,
+) -> None:
+    """Delete your history here, or everything. What has left cannot be called back.
+
+    What was deleted is overwritten. Copies and backups that you made elsewhere stay. With
+    --everything the ledger goes as well, and with it what you have used of your limit.
+
+    \b
+    Examples:
+      sottovoce device erase ~/sottovoce --history
+      sottovoce device erase ~/sottovoce --everything
+    """
+    from sottovoce.web.centre import Centre
+
+    if history == everything:
+        raise UsageError("choose one of --history and --everything")
+    with Centre([path]) as centre:
+        (store,) = centre.state()["stores"]
+        before = [said("erase.before"), said("erase.before_copies")]
+        if store["contributions"]:
+            before.insert(1, said("erase.before_sum"))
+        if everything:
+            before += [said("erase.before_ledger"), said("erase.before_limit")]
+        if not as_json and not yes:
+            output.show(*output.told(*before))
+        if not _sure(yes, said("erase.sure"), as_json):
+            return
+        centre.erase("s0", "history" if history else "everything")
+    many = store["history"]["items"]
+    if as_json:
+        output.emit({"store": path, "erased": "history" if history else "everything"})
+        return
+    done = said("erase.done_history", n=many) if history else said("erase.done_everything")
+    output.show(*output.told(done))
+
+
+def _sure(yes: bool, question: Said, as_json: bool) -> bool:
+    """Whether she says so; where nobody can be asked, --yes must."""
+    if yes:
+        return True
+    if as_json or not sys.stdin.isatty():
+        raise UsageError("this asks first; say --yes to go on without being asked")
+    if not typer.confirm(output.joined(question)):
+        output.show(*output.told(said("verdict.kept")))
+        return False
+    return True
+
+
+def _said(told: dict[str, Any]) -> Said:
+    return Said(told["key"], told["values"])
