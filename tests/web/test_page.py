@@ -95,10 +95,7 @@ def page(visit):
 
 def t(key, **values):
     """The sentence in English."""
-    known = catalogue("en")
-    if key in known or f"{key}.other" in known:
-        return say(Said(key, values))
-    return page_mock.words("en")[key]
+    return say(Said(key, values))
 
 
 def to_store(page, store):
@@ -553,8 +550,7 @@ def test_the_browser_says_every_sentence_as_python_does(page):
     }  # fmt: skip
     cases, wanted = [], []
     for language in ("en", "it"):
-        for key in page_mock.words(language).keys() & catalogue(language).keys():
-            template = catalogue(language)[key]
+        for key, template in page_mock.words(language).items():
             if key.startswith("format."):
                 continue
             places = re.findall(r"\{(\w+)(?::\w+)?\}", template)

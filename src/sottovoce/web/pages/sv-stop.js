@@ -25,7 +25,7 @@ export class Stop extends Part {
 			!store.stopped && deed("stop", "stop.now", "stop.help", () => stop(store.id, false), !store.takes_part),
 			!store.stopped &&
 				deed("silence", "stop.everything", "stop.everything_help", () => stop(store.id, true)),
-			several && deed("silence-all", "page.stop_all", "page.stop_all_help", () => stop(null, true)),
+			several && deed("silence-all", "page.stop_all", "stop.everything_help", () => stop(null, true)),
 			h("h3", {}, said("erase.head")),
 			h("ul", { class: "help" }, ...undone(store, "everything").map((one) => h("li", {}, one))),
 			deed("history", "erase.history", "erase.history_help", () => void this.erase(store, "history"), store.history.items === 0),
