@@ -102,6 +102,7 @@ class DeviceDesk(Desk[CohortStore]):
                 "items": store.count_history(),
                 "off": len(off),
                 "unknown": len(store.unknown()),
+                "version": store.history_version,  # another if names or categories have come
             },
             "contributions": reports,
             "last": lines[0].when if lines else None,

@@ -99,7 +99,6 @@ export class Things extends Part {
 	 * @param {Category[]} categories
 	 */
 	laws(categories) {
-		const held = document.activeElement?.getAttribute("data-rule");
 		put(
 			this.rules,
 			...categories.map((one) =>
@@ -133,8 +132,6 @@ export class Things extends Part {
 				);
 			}),
 		);
-		const again = held && this.rules.querySelector(`[data-rule="${CSS.escape(held)}"]`);
-		if (again instanceof HTMLElement) again.focus();
 	}
 
 	add() {
