@@ -17,6 +17,7 @@ from sottovoce.core.consent import Choice, Consent
 from sottovoce.core.interactions import Interactions
 from sottovoce.core.words import Said, said
 from sottovoce.errors import ConsentError, DataNotFound, Told, Unreachable
+from sottovoce.privacy.accountant import rounded_up
 from sottovoce.services.agent.by_hand import ByHand, Message, Shown
 from sottovoce.stores import timeline
 from sottovoce.stores.device import CohortStore
@@ -148,7 +149,7 @@ class DeviceDesk(Desk[CohortStore]):
         return None
 
     def _used(self) -> float:
-        return round(float(self.store.spent()[0] + spent_on_sums(self.store)[0]), 4)
+        return rounded_up(float(self.store.spent()[0] + spent_on_sums(self.store)[0]))
 
     def _meter(self, choice: Choice, terms: Terms | None) -> dict[str, Any] | None:
         used, limit = self._used(), choice.total_epsilon
@@ -307,7 +308,7 @@ class DeviceDesk(Desk[CohortStore]):
             "why": shown.detail,
             "nonce": shown.name or None,
             "round": None if report is None else report.round,
-            "epsilon": None if inside is None else plain_value(inside.epsilon),
+            "epsilon": None if inside is None else plain_value(rounded_up(inside.epsilon)),
             "items": items,
             "total": 0 if inside is None else len(inside.items),
             "others": 0 if inside is None else inside.others,

@@ -65,7 +65,7 @@ export class Learn extends Part {
 			put(
 				this.state,
 				h("p", { class: "strong" }, said(`learn.${key}`)),
-				findings.length > 0 && h("p", {}, said(broken ? "learn.remedy" : "learn.no_proof")),
+				findings.length > 0 && h("p", {}, said(broken && this.desk.store.printed ? "learn.remedy" : "learn.no_proof")),
 			);
 		}
 		put(this.found, ...findings.map(finding));

@@ -201,10 +201,20 @@ function bars(preview) {
 	);
 }
 
-/** @param {Reader[]} known */
-export const readers = (known) =>
-	h(
+/** @param {Reader[]} known who sees what; one who sees several things is named once */
+export const readers = (known) => {
+	/** @type {Map<string, Reader[]>} */
+	const by = new Map();
+	for (const one of known) {
+		const who = JSON.stringify(one.who);
+		by.set(who, [...(by.get(who) ?? []), one]);
+	}
+	return h(
 		"dl",
 		{ class: "readers" },
-		...known.flatMap((one) => [h("dt", {}, one.who), h("dd", {}, one.sees)]),
+		...[...by.values()].flatMap((same) => [
+			h("dt", {}, /** @type {Reader} */ (same[0]).who),
+			...same.map((one) => h("dd", {}, one.sees)),
+		]),
 	);
+};
