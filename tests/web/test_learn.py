@@ -256,7 +256,7 @@ def test_what_people_hide_about_themselves_cannot_be_tried_on_one_device(tmp_pat
     found = by_code(findings)
     assert (found["A8"].verdict, found["A8"].said.key) == ("cannot", "learn.cannot.attributes")
     assert "docs/results.md" in found["A8"].technical
-    assert found["A14"].verdict in ("holds", "broken")  # which is tried
+    assert found["A14"].verdict != "cannot"  # it is tried
 
 
 # --- sums -----------------------------------------------------------------------------------------
@@ -289,7 +289,7 @@ def test_one_party_alone_sees_a_coin_and_two_together_see_her_items(phone, syste
     assert found["mask"].claims >= 1000
     # In the few whole numbers of a checked sum a quiet item may be 0.
     assert len(claimed(found["together"])) > 0.9 * len(HERS)
-    assert found["together"].verdict == "broken"
+    assert found["together"].verdict == "not_promised"
     assert found["together"].right == 100
 
 

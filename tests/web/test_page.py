@@ -112,6 +112,8 @@ def take_part(page):
 def look(page):
     page.get_by_role("button", name=t("page.preview_button")).click()
     expect(page.get_by_text(t("preview.ready"))).to_be_visible()
+    folded = page.locator("#preview .message details")
+    folded.evaluate_all("found => found.forEach((one) => { one.open = true; })")
 
 
 def until(condition, seconds=5.0):

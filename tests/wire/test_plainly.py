@@ -92,7 +92,7 @@ def test_a_sum_without_noise_is_not_called_one_with():
     assert "without noise. A thing that only you have shows in it." in plain
     assert "with noise. Your part is in it." in noisy
     assert "without noise" not in noisy
-    assert "could take it off again" in noisy
+    assert "took the noise off again" in noisy
     assert not is_bounded(terms_of("fpl summed"))
     assert is_bounded(terms_of("uc summed with noise"))
 
@@ -100,10 +100,10 @@ def test_a_sum_without_noise_is_not_called_one_with():
 def test_gram_says_what_helper_aggregators_and_both_together_can():
     one, parts, checked = (" ".join(told(n)) for n in ("gram", "gram in parts", "gram checked"))
     assert "one sum of 33 people or more" in one
-    assert "could take it off again" in one
+    assert "took the noise off again" in one
     assert "Server and helper together: Can read your part." in one
     assert "while 40 devices add their part" in parts
-    assert "could take it off" not in parts
+    assert "took the noise off" not in parts
     assert "Any two aggregators together: Can read your part." in checked
     assert "Nobody: Learns how loudly you chose to speak." in checked
     agreed = " ".join(say(line) for line in agreed_to(terms_of("gram")))

@@ -7,6 +7,7 @@ import hashlib
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -165,12 +166,25 @@ class DeviceDesk(Desk[CohortStore]):
         if terms is not None:
             asked += [*terms.release.asked_for(), *terms.algorithm.asked_for()]
         known = self.store.attributes(self.number)
-        return [
+        drawn = [
             self.field(
                 one, choice, self._options(terms, choice, known) * (one.drawn == "attributes")
             )
             for one in (*asked, ASKED["never_send"])
         ]
+        for each in drawn:
+            if each["kind"] == "epsilon":
+                self._weigh_steps(each["steps"], choice, terms)
+        return drawn
+
+    def _weigh_steps(
+        self, steps: list[dict[str, Any]], choice: Choice, terms: Terms | None
+    ) -> None:
+        """Of each step, how many of 100 guesses would be right."""
+        for step in steps:
+            taken = replace(choice, takes_part=True, epsilon=step["value"], total_epsilon=math.inf)
+            right = weigh(taken, {}, terms).right
+            step["right"] = None if right is None else round(right)
 
     def _options(
         self, terms: Terms | None, choice: Choice, known: Mapping[str, str]
@@ -309,6 +323,7 @@ class DeviceDesk(Desk[CohortStore]):
             "nonce": shown.name or None,
             "round": None if report is None else report.round,
             "epsilon": None if inside is None else plain_value(rounded_up(inside.epsilon)),
+            "cost": None if inside is None else self._cost(inside.epsilon, terms).to_json(),
             "items": items,
             "total": 0 if inside is None else len(inside.items),
             "others": 0 if inside is None else inside.others,
@@ -316,6 +331,17 @@ class DeviceDesk(Desk[CohortStore]):
             "messages": [self._message(one, terms) for one in shown.messages],
             "readers": [] if terms is None else _readers(readers(terms)),
         }
+
+    def _cost(self, epsilon: float, terms: Terms | None) -> Said:
+        """What a message uses, and the period that it is of, where there are such."""
+        if math.isinf(epsilon):
+            return said("preview.no_bound")
+        used = rounded_up(epsilon)
+        choice = self.store.choice(self.number)
+        if terms is not None and terms.contributes:
+            period = terms.release.cost(choice) or epsilon
+            return said("preview.uses_part", epsilon=used, period=rounded_up(period))
+        return said("preview.uses", epsilon=used)
 
     def _message(self, message: Message, terms: Terms | None) -> dict[str, Any]:
         what = _KINDS.get(message.what) or _report_words(terms, "preview")

@@ -139,6 +139,7 @@ def agreed_to(terms: Terms) -> list[Said]:
         found.append(said("terms.chance", n=round(1 / own.delta)))
         if own.period_days:
             found.append(said("terms.period", n=own.period_days))
+    found.append(said("terms.no_end"))
     found += _rests_on(terms)
     if is_printed(terms):
         found.append(said("terms.printed"))

@@ -180,12 +180,12 @@ export async function consent(root, provider) {
 				h(
 					"ol",
 					{ class: "contents" },
-					...parts.map(([name]) =>
+					...[...parts.map(([name]) => name), "glossary"].map((name) =>
 						h("li", {}, h("a", { href: `#${name}` }, said(`page.${name}`))),
 					),
 				),
 			),
-			h("main", {}, title, ...sections, new Words(provider), h("p", { class: "help" }, said("page.local"))),
+			h("main", {}, title, ...sections, h("div", { id: "glossary" }, new Words(provider)), h("p", { class: "help" }, said("page.local"))),
 		),
 		told,
 	);

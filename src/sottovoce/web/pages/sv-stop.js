@@ -20,7 +20,7 @@ export class Stop extends Part {
 		put(
 			this,
 			h("h3", {}, said("stop.head")),
-			store.contributions > 0 && h("p", {}, said(summed ? "stop.before_sum" : "stop.before")),
+			h("p", {}, said(summed && store.contributions > 0 ? "stop.before_sum" : "stop.before")),
 			store.stopped && deed("silence", "stop.start", null, start),
 			!store.stopped && deed("stop", "stop.now", "stop.help", () => stop(store.id, false), !store.takes_part),
 			!store.stopped &&

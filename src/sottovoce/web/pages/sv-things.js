@@ -106,7 +106,13 @@ export class Things extends Part {
 					"li",
 					{},
 					toggle(
-						h("span", {}, one.name, " ", h("span", { class: "quiet" }, said("page.category_count", { n: one.count }))),
+						h(
+							"span",
+							{},
+							one.name,
+							" ",
+							h("span", { class: "quiet" }, said("page.category_count", { n: one.count }), " · ", standing(one.on)),
+						),
 						one.on,
 						(on, self) => void this.turn([one.name], on, self),
 						{ "data-rule": one.name },
@@ -157,11 +163,13 @@ export class Things extends Part {
 			h(
 				"span",
 				{ class: "quiet" },
-				ruled
-					? said("page.thing_by_category", {
-							name: thing.categories.filter((one) => this.never.includes(one)),
-						})
-					: () => about(thing),
+				...(ruled
+					? [
+							said("page.thing_by_category", {
+								name: thing.categories.filter((one) => this.never.includes(one)),
+							}),
+						]
+					: [standing(thing.on), " · ", () => about(thing)]),
 			),
 			button(said("page.remove"), () => void this.forget(thing), {
 				class: "plain",
@@ -196,6 +204,9 @@ export class Things extends Part {
 	}
 }
 customElements.define("sv-things", Things);
+
+/** @param {boolean} on */
+const standing = (on) => said(on ? "page.thing_on" : "page.thing_off");
 
 /** @param {Thing} thing */
 const about = (thing) =>
