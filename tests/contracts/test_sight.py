@@ -118,6 +118,7 @@ def test_the_door_has_no_other_way_out():
         "vectors_at_home", "willing", "tiers", "behind_door", "change_consent",
         "reports_bits", "contributes", "spends", "at_once",
         "contents",  # of one device's report, for its user
+        "able", "sendable",  # who can learn, and from what
         "algorithm", "cohort", "ledger", "rng",  # what a simulation holds of its devices
     }  # fmt: skip
 
