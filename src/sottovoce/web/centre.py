@@ -108,6 +108,10 @@ class Desk(ABC, Generic[S]):
     def line_words(self, line: Line) -> tuple[Said, Said]:
         """What left, and to whom."""
 
+    def epsilon(self, line: Line) -> float:
+        """What it cost her by itself."""
+        return line.epsilon
+
     @abstractmethod
     def inside(self, line: Line) -> list[tuple[str, str, float]]:
         """Id, title and weight of her things in what left, as far as that is known."""
@@ -170,7 +174,7 @@ class Desk(ABC, Generic[S]):
             "what": line.what,
             "bytes": line.bytes,
             "sha256": line.sha256 or None,
-            "epsilon": _finite(line.epsilon),
+            "epsilon": _finite(self.epsilon(line)),
             "items": line.items,
             "state": line.state or "sent",
         }
@@ -187,7 +191,7 @@ class Desk(ABC, Generic[S]):
                 "what": line.what,
                 "to": line.party or self.line_words(line)[1].key.rpartition(".")[2],
                 "bytes": line.bytes,
-                "epsilon": _finite(line.epsilon),
+                "epsilon": _finite(self.epsilon(line)),
                 "items": line.items,
                 "state": line.state or "sent",
                 "sha256": line.sha256,
@@ -209,8 +213,8 @@ class Desk(ABC, Generic[S]):
             "what": what.to_json(),
             "to": to.to_json(),
             "bytes": line.bytes,
-            "epsilon": _finite(line.epsilon),
-            "bounded": math.isfinite(line.epsilon),
+            "epsilon": _finite(self.epsilon(line)),
+            "bounded": math.isfinite(self.epsilon(line)),
             "state": state.to_json(),
             "items": line.items,
             "sha256": line.sha256 or None,

@@ -13,12 +13,14 @@ import secrets
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from sottovoce.core.links import has_noise
 from sottovoce.errors import ConsentError
 from sottovoce.services.agent.agent import _ADMISSION, _ENROLLED, Agent
 from sottovoce.services.agent.shuffled import may_report
 from sottovoce.stores.device import CohortStore
 from sottovoce.stores.prepared import Prepared
 from sottovoce.wire.descriptor import Descriptor
+from sottovoce.wire.plainly import objection
 from sottovoce.wire.signing import NONCE_BYTES, seal
 from sottovoce.wire.terms import Terms
 
@@ -120,7 +122,7 @@ class ByHand(Agent):
 
     async def _would_leave(self, now: Descriptor, terms: Terms) -> Shown:
         """For one who takes part and has agreed."""
-        if not await self._aside(lambda: may_report(self.store, terms)):
+        if not await self._aside(lambda: self._may_leave(terms)):
             return Shown(why="choice")
         if now.state == "open":
             await self._aside(lambda: self.hosted.follow(now.round, now.attempt))
@@ -136,6 +138,14 @@ class ByHand(Agent):
         elif why == "not asked" and not messages:
             messages.append(await self._present(now))
         return Shown(tuple(messages), report, why, detail)
+
+    def _may_leave(self, terms: Terms) -> bool:
+        """Whether her choice fits; where not, nobody is told that she is there."""
+        choice, filters = self.store.choice(self.number), terms.algorithm.attributes
+        known = {each.name for each in filters}
+        missing = [name for name in choice.hidden_attributes if name not in known]
+        why = objection(terms, choice, missing, noisy_sums=has_noise(terms.link))
+        return why is None and may_report(self.store, terms)
 
     async def _report(self, now: Descriptor, terms: Terms) -> tuple[Prepared | None, Why, str]:
         """What would leave of her history, or why nothing would."""
