@@ -25,15 +25,18 @@ from sottovoce.core.consent import Choice
 from sottovoce.core.words import Said, said
 from sottovoce.errors import (
     ConfigError,
+    MessageError,
     SottovoceError,
     StoreError,
     Told,
     Unreachable,
+    Untrusted,
     UsageError,
+    WrongClock,
 )
 from sottovoce.stores import timeline
 from sottovoce.stores.device import CohortStore
-from sottovoce.stores.encrypted import StoreFile
+from sottovoce.stores.encrypted import KEY, StoreFile
 from sottovoce.stores.timeline import Line
 from sottovoce.stores.user import UserStore, open_store
 
@@ -240,18 +243,20 @@ class Desk(ABC, Generic[S]):
     def base(self) -> dict[str, Any]:
         """What every store says of itself."""
         choice = self.store.choice(self.number)
-        busy = None if self.serves else said("busy.agent").to_json()
+        busy = not self.serves and self.store.file.served()
         return {
             "id": self.name,
             "name": self.store.path.name,
             "kind": self.kind,
-            "busy": busy,
+            "busy": said("busy.agent").to_json() if busy else None,
             "takes_part": choice.takes_part,
             "stopped": self.store.stopped,
             "choice": {name: plain_value(getattr(choice, name)) for name in ASKED},
         }
 
     def require_agent(self) -> None:
+        """This process, from now on, if no other one serves the store."""
+        self.serves = self.serves or self.store.file.serve()
         if not self.serves:
             raise Told("busy.agent")
         if self.store.stopped:
@@ -449,7 +454,7 @@ class Centre:
             if what == "history":
                 desk.forget_history()
             else:
-                if not desk.serves:
+                if not desk.serves and desk.store.file.served():
                     raise Told("trouble.store_in_use")
                 folder = desk.store.file.folder
                 desk.close()
@@ -518,6 +523,10 @@ class _in_her_words:
             raise Told("trouble.disk_full" if full else "trouble.store_broken") from None
         if isinstance(error, Unreachable):
             raise Told("trouble.server_gone") from None
+        if isinstance(error, WrongClock):
+            raise Told("trouble.clock") from None
+        if isinstance(error, Untrusted | MessageError):
+            raise Told("trouble.untrusted") from None
         if isinstance(error, SottovoceError):
             raise Told("trouble.bad_input", what=str(error)) from None
 
@@ -527,6 +536,8 @@ def _opened(path: Path) -> tuple[CohortStore | UserStore, bool]:
     try:
         return open_store(path, agent=True), True
     except StoreError as error:
+        if KEY in str(error):  # it is another's, no key, or others may read it
+            raise Told("trouble.key") from None
         if "in use" not in str(error):
             raise
         return open_store(path), False

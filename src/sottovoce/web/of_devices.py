@@ -16,7 +16,14 @@ from sottovoce.core.choice import ASKED
 from sottovoce.core.consent import Choice, Consent
 from sottovoce.core.interactions import Interactions
 from sottovoce.core.words import Said, said
-from sottovoce.errors import ConsentError, DataNotFound, Told, Unreachable
+from sottovoce.errors import (
+    ConsentError,
+    DataNotFound,
+    KeyTrouble,
+    MessageError,
+    Told,
+    Unreachable,
+)
 from sottovoce.privacy.central import price
 from sottovoce.services.agent.by_hand import ByHand, Message, Shown
 from sottovoce.stores import timeline
@@ -344,13 +351,17 @@ class DeviceDesk(Desk[CohortStore]):
         return self._shown.messages[index].body
 
     def send(self, nonce: str) -> tuple[str, Said]:
+        before = timeline.count(self.store.file, self.number)
         try:
             sent = self.runner.run(self._by_hand().press(nonce))
         except ConsentError:
             raise Told("preview.changed") from None
-        except Unreachable:
-            latest = self.session.unresolved()
-            raise Told("trouble.maybe_sent" if latest else "trouble.server_gone") from None
+        except (KeyTrouble, MessageError, Unreachable):
+            # What is in the ledger has left, or may have.
+            unsure = self.session.unresolved() is not None
+            if unsure or timeline.count(self.store.file, self.number) > before:
+                raise Told("trouble.maybe_sent") from None
+            raise
         self._shown = None
         if sent.report is None:
             return "arrived", said("preview.arrived")

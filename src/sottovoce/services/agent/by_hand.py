@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from sottovoce.core.links import has_noise
-from sottovoce.errors import ConsentError
+from sottovoce.errors import ConsentError, MessageError
 from sottovoce.services.agent.agent import _ADMISSION, _ENROLLED, Agent
+from sottovoce.services.agent.loop import FAULTS
 from sottovoce.services.agent.shuffled import may_report
 from sottovoce.stores.device import CohortStore
 from sottovoce.stores.prepared import Prepared
@@ -79,7 +80,7 @@ class ByHand(Agent):
     async def show(self) -> Shown:
         """What would leave now. Asks for what is published and sends nothing of hers."""
         try:
-            return (await self._show())[0]
+            return (await self._guarded_show())[0]
         finally:
             await self.rest()
 
@@ -87,23 +88,30 @@ class ByHand(Agent):
         """Send what was shown under this name; what was sent. Raises, and nothing leaves, where
         something else would leave by now."""
         try:
-            shown, now, terms = await self._show()
+            shown, now, terms = await self._guarded_show()
             if not name or shown.name != name or now is None or terms is None:
                 raise ConsentError(
                     "what would leave is not what was shown any more, so that nothing was sent; "
                     "look again"
                 )
             for message in shown.messages:
-                if message.what == "enrolment":
+                if message.what == "enrolment" and message.to == "server":
                     await self._enrol(admission=terms.reporting is not None)
                 elif message.what == "check-in" and self._presence is not None:
                     await self._say_present(now, self._presence[1])
                     self._presence = None
-                elif shown.report is not None:
+                elif message.what == "report" and shown.report is not None:
+                    # With a word to the shuffler first, where it does not know her.
                     await self._send(shown.report, now, terms)
             return shown
         finally:
             await self.rest()
+
+    async def _guarded_show(self) -> tuple[Shown, Descriptor | None, Terms | None]:
+        try:
+            return await self._show()
+        except FAULTS:  # neither its words nor its values: they may be private
+            raise MessageError("the server says what makes no sense") from None
 
     async def _show(self) -> tuple[Shown, Descriptor | None, Terms | None]:
         if self.stopped:
@@ -134,6 +142,8 @@ class ByHand(Agent):
             )
         report, why, detail = await self._report(now, terms)
         if report is not None:
+            if terms.reporting is not None:
+                messages += await self._aside(lambda: self._introduction(terms))
             messages.append(await self._aside(lambda: self._message(report, terms)))
         elif why == "not asked" and not messages:
             messages.append(await self._present(now))
@@ -166,6 +176,12 @@ class ByHand(Agent):
         except ConsentError as error:
             return None, "choice", str(error)
         return found, "" if found is not None else "nothing", ""
+
+    def _introduction(self, terms: Terms) -> list[Message]:
+        """To the shuffler, with whom it begins."""
+        word = self.store.secret(_ADMISSION) or b""
+        body = self._proxy_of(terms).introduction(self._signing_key(), word)
+        return [] if body is None else [Message("enrolment", "shuffler", body, False)]
 
     def _message(self, report: Prepared, terms: Terms) -> Message:
         if terms.reporting is not None:
