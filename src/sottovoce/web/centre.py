@@ -46,6 +46,9 @@ _LISTS = ("hidden_attributes", "refused_owners", "never_send")
 RECOMMENDED = 10
 _GRACE_SECONDS = 0.5
 RECEIPT = "sottovoce-receipt-1"
+_COLUMNS = ("id", "time", "what", "to", "bytes", "epsilon", "items", "state", "sha256")
+_PART = 10_000
+"""Rows of a ledger that are read at a time."""
 
 
 class Runner:
@@ -60,6 +63,8 @@ class Runner:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
     def close(self) -> None:
+        if self._loop.is_closed():
+            return
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(_GRACE_SECONDS)
         if not self._thread.is_alive():
@@ -183,29 +188,41 @@ class Desk(ABC, Generic[S]):
         }
 
     def export(self, format: str) -> Iterator[bytes]:
-        """The whole ledger, newest first; as lines of JSON also with the names of things."""
-        columns = ["id", "time", "what", "to", "bytes", "epsilon", "items", "state", "sha256"]
+        """The whole ledger of this moment, newest first, a part at a time; as lines of JSON also
+        with the names of things."""
+        total = timeline.count(self.store.file, self.number)
+        return self._exported(format, total)
+
+    def _exported(self, format: str, total: int) -> Iterator[bytes]:
         if format == "csv":
-            yield (",".join(columns) + "\r\n").encode()
-        for line in timeline.all_lines(self.store.file, self.number):
-            plain = {
-                "id": line.name,
-                "time": _iso(line.when),
-                "what": line.what,
-                "to": line.party or self.line_words(line)[1].key.rpartition(".")[2],
-                "bytes": line.bytes,
-                "epsilon": _finite(self.epsilon(line)),
-                "items": line.items,
-                "state": line.state or "sent",
-                "sha256": line.sha256,
-            }
-            if format == "csv":
-                out = io.StringIO()
-                csv.writer(out).writerow([_cell(plain[name]) for name in columns])
-                yield out.getvalue().encode()
-            else:
-                names = [title or item for item, title, _ in self.inside(line)]
-                yield (json.dumps({**plain, "things": names}, ensure_ascii=False) + "\n").encode()
+            yield (",".join(_COLUMNS) + "\r\n").encode()
+        for offset in range(0, total, _PART):
+            with self.turn:
+                # What has left meanwhile stands before all the others.
+                new = timeline.count(self.store.file, self.number) - total
+                size = min(_PART, total - offset)
+                lines = timeline.lines(self.store.file, self.number, new + offset, size)
+                part = b"".join(self._exported_line(format, line) for line in lines)
+            yield part
+
+    def _exported_line(self, format: str, line: Line) -> bytes:
+        plain = {
+            "id": line.name,
+            "time": _iso(line.when),
+            "what": line.what,
+            "to": line.party or self.line_words(line)[1].key.rpartition(".")[2],
+            "bytes": line.bytes,
+            "epsilon": _finite(self.epsilon(line)),
+            "items": line.items,
+            "state": line.state or "sent",
+            "sha256": line.sha256,
+        }
+        if format == "csv":
+            out = io.StringIO()
+            csv.writer(out).writerow([_cell(plain[name]) for name in _COLUMNS])
+            return out.getvalue().encode()
+        names = [title or item for item, title, _ in self.inside(line)]
+        return (json.dumps({**plain, "things": names}, ensure_ascii=False) + "\n").encode()
 
     def _row(self, line: Line) -> dict[str, Any]:
         what, to = self.line_words(line)
@@ -330,11 +347,11 @@ class Centre:
         try:
             for number, path in enumerate(paths):
                 store, serves = _opened(path)
-                if len(store.numbers) != 1:
+                people = len(store.numbers)
+                if people != 1:
                     store.close()
                     raise UsageError(
-                        f"{path} is the store of {len(store.numbers):,} people; a page is one "
-                        "person's"
+                        f"{path} is the store of {people:,} people; a page is one person's"
                     )
                 name = f"s{number}"
                 if isinstance(store, UserStore):
@@ -426,7 +443,7 @@ class Centre:
     def export(self, store: str, format: str) -> tuple[str, Iterator[bytes]]:
         with self._desk(store) as desk:
             name = f"ledger-{desk.store.path.name}.{format}"
-            return name, iter([b"".join(desk.export(format))])
+            return name, desk.export(format)
 
     def agree(self, store: str, digest: str) -> dict[str, Any]:
         with self._desk(store) as desk:

@@ -7,6 +7,7 @@ import hashlib
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -426,7 +427,12 @@ _KINDS = {"enrolment": said("preview.enrolment"), "check-in": said("preview.chec
 def _bounded(epsilon: float, terms: Terms | None) -> float:
     """ε of what left under these terms; where noise on the sum bounds it, of this round alone."""
     noise = sum_noise(terms)
-    return price(noise, 1) if math.isinf(epsilon) and noise else epsilon
+    return _of_one_round(noise) if math.isinf(epsilon) and noise else epsilon
+
+
+@lru_cache(maxsize=16)
+def _of_one_round(noise: float) -> float:
+    return price(noise, 1)  # which takes a moment, and ledgers are long
 
 
 def _needs_history(terms: Terms) -> bool:

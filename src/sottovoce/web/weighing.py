@@ -61,9 +61,8 @@ def weigh(
         return Weighed(50.0, said("odds.coin"), "good", (said("verdict.no_part"),))
     delta = delta_of(terms)
     limit = limit_words(choice.total_epsilon, terms) if "total_epsilon" in changed else []
-    worth = verdict(choice.total_epsilon, delta) if limit and math.isfinite(
-        choice.total_epsilon
-    ) else None  # fmt: skip
+    kept = limit and math.isfinite(choice.total_epsilon) and (terms is None or is_bounded(terms))
+    worth = verdict(choice.total_epsilon, delta) if kept else None
     if terms is None:
         return Weighed(None, None, worth or "none", tuple(limit))
     why = in_the_way(choice, terms, used, rounds)
