@@ -137,6 +137,7 @@ _CONTACTS = (
 
 
 def _reports(file: StoreFile) -> str:
+    # CROSS: rounds first, of which some are named; SQLite would read the whole ledger.
     known = file.version >= WITH_CONTENTS
     items = "ifnull(length(c.items) / 4, l.positive_rows)" if known else "l.positive_rows"
     kept = "LEFT JOIN contents c USING (era, round, attempt, number) " if known else ""
@@ -147,6 +148,6 @@ def _reports(file: StoreFile) -> str:
         "SELECT l.era || '.' || l.round || '.' || l.attempt AS name, r.left_at, l.kind, '', l.era,"
         f" l.round, l.attempt, {size}, l.epsilon, l.reports, {items}, r.state, r.reason, {sha},"
         " r.rowid"
-        f" FROM rounds r JOIN ledger l USING (era, round, attempt) {kept}"
+        f" FROM rounds r CROSS JOIN ledger l USING (era, round, attempt) {kept}"
         f"WHERE l.number = ? AND r.state IN {_GONE}"
     )
