@@ -342,8 +342,10 @@ def test_what_only_devices_have_is_one_sentence(store, ask, command):
 
 def test_a_devices_store_knows_no_data_owners(ask, tmp_path):
     ask("init", tmp_path / "device")
-    for command, *more in (["send"], ["interact", "x", "--liked"], ["leave", "--yes"]):
+    for command, *more in (["send"], ["interact", "x", "--liked"]):
         assert "serve device" in ask(command, tmp_path / "device", *more, code=2)["error"]
+    left = ask("leave", tmp_path / "device", "--owner", "x", "--yes", code=2)
+    assert "no data owners" in left["error"]
     assert "no data owners" in ask("consent", tmp_path / "device", "--refuse", "x", code=2)["error"]
 
 

@@ -7,12 +7,12 @@ from sottovoce.algorithms.fmf.system import FMFConfig
 from sottovoce.algorithms.fpl.system import FPLConfig
 from sottovoce.algorithms.gram.system import GramConfig
 from sottovoce.algorithms.uc.settings import FilterConfig, UCConfig
-from sottovoce.cli.device_terms import who_reads
 from sottovoce.core.links import Direct, Proxied, SecureSum
 from sottovoce.privacy.mechanisms import Everything, ShareFraction
 from sottovoce.privacy.own_epsilon import OwnEpsilon
 from sottovoce.privacy.reports import KReports
 from sottovoce.privacy.updates import Clipped
+from sottovoce.wire.exactly import who_reads
 from sottovoce.wire.terms import Terms
 
 FILTERS = (FilterConfig("gender", ("f", "m"), (0.5, 0.5)),)

@@ -13,10 +13,12 @@ from pathlib import Path
 
 import pytest
 
+import sottovoce
 from sottovoce.core.words import KINDS, LANGUAGES, PLACE, Said, catalogue, glossary, said, say
 from sottovoce.errors import ConfigError
 
 PLAIN = tomllib.loads((Path(__file__).parent / "plain_words.toml").read_text(encoding="utf-8"))
+SOURCE = Path(sottovoce.__file__).parent
 LONGEST = 20
 FLOORS = {"en": 80.0, "it": 70.0}
 """Of Flesch's reading ease 80 is "easy"; of Gulpease 60 is easy after middle school, 80 before."""
@@ -173,6 +175,20 @@ def test_a_missing_message_or_place_is_found():
     ]
     assert problems("en", {"a.one": "One."}) == ["a has no plural"]
     assert "a is a message and has plurals" in problems("en", {"a": "One.", "a.other": "Two."})
+
+
+def asked_for():
+    """The keys that commands and pages name outright, each with a file that does."""
+    pattern = re.compile(r"""\bsaid\(\s*["'`]([a-z_]+(?:\.[\w-]+)+)["'`]""")
+    files = [p for p in SOURCE.rglob("*") if p.suffix in (".py", ".js", ".html")]
+    return {key: path for path in files for key in pattern.findall(path.read_text("utf-8"))}
+
+
+def test_every_message_that_is_asked_for_is_there():
+    found, english = asked_for(), catalogue("en")
+    assert len(found) > 300
+    missing = {k: p.name for k, p in found.items() if not {k, f"{k}.other"} & english.keys()}
+    assert missing == {}
 
 
 @pytest.mark.parametrize("language", LANGUAGES)

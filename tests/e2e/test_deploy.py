@@ -884,14 +884,15 @@ def _check_words_of_owners(machines: OwnerMachines, said: dict[str, str]) -> Non
     if shutil.which("curl"):
         assert re.search(r"^sottovoce_owner_\w+", said["cineclub"], re.MULTILINE)
     ines = said["ines"]
-    assert "You do not take part: nothing leaves. If you did, who would read what:" in ines
-    assert "it can work out whether you liked them" in ines
-    assert "Library: refused, is told nothing (30 items)" in ines
-    told = "36 messages for data owners; 0 were told before, and of 12 interactions nothing leaves."
-    assert f"{told}\n37 messages arrived, 0 wait.\n" in ines
-    assert "Asked to forget you: Cineclub.\n1 message arrived, 0 wait.\n" in ines
-    assert "Asked to forget you: nobody" in ines
-    assert "You have left the federation; the store stays with you." in ines
+    assert "You do not take part: nothing leaves.\nIf you took part, who would see what:" in ines
+    assert "It can work out whether you liked them." in ines
+    assert "The data owner Library: Is refused and told nothing." in ines
+    told = "36 messages go to data owners. 12 things that you did stay here."
+    assert f"{told}\n37 messages arrived. 0 messages wait.\n" in ines
+    forgets = "Asked to forget you: Cineclub.\nOne message arrived. 0 messages wait.\n"
+    assert forgets in ines
+    assert "Nobody has anything of you to forget." in ines
+    assert "You have left the federation. The store stays with you." in ines
     best = ines.split("Recommended to you", 1)[1].split("arrived", 1)[0]
     recommended = [film for film in FILMS if f" {film} " in best]
     assert len(recommended) == 3

@@ -237,6 +237,7 @@ def test_noisy_sums_count_where_reports_are_randomised(tmp_path, capsys):
     assert ", 2 rounds left." in words
     assert "Of this, noisy sums cost ε = 1.926, but for a chance of 1e-06 and while their" in words
     assert "no ε can be vouched" not in words
+    assert "It went into sums with noise." in told(capsys, "status", path, exact=False)
     for round in range(2):
         assert may_report(hosted.store, terms)
         gone(hosted, [round])
@@ -295,9 +296,10 @@ def test_terms_with_noise_that_nobody_can_draw_are_not_read():
 # --- words ----------------------------------------------------------------------------------------
 
 
-def told(capsys, *arguments):
+def told(capsys, *arguments, exact=True):
     capsys.readouterr()
-    assert call(["device", *map(str, arguments)]) == 0
+    more = ["--technical"] if exact else []
+    assert call(["device", *map(str, arguments), *more]) == 0
     return " ".join(capsys.readouterr().out.split())
 
 
@@ -362,6 +364,9 @@ def test_no_price_is_put_on_what_left_without_noise(tmp_path, capsys):
         "in all has room for 2 more rounds. 1 earlier release left without noise on sums, and no ε "
         "bounds it; it takes a round of the limit."
     )
+    plain = told(capsys, "status", path, exact=False)
+    assert "It had no noise. Nothing limits what others can learn from it." in plain
+    assert "Once something left without noise." in plain
     move(hosted, noisy(0.0))
     gone(hosted, [0])
     move(hosted, noisy())
@@ -373,6 +378,8 @@ def test_no_price_is_put_on_what_left_without_noise(tmp_path, capsys):
         "2 earlier releases left without noise on sums, and no ε bounds them; each takes a round "
         "of the limit."
     )
+    for command in ("status", "ledger"):
+        assert "Part of it had no noise." in told(capsys, command, path, exact=False)
     with pytest.raises(ConsentError) as caught:
         prepared(hosted, 1)
     assert "after 3 rounds, counting 2 releases without noise on sums, which no ε bounds, as a" in (

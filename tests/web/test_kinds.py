@@ -174,7 +174,7 @@ def test_a_store_in_no_federation_has_nothing_to_send(stack, tmp_path):
     assert set(fields(centre)) == {"takes_part", "never_send"}
     found = centre.choose("s0", {"takes_part": True, "never_send": ["venue-0"]})
     assert (found["quiet"]["key"], found["terms"], found["meter"]) == ("quiet.alone", None, None)
-    assert found["history"] == {"items": 12, "off": 1, "unknown": 0}
+    assert (found["history"]["items"], found["history"]["off"]) == (12, 1)
     assert centre.weigh("s0", {"total_epsilon": 3.0})["odds"] is None
     assert centre.recommend("s0", {"never_send": []}) == {"now": [], "after": []}
     assert centre.ledger("s0", 0, 10) == {"total": 0, "rows": []}
@@ -305,12 +305,12 @@ def test_a_limit_on_noisy_sums_is_weighed_as_it_is_kept(place, name):
         if not shown["ready"]:
             assert shown["said"]["key"] == "quiet.limit"
             break
-        assert shown["epsilon"] == pytest.approx(price(20.0, 1))
+        assert shown["epsilon"] == pytest.approx(price(20.0, 1), abs=1e-3)
         assert centre.send("s0", shown["nonce"])["state"] == "arrived"
         sent += 1
         kind.town.next_round()
     assert sent == 3
-    assert store(centre)["meter"]["spent"] == pytest.approx(price(20.0, 3), abs=1e-4)
+    assert store(centre)["meter"]["spent"] == pytest.approx(price(20.0, 3), abs=1e-3)
     assert centre.weigh("s0", {})["objection"]["key"] == "quiet.limit"
     rows = [row for row in centre.ledger("s0", 0, 10)["rows"] if row["sha256"]]
     assert [(row["bounded"], row["what"]["key"]) for row in rows] == [
@@ -388,7 +388,10 @@ def test_what_is_previewed_is_what_leaves_and_what_the_ledger_says(place, name):
     for message, body, there in zip(shown["messages"], bodies, left, strict=True):
         assert (body == there) is message["exact"]
     newest, *_ = centre.ledger("s0", 0, 10)["rows"]
-    assert (newest["epsilon"], newest["items"]) == (shown["epsilon"], shown["total"])
+    assert newest["items"] == shown["total"]
+    assert newest["epsilon"] == (
+        None if name in PLAIN else pytest.approx(shown["epsilon"], abs=1e-3)
+    )
     assert newest["bounded"] is (name not in PLAIN)
     row = centre.row("s0", newest["id"])
     assert row["items"] == shown["items"]

@@ -18,7 +18,14 @@ from sottovoce.privacy.mechanisms import Everything, ShareFraction
 from sottovoce.privacy.own_epsilon import OwnEpsilon
 from sottovoce.privacy.reports import KReports, Tier
 from sottovoce.privacy.updates import Clipped
-from sottovoce.wire.plainly import agreed_to, is_bounded, is_printed, objection, readers
+from sottovoce.wire.plainly import (
+    agreed_to,
+    is_bounded,
+    is_printed,
+    objection,
+    of_change,
+    readers,
+)
 from sottovoce.wire.terms import Terms
 
 FILTERS = (FilterConfig("gender", ("f", "m"), (0.5, 0.5)),)
@@ -85,7 +92,7 @@ def test_a_sum_without_noise_is_not_called_one_with():
     assert "without noise. A thing that only you have shows in it." in plain
     assert "with noise. Your part is in it." in noisy
     assert "without noise" not in noisy
-    assert "could take it off again" in noisy
+    assert "took the noise off again" in noisy
     assert not is_bounded(terms_of("fpl summed"))
     assert is_bounded(terms_of("uc summed with noise"))
 
@@ -93,10 +100,10 @@ def test_a_sum_without_noise_is_not_called_one_with():
 def test_gram_says_what_helper_aggregators_and_both_together_can():
     one, parts, checked = (" ".join(told(n)) for n in ("gram", "gram in parts", "gram checked"))
     assert "one sum of 33 people or more" in one
-    assert "could take it off again" in one
+    assert "took the noise off again" in one
     assert "Server and helper together: Can read your part." in one
     assert "while 40 devices add their part" in parts
-    assert "could take it off" not in parts
+    assert "took the noise off" not in parts
     assert "Any two aggregators together: Can read your part." in checked
     assert "Nobody: Learns how loudly you chose to speak." in checked
     agreed = " ".join(say(line) for line in agreed_to(terms_of("gram")))
@@ -182,3 +189,32 @@ def test_a_limit_is_none_to_a_release_that_nothing_bounds():
     assert why is not None
     assert why.options == "--total-epsilon inf"
     assert objection(terms_of("uc"), Choice(share_positives=1.0, total_epsilon=math.inf)) is None
+
+
+@pytest.mark.parametrize(
+    ("setting", "before", "after", "words"),
+    [
+        ("link.min_devices", 20, 10, "Fewer people are enough for a sum. That hides you less."),
+        ("link.min_devices", 10, 20, "That hides you better."),
+        ("link.noise", 1.0, 2.0, "more noise"),
+        ("release.epsilon", 4.0, 8.0, "People may now speak louder."),
+        ("release.period_days", 30, 1, "sooner"),
+        ("link.url", "https://a.example", "https://b.example", "moved to another address"),
+        ("link.key", "aa", "bb", "new key"),
+        ("link.name", "secure-sum", "direct", "Read again who sees what."),
+        ("release.per", "item", "draw", "What leaves has changed."),
+        ("algorithm.embedding_size", 3, 4, "The model has changed."),
+        ("n_items", 40, 41, "The list of things has changed."),
+    ],
+)
+def test_what_a_change_of_terms_means_is_said(setting, before, after, words):
+    found = of_change(setting, before, after)
+    assert found is not None
+    assert words in say(found)
+
+
+def test_a_setting_that_is_new_or_unknown_has_no_direction():
+    found = of_change("link.min_devices", None, 20)
+    assert found is not None
+    assert found.key == "terms.other_way"
+    assert of_change("protocol", 1, 2) is None

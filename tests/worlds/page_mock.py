@@ -23,7 +23,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 import sottovoce
-from sottovoce.core.words import LANGUAGES, catalogue
+from sottovoce.core.words import catalogue
 
 PAGES = next(p for p in sottovoce.__path__) + "/web/pages"
 WORDS = next(p for p in sottovoce.__path__) + "/core/words"
@@ -575,16 +575,9 @@ CALLS = {
 
 
 def words(language):
-    """The catalogue, with what the page wants besides."""
-    found = dict(catalogue(language))
-    try:
-        with open(f"{PAGES}/wanted.toml", "rb") as file:
-            wanted = tomllib.load(file)
-    except FileNotFoundError:
-        wanted = {}
-    at = LANGUAGES.index(language)
-    every = {**{key: texts[at] for key, texts in wanted.items()}, **found}
-    return {key: text for key, text in every.items() if key.split(".")[0] not in COMMAND_LINE}
+    """What a page may say, by its key."""
+    every = catalogue(language).items()
+    return {key: text for key, text in every if key.split(".")[0] not in COMMAND_LINE}
 
 
 # --- the server -----------------------------------------------------------------------------------

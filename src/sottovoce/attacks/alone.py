@@ -51,7 +51,7 @@ _SEVERAL = 3.0
 
 
 @dataclass(frozen=True, slots=True)
-class Guessed:
+class RightGuesses:
     """How many guesses were right of how many, where a coin is right in half of them."""
 
     right: int
@@ -70,7 +70,7 @@ def dense_update(reports: DeviceReports, shape: tuple[int, int]) -> Ints:
     return table.ravel()
 
 
-def guess_masked(numbers: Ints, width: int, secret: Secret) -> Guessed:
+def guess_masked(numbers: Ints, width: int, secret: Secret) -> RightGuesses:
     """Whether a masked message holds these numbers or zeros, for whoever knows the numbers: masked
     words of `width` bits are held against the largest of them."""
     hers = _largest(numbers, _LOOKED_AT)
@@ -83,7 +83,7 @@ def guess_masked(numbers: Ints, width: int, secret: Secret) -> Guessed:
     return _counted(along, hers, np.zeros_like(hers), _MASKED)
 
 
-def guess_shared(form: Callable[[int], Form], entries: Ints, secret: Secret) -> Guessed:
+def guess_shared(form: Callable[[int], Form], entries: Ints, secret: Secret) -> RightGuesses:
     """The same for an aggregator, which has two of three shares of entries; `form` is that of so
     many."""
     largest = _largest(entries, _SHARED_PLACES)
@@ -107,11 +107,13 @@ def _largest(numbers: Ints, most: int) -> Ints:
     return numbers[np.argsort(-np.abs(numbers), kind="stable")[:many]]
 
 
-def _counted(score: Callable[..., float], hers: object, nothing: object, draws: int) -> Guessed:
+def _counted(
+    score: Callable[..., float], hers: object, nothing: object, draws: int
+) -> RightGuesses:
     """Above 0 it is taken for hers."""
     inside = sum(score(hers) > 0 for _ in range(draws))
     outside = sum(score(nothing) <= 0 for _ in range(draws))
-    return Guessed(int(inside + outside), 2 * draws)
+    return RightGuesses(int(inside + outside), 2 * draws)
 
 
 # --- the sum that everybody sees ------------------------------------------------------------------
@@ -134,7 +136,7 @@ def claimed_noise(algorithm: Contributing, round: int, numbers: int, sigma: floa
     return np.repeat(np.array(size) * sigma * STEPS, many)
 
 
-def guess_in_sum(parts: Sequence[Added], permitted: float, secret: Secret) -> Guessed:
+def guess_in_sum(parts: Sequence[Added], permitted: float, secret: Secret) -> RightGuesses:
     """Whether she is in these sums, for whoever knows everybody else. `permitted` is the distance
     at which she may stand out, in standard deviations.
 
@@ -152,7 +154,7 @@ def guess_in_sum(parts: Sequence[Added], permitted: float, secret: Secret) -> Gu
     )
     noise = [_drawn(each, 2 * _SUMMED, secret) for each in target.sigmas]
     right = right_guesses(target, lambda n: [each[n] for each in noise], _SUMMED)
-    return Guessed(right, 2 * _SUMMED, float(ndtr(permitted / 2)))
+    return RightGuesses(right, 2 * _SUMMED, float(ndtr(permitted / 2)))
 
 
 def _drawn(sigmas: Floats, draws: int, secret: Secret) -> Ints:

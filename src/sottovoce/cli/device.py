@@ -264,9 +264,10 @@ def consent(
 
     from sottovoce.cli import plainly, spent
     from sottovoce.cli.device_attributes import hiding
-    from sottovoce.cli.device_terms import is_gateway, terms_in_words, waiting, who_reads
+    from sottovoce.cli.device_terms import is_gateway, terms_in_words, waiting
     from sottovoce.stores.session import DeviceSession
     from sottovoce.stores.user import UserStore, open_store, whose
+    from sottovoce.wire.exactly import who_reads
 
     if "epsilon" in changes:
         spent.require_sane(changes["epsilon"])
@@ -414,6 +415,7 @@ def ledger(
     from sottovoce.cli import plainly, spent
     from sottovoce.core import ledger as ledgers
     from sottovoce.evaluation.tables import Column, Table
+    from sottovoce.stores.device_limits import plain_releases
     from sottovoce.stores.session import DeviceSession
     from sottovoce.stores.user import UserStore, open_store, whose
 
@@ -428,6 +430,8 @@ def ledger(
         names = {int(n): store.name(int(n)) for n in store.users}
         totals = ledgers.totals_of(store.ledger(number))
         contacts = store.contacts(number)
+        mine = slice(None) if number is None else store.users == number
+        plain = int(plain_releases(store)[mine].sum())
         who = "the store" if number is None else f"the device of {store.name(number)}"
         one = int(store.users[0]) if number is None and len(names) == 1 else number
         budget = None if one is None else spent.of_store(store, one, DeviceSession(store).terms)
@@ -455,7 +459,8 @@ def ledger(
         return
     several = names if number is None and len(names) > 1 else None
     if not technical:
-        output.show(*output.told(*plainly.left(totals), *(plainly.used(budget) if budget else ())))
+        found = [*plainly.left(totals, plain), *(plainly.used(budget) if budget else ())]
+        output.show(*dict.fromkeys(output.told(*found)))
         if lines:
             output.show(plainly.ledger_table(lines[-20:], several))
             output.show(*plainly.things_named(lines[-20:]))
@@ -510,10 +515,12 @@ def status(
     """
     from sottovoce.cli import plainly, spent
     from sottovoce.cli.device_attributes import standing, status_words, to_json
-    from sottovoce.cli.device_terms import is_gateway, terms_in_words, waiting, who_reads
+    from sottovoce.cli.device_terms import is_gateway, terms_in_words, waiting
     from sottovoce.core import ledger as ledgers
+    from sottovoce.stores.device_limits import plain_releases
     from sottovoce.stores.session import DeviceSession
     from sottovoce.stores.user import UserStore, open_store, whose
+    from sottovoce.wire.exactly import who_reads
     from sottovoce.wire.invitations import kept_invitation
 
     with open_store(path, readonly=True) as store:
@@ -548,6 +555,7 @@ def status(
         sums = None if alone is None else spent.sums_of_store(store, alone, terms)
         known = [] if alone is None else standing(store, alone, terms)
         totals = ledgers.totals_of(store.ledger(None))
+        plain = int(plain_releases(store).sum())
         mine = None if alone is None else (store.name(alone), records.row(0))
     shown = pending or terms
     leaves = who_reads(shown, gateway=gateway) if shown else []
@@ -564,6 +572,9 @@ def status(
         output.emit({**content, **costs})
         return
     if not technical:
+        found = [*plainly.left(totals, plain), *(plainly.used(budget) if budget else ())]
+        found += plainly.summed(sums) if sums else ()
+        output.show(*dict.fromkeys(output.told(*found)))
         output.show(*_status_lines(content, mine, path))
         if not content["taking_part"]:
             output.show(output.joined(said("quiet.nobody" if mine is None else "quiet.off")))
@@ -572,10 +583,8 @@ def status(
         elif pending is not None:
             output.show(*plainly.agreeing(pending, path))
         if shown is not None:
-            output.show(*plainly.in_words(shown, gateway=gateway))
-        output.show(*output.told(*plainly.left(totals)))
-        output.show(*output.told(*(plainly.used(budget) if budget else ())))
-        output.show(*output.told(*(plainly.summed(sums) if sums else ())))
+            agreed = pending is None
+            output.show(*plainly.in_words(shown, gateway=gateway, agreed=agreed))
         output.show(output.joined(said("device.more")))
         return
     content["attributes"] = status_words(known)

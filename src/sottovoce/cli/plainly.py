@@ -158,7 +158,8 @@ def used(budget: spent.Budget) -> list[Said]:
     elif left < 1:
         found = [said("stands.meter_full", spent=shown, limit=budget.limit)]
     else:
-        found = [said("stands.meter", spent=shown, limit=budget.limit, n=int(left))]
+        key = "stands.meter_periods" if budget.each == "period" else "stands.meter"
+        found = [said(key, spent=shown, limit=budget.limit, n=int(left))]
     worth = verdict(budget.spent, budget.account.delta if budget.sums else 0.0)
     if worth != "good":
         found.append(said(f"stands.meter_{worth}"))
@@ -194,21 +195,22 @@ def asking(path: Path) -> list[str]:
     )
 
 
-def in_words(terms: Terms, *, gateway: bool) -> list[str]:
-    """Who sees what under these terms, and what else she would agree to."""
+def in_words(terms: Terms, *, gateway: bool, agreed: bool = False) -> list[str]:
+    """Who sees what under these terms, and what else she would agree to, or has."""
     from sottovoce.wire.plainly import agreed_to, readers
 
     found = readers(terms, gateway=gateway)
-    head, what = output.told(said("device.who_reads"), said("device.terms"))
-    agreed = [f"  {line}" for line in output.told(*agreed_to(terms))]
-    return [head, *seen(found), what, *agreed]
+    what = said("device.terms_agreed" if agreed else "device.terms")
+    first, second = output.told(said("device.who_reads"), what)
+    rest = [f"  {line}" for line in output.told(*agreed_to(terms))]
+    return [first, *seen(found), second, *rest]
 
 
 # --- what has left -------------------------------------------------------------------------------
 
 
-def left(totals: Totals) -> list[Said]:
-    """Sums of a ledger."""
+def left(totals: Totals, plain: int) -> list[Said]:
+    """Sums of a ledger; of its releases, `plain` had no noise at all, not even in a sum."""
     if not totals.releases:
         return [said("stands.nothing")]
     found = [said("ledger.total_words.left", n=totals.releases, size=totals.bytes)]
@@ -217,9 +219,10 @@ def left(totals: Totals) -> list[Said]:
     if totals.positive_rows or totals.negative_rows:
         rows = {"positive": totals.positive_rows, "negative": totals.negative_rows}
         found.append(said("ledger.total_words.rows", **rows))
-    if math.isinf(totals.epsilon):
-        return [*found, said("ledger.total_words.no_noise")]
-    return found
+    if math.isfinite(totals.epsilon):
+        return found
+    how = "no_bound" if 0 < plain < totals.releases else "no_noise" if plain else "helper_noise"
+    return [*found, said(f"ledger.total_words.{how}")]
 
 
 def ledger_table(lines: Sequence[dict[str, Any]], names: Mapping[int, str] | None) -> Table:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from sottovoce.attacks.views import ATTACKS, PERMITTED, Remedy, Result
-from sottovoce.core.words import LANGUAGES, Said, catalogue, said
+from sottovoce.core.words import LANGUAGES, Said, catalogue, said, say
 from sottovoce.errors import AttackFailed
 from sottovoce.evaluation import drawings, plots
 from sottovoce.evaluation.report import (
@@ -334,21 +334,13 @@ def _attacked(card: Card) -> list[Block]:
 
 def lead_of(card: Card) -> Lead:
     """How many promises are broken, before anything else."""
-    broken, fallen = len(card.broken), len(card.failed)
-    tried = [r for r in card.results if r.claims]
-    unknown = [f"{fallen} of the attacks fell over; nothing is known of what they test."]
-    more = unknown if fallen else []
+    first, *more = (say(sentence) for sentence in card.summary())
     if card.facts.get(STANDS):
         more.append(f"The system is {card.facts[STANDS]}.")
-    if broken:
-        is_are = "promise is" if len(tried) == 1 else "promises are"
-        below = "Below is who learns what, and what is made against it."
-        return Lead("broken", f"{broken} of {len(tried)} {is_are} broken.", [*more, below])
-    if not tried:
-        return Lead("nothing", "No attack had anything to attack.", [*more, "That proves nothing."])
-    held = "the one promise" if len(tried) == 1 else f"all {len(tried)} promises"
-    words = "That says that these attacks got nowhere on these data, not that none could."
-    return Lead("nothing" if fallen else "holds", f"None is broken of {held}.", [*more, words])
+    if card.broken:
+        return Lead("broken", first, more)
+    whole = any(r.claims for r in card.results) and not card.failed
+    return Lead("holds" if whole else "nothing", first, more)
 
 
 def _results(card: Card, figures: Path) -> list[Block]:
@@ -382,11 +374,11 @@ def _verdict(result: Result, setting: CardSetting) -> Verdict:
     words = f"{figures}; interval {_interval(result)}; {result.verdict}"
     broken = result.verdict == "broken"
     return Verdict(
-        result.promise,
-        meaning(result, setting),
+        say(plain_promise(result)),
+        " ".join(say(sentence) for sentence in plain_words(result)),
         f"{result.code} {result.attack}",
-        _technical(result),
-        _PARTIES[result.party],
+        _technical(result, setting),
+        say(said(f"attack.who.{result.party}")),
         kind,
         result.verdict,
         drawings.gauge(result.value, low_high, result.base_rate, broken=broken, words=words)
@@ -396,9 +388,9 @@ def _verdict(result: Result, setting: CardSetting) -> Verdict:
     )
 
 
-def _technical(result: Result) -> str:
-    """By numbers, and what else the attack has to say."""
-    parts = [f"Attack {result.code}, {result.attack}, by {result.party}."]
+def _technical(result: Result, setting: CardSetting) -> str:
+    """The exact promise and result, by numbers, and what else the attack has to say."""
+    parts = [f"{result.promise.rstrip('.')}.", meaning(result, setting)]
     if result.claims:
         recall = "" if math.isnan(result.recall) else f", recall {result.recall:.3f}"
         parts.append(

@@ -20,7 +20,7 @@ from sottovoce.evaluation.significance import compare
 from sottovoce.privacy.accountant import rounded_up
 from sottovoce.runs.card import JSON, PAGE
 from sottovoce.runs.read import FinishedRun
-from sottovoce.runs.standing import Standing, standing
+from sottovoce.runs.standing import RunStanding, standing
 from sottovoce.runs.tables import half_width, metric_columns, name_of, own_metric, shown_metrics
 
 CENTRAL = "sees everything"
@@ -34,7 +34,7 @@ class Side:
     run: FinishedRun
     evaluation: Evaluation
     world: str
-    stands: Standing
+    stands: RunStanding
     sent: float
     """kB that left a user who takes part, on average."""
 
@@ -194,8 +194,7 @@ def attacked(folder: Path, out: Path) -> Entry:
     """How many promises of a run its attacks have broken, with the way to its report card."""
     try:
         content = json.loads((folder / JSON).read_text(encoding="utf-8"))
-        found = [attack["verdict"] for attack in content["attacks"]]
-        verdicts = [verdict for verdict in found if verdict != "nothing to attack"]
+        verdicts = [attack["verdict"] for attack in content["attacks"]]
         failed = len(content["failed"])
     except FileNotFoundError:
         return Entry(None, text=NOT_ATTACKED, choice=NOT_ATTACKED)

@@ -26,7 +26,7 @@ _UNCHANGED = "This is the system of a paper, as the paper has it."
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class RunStanding:
     """Where a run stands with what it promises."""
 
     printed: bool
@@ -70,16 +70,16 @@ def as_printed(algorithm: AlgorithmSettings, release: Release | None, link: Link
     return algorithm.as_printed or (shown and release is not None and release.as_printed)
 
 
-def standing(experiment: Experiment, ledger: pa.Table) -> Standing:
+def standing(experiment: Experiment, ledger: pa.Table) -> RunStanding:
     """Of a run with this ledger."""
     silo, link, release = experiment.silo, experiment.link, experiment.release
     if silo is not None:
         reads = "Data owners read in full what they are sent."
         if silo.as_printed:
-            return Standing(True, "open", math.inf, (
+            return RunStanding(True, "open", math.inf, (
                 _UNCHANGED, reads, "The orchestrator can tell who liked what. No ε bounds it.",
             ))  # fmt: skip
-        return Standing(False, "sums", math.inf, (
+        return RunStanding(False, "sums", math.inf, (
             f"The orchestrator sees sums over {silo.min_users:,} people or more, and nobody alone.",
             f"{reads} No ε bounds what sums tell.",
         ))  # fmt: skip
@@ -89,15 +89,15 @@ def standing(experiment: Experiment, ledger: pa.Table) -> Standing:
     if math.isfinite(epsilon):
         if epsilon > NOTHING:
             words += (f"Above ε = {NOTHING:g} nothing is protected.",)
-        return Standing(printed, "bounded", epsilon, first + words)
+        return RunStanding(printed, "bounded", epsilon, first + words)
     if link is not None and link.adds_up is not None:
-        return Standing(printed, "sums", math.inf, (
+        return RunStanding(printed, "sums", math.inf, (
             *first,
             f"Only sums over at least {link.adds_up.min_devices:,} people are opened.",
             "Nobody reads what one of them sent, while the server and its helper work apart.",
             "No ε bounds what the sums tell.",
         ))  # fmt: skip
-    return Standing(printed, "open", math.inf, (
+    return RunStanding(printed, "open", math.inf, (
         *first,
         "Whoever runs the server reads each message, and can work out what is behind it.",
         "No ε bounds what it learns.",

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import secrets
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, cast
 
@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from sottovoce.algorithms.base import Reporting
 from sottovoce.attacks import alone
-from sottovoce.attacks.alone import Added, Guessed, Questions, Secret
+from sottovoce.attacks.alone import Added, Questions, RightGuesses, Secret
 from sottovoce.attacks.audit import clopper_pearson
 from sottovoce.attacks.trying import FAULTS, trouble
 from sottovoce.attacks.views import ATTACKS, Attack, SeenRound, View, clustered
@@ -66,7 +66,8 @@ class Finding(Redacted):
     said: Said
     """What came out."""
     verdict: str
-    """"holds", "broken" or "cannot"."""
+    """"holds", "broken", "unclear" (right more often than by chance, but too seldom tried to be
+    sure), "not_promised" (as two who work together could) or "cannot"."""
     items: tuple[tuple[str, str, bool], ...] = ()
     """Id, title, and whether it is right, of what was claimed to be hers."""
     hits: int = 0
@@ -285,21 +286,24 @@ class _Trial(Redacted):
         items = items[items < self._terms.n_items]
         right = np.isin(items, own)
         hits, claims = int(right.sum()), len(items)
-        what = f"{code}, {name}, over {rounds:,} {'rounds' if rounds != 1 else 'round'}"
+        about = f"{code}, {name}, over {rounds:,} {'rounds' if rounds != 1 else 'round'}"
         if not claims:
-            technical = (f"{what}: no claim",)
+            technical = (f"{about}: no claim",)
             return Finding(
                 code, who, promise, said("learn.nothing_out"), "holds", technical=technical
             )
         chance, (low, high) = self._device.chance(claims), _interval([hits], [claims])
         technical = (
-            f"{what}: precision {hits / claims:.3f} (95 %: {low:.3f} to {high:.3f}), by popularity "
-            f"{chance:.3f}; recall {hits / max(1, len(own)):.3f}",
+            f"{about}: precision {hits / claims:.3f} (95 %: {low:.3f} to {high:.3f}), by "
+            f"popularity {chance:.3f}; recall {hits / max(1, len(own)):.3f}",
         )
         figures = hits, claims, round(100 * chance), round(100 * hits / claims)
         if not _surely_above(hits, claims, chance, _SELDOM):
-            held = said("learn.no_better", right=figures[3], chance=figures[2], tries=claims)
-            return Finding(code, who, promise, held, "holds", (), *figures, technical)
+            what = said("learn.by_popularity", right=figures[3], chance=figures[2], tries=claims)
+            if hits > chance * claims:  # as far as so few claims can tell
+                seen = self._named(items, right)
+                return Finding(code, who, promise, what, "unclear", seen, *figures, technical)
+            return Finding(code, who, promise, what, "holds", (), *figures, technical)
         out = said("learn.came_out", n=hits, all=len(own), wrong=claims - hits)
         named = self._named(items, right)
         return Finding(code, who, promise, out, "broken", named, *figures, technical)
@@ -356,7 +360,9 @@ class _Trial(Redacted):
             items.append(alone.items_in(device.contributing, view, numbers, size))
         promise, name = said("learn.promise.together"), "what two parties read together"
         every = np.concatenate(items)
-        return [self._of_claims("together", self._together(), every, name, len(told), promise)]
+        found = self._of_claims("together", self._together(), every, name, len(told), promise)
+        # That they keep apart is what all rests on: if they do not, no promise is broken by that.
+        return [replace(found, verdict="not_promised") if found.verdict == "broken" else found]
 
     # --- randomised reports -----------------------------------------------------------------------
 
@@ -427,7 +433,7 @@ class _Trial(Redacted):
 
 
 def _of_guesses(
-    code: str, who: Said, found: Guessed, key: str, promise: str = "learn.promise.masked"
+    code: str, who: Said, found: RightGuesses, key: str, promise: str = "learn.promise.masked"
 ) -> Finding:
     (low, high), share = _interval([found.right], [found.of]), found.right / found.of
     values = {"right": round(100 * share), "tries": found.of, "most": round(100 * found.permitted)}

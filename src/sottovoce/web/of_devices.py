@@ -7,6 +7,7 @@ import hashlib
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -25,6 +26,7 @@ from sottovoce.errors import (
     Told,
     Unreachable,
 )
+from sottovoce.privacy.accountant import rounded_up
 from sottovoce.privacy.central import price
 from sottovoce.services.agent.by_hand import ByHand, Message, Shown
 from sottovoce.stores import timeline
@@ -42,7 +44,14 @@ from sottovoce.web.centre import RECOMMENDED, Desk, Runner, plain_value
 from sottovoce.web.weighing import in_the_way, weigh
 from sottovoce.wire.exactly import changes, settings, short, who_reads
 from sottovoce.wire.invitations import kept_invitation
-from sottovoce.wire.plainly import Reader, agreed_to, is_bounded, is_printed, readers
+from sottovoce.wire.plainly import (
+    Reader,
+    agreed_to,
+    is_bounded,
+    is_printed,
+    of_change,
+    readers,
+)
 from sottovoce.wire.terms import Terms
 
 _SHOWN_ITEMS, _SHOWN_BYTES = 500, 512
@@ -107,6 +116,7 @@ class DeviceDesk(Desk[CohortStore]):
                 "items": store.count_history(),
                 "off": len(off),
                 "unknown": len(store.unknown()),
+                "version": store.history_version,  # another if names or categories have come
             },
             "contributions": reports,
             "last": lines[0].when if lines else None,
@@ -158,7 +168,7 @@ class DeviceDesk(Desk[CohortStore]):
         return float(used[0]), int(rounds[0])
 
     def _used(self) -> float:
-        return round(float(self.store.spent()[0] + spent_on_sums(self.store)[0]), 4)
+        return rounded_up(float(self.store.spent()[0] + spent_on_sums(self.store)[0]))
 
     def _meter(self, choice: Choice, terms: Terms | None) -> dict[str, Any] | None:
         used, limit = self._used(), choice.total_epsilon
@@ -176,12 +186,25 @@ class DeviceDesk(Desk[CohortStore]):
             if is_bounded(terms) and ASKED["total_epsilon"] not in asked:  # by noise on sums
                 asked.append(ASKED["total_epsilon"])
         known = self.store.attributes(self.number)
-        return [
+        drawn = [
             self.field(
                 one, choice, self._options(terms, choice, known) * (one.drawn == "attributes")
             )
             for one in (*asked, ASKED["never_send"])
         ]
+        for each in drawn:
+            if each["kind"] == "epsilon":
+                self._weigh_steps(each["steps"], choice, terms)
+        return drawn
+
+    def _weigh_steps(
+        self, steps: list[dict[str, Any]], choice: Choice, terms: Terms | None
+    ) -> None:
+        """Of each step, how many of 100 guesses would be right."""
+        for step in steps:
+            taken = replace(choice, takes_part=True, epsilon=step["value"], total_epsilon=math.inf)
+            right = weigh(taken, {}, terms).right
+            step["right"] = None if right is None else round(right)
 
     def _options(
         self, terms: Terms | None, choice: Choice, known: Mapping[str, str]
@@ -214,7 +237,7 @@ class DeviceDesk(Desk[CohortStore]):
                     "setting": name,
                     "before": "" if before is None else str(before),
                     "after": "" if after is None else str(after),
-                    "said": None,
+                    "said": _means(name, before, after),
                 }
                 for name, before, after in differs
             ],
@@ -307,6 +330,7 @@ class DeviceDesk(Desk[CohortStore]):
                 item, title = catalogue[int(inside.items[at])]
                 weight = float(inside.weight[at]) / largest
                 items.append({"item": item, "title": title or item, "weight": weight})
+        cost = None if inside is None else _bounded(inside.epsilon, terms)
         words = said("preview.ready")
         if not shown.messages:
             words = self._nothing_leaves(shown, terms)
@@ -318,7 +342,8 @@ class DeviceDesk(Desk[CohortStore]):
             "why": shown.detail,
             "nonce": shown.name or None,
             "round": None if report is None else report.round,
-            "epsilon": None if inside is None else plain_value(_bounded(inside.epsilon, terms)),
+            "epsilon": None if cost is None else plain_value(rounded_up(cost)),
+            "cost": None if cost is None else self._cost(cost, terms).to_json(),
             "items": items,
             "total": 0 if inside is None else len(inside.items),
             "others": 0 if inside is None else inside.others,
@@ -334,6 +359,17 @@ class DeviceDesk(Desk[CohortStore]):
             known = self._quiet(self.store.choice(self.number), terms, False)
             return known or said("quiet.choice" if shown.why == "choice" else "preview.nothing")
         return said(_QUIET.get(shown.why, "preview.nothing"))
+
+    def _cost(self, epsilon: float, terms: Terms | None) -> Said:
+        """What a message uses, and the period that it is of, where there are such."""
+        if math.isinf(epsilon):
+            return said("preview.no_bound")
+        used = rounded_up(epsilon)
+        choice = self.store.choice(self.number)
+        if terms is not None and terms.contributes:
+            period = terms.release.cost(choice) or epsilon
+            return said("preview.uses_part", epsilon=used, period=rounded_up(period))
+        return said("preview.uses", epsilon=used)
 
     def _message(self, message: Message, terms: Terms | None) -> dict[str, Any]:
         what = _KINDS.get(message.what) or _report_words(terms, "preview")
@@ -456,6 +492,12 @@ def _report_words(terms: Terms | None, where: str) -> Said:
         shared = where == "preview" and terms.link.checking is not None
         return said(f"{where}.share" if shared else f"{where}.contribution")
     return said(f"{where}.update_noise" if terms.release.dense else f"{where}.update")
+
+
+def _means(setting: str, before: Any, after: Any) -> dict[str, Any] | None:
+    """What the change of a setting means to her."""
+    found = of_change(setting, before, after)
+    return None if found is None else found.to_json()
 
 
 def _readers(found: Sequence[Reader]) -> list[dict[str, Any]]:

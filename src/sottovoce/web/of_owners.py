@@ -99,6 +99,7 @@ class OwnersDesk(Desk[UserStore]):
                 "items": len(store.seen(self.number)),
                 "off": sum(not one["on"] for one in self.things()[0]),
                 "unknown": 0,
+                "version": store.world.directory.version if store.has_directory else 0,
             },
             "contributions": told,
             "last": last,

@@ -8,6 +8,7 @@ link has begun, and whatever changes something needs a token besides, which only
 from __future__ import annotations
 
 import asyncio
+import gzip
 import hashlib
 import html
 import json
@@ -74,6 +75,8 @@ _TYPES = {
     ".json": "application/json",
 }
 _JSON = "application/json"
+_ELSEWHERE = ("attack", "device", "terminal")
+"""Sentences of commands and report cards, which no page says."""
 
 Answer = Mapping[str, Any]
 
@@ -212,17 +215,21 @@ class _File:
     """Something public that the page consists of, read at the start."""
 
     body: bytes
+    packed: bytes
+    """The same, compressed: it is public, so that its length tells nothing."""
     kind: str
     etag: str
 
 
 def _file(body: bytes, kind: str) -> _File:
-    return _File(body, kind, f'"{hashlib.sha256(body).hexdigest()[:32]}"')
+    packed = gzip.compress(body, mtime=0)
+    return _File(body, packed, kind, f'"{hashlib.sha256(body).hexdigest()[:32]}"')
 
 
 def _as_json(content: Any) -> bytes:
     """Halves of characters become question marks."""
-    return json.dumps(content, ensure_ascii=False, allow_nan=False).encode("utf-8", "replace")
+    text = json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    return text.encode("utf-8", "replace")
 
 
 def _public(pages: Path) -> dict[str, _File]:
@@ -233,7 +240,12 @@ def _public(pages: Path) -> dict[str, _File]:
         if place.is_file() and (kind := _TYPES.get(place.suffix))
     }
     for language in LANGUAGES:
-        found[f"/words/{language}.json"] = _file(_as_json(dict(catalogue(language))), _JSON)
+        sentences = {
+            key: text
+            for key, text in catalogue(language).items()
+            if key.partition(".")[0] not in _ELSEWHERE
+        }
+        found[f"/words/{language}.json"] = _file(_as_json(sentences), _JSON)
     glossary = Path(words.__file__).parent / "glossary.toml"
     if glossary.is_file():
         table = tomllib.loads(glossary.read_text(encoding="utf-8"))
@@ -406,9 +418,13 @@ class PageApplication:
     async def _static(self, request: Request) -> Response:
         file = self._public[request.scope["path"]]
         headers = {"etag": file.etag, "cache-control": "private, no-cache"}
+        headers["vary"] = "accept-encoding"
         if request.headers.get("if-none-match") == file.etag:
             return Response(status_code=304, headers=headers)
-        return Response(file.body, headers={**headers, "content-type": file.kind})
+        headers["content-type"] = file.kind
+        if "gzip" in request.headers.get("accept-encoding", ""):
+            return Response(file.packed, headers={**headers, "content-encoding": "gzip"})
+        return Response(file.body, headers=headers)
 
     def _document(self, scope: Scope, status: int, text: str, more: str = "") -> Response:
         language = self._language_of(scope)

@@ -71,13 +71,16 @@ def weigh(
     cost = round_cost(choice, terms)
     if cost is None:
         return Weighed(None, said("odds.none"), "none", (said("verdict.none"), *limit))
-    right = guess(cost, delta)
-    found = [said(f"verdict.{verdict(cost, delta)}"), *limit]
+    right, once = guess(cost, delta), verdict(cost, delta)
+    words = said(f"verdict.{once}")
+    if once == "good" and math.isinf(choice.total_epsilon):
+        once, words = "weak", said("verdict.once")
+    found = [words, *limit]
     if noise := _noise_on_sums(terms):
         found += _sums_last(choice, noise, used, rounds)
     else:
         found += lasting(choice, used, cost, "period" if terms.contributes else "round")
-    return Weighed(right, odds_words(right, terms), worth or verdict(cost, delta), tuple(found))
+    return Weighed(right, odds_words(right, terms), worth or once, tuple(found))
 
 
 def in_the_way(choice: Choice, terms: Terms, used: float = 0.0, rounds: int = 0) -> Said | None:

@@ -5,9 +5,10 @@ would agree to, and why a choice lets nothing leave. The same in exact words: `c
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sottovoce.core.links import has_noise
 from sottovoce.core.words import Said, said
@@ -138,6 +139,7 @@ def agreed_to(terms: Terms) -> list[Said]:
         found.append(said("terms.chance", n=round(1 / own.delta)))
         if own.period_days:
             found.append(said("terms.period", n=own.period_days))
+    found.append(said("terms.no_end"))
     found += _rests_on(terms)
     if is_printed(terms):
         found.append(said("terms.printed"))
@@ -181,6 +183,35 @@ def _rests_on(terms: Terms) -> list[Said]:
     if link.mixing is not None:
         return [said("terms.shuffler_apart"), said("terms.others_real")]
     return []
+
+
+_RISES = {
+    "link.min_devices": ("more_people", "fewer_people"),
+    "link.noise": ("more_noise", "less_noise"),
+    "release.epsilon": ("louder", "quieter"),
+    "release.period_days": ("longer", "sooner"),
+}
+"""What it means where a setting rises, and where it falls."""
+_MEANS = (
+    (r".*\.urls?", "moved"),
+    (r".*\.(keys?|authority|authorities)", "other_key"),
+    (r"n_items", "other_things"),
+    (r"algorithm\..*", "other_model"),
+    (r"link\..*", "other_way"),
+    (r"release\..*", "other_sent"),
+)
+"""What it means where a setting is another, by its name."""
+
+
+def of_change(setting: str, before: Any, after: Any) -> Said | None:
+    """What the change of one setting means to whoever agreed to the former; None where nobody has
+    plain words for it."""
+    if setting in _RISES and isinstance(before, int | float) and isinstance(after, int | float):
+        return said(f"terms.{_RISES[setting][after < before]}")
+    for pattern, key in _MEANS:
+        if re.fullmatch(pattern, setting):
+            return said(f"terms.{key}")
+    return None
 
 
 def objection(

@@ -65,13 +65,15 @@ export async function consent(root, provider) {
 	const told = h("div", { class: "told" });
 	const calm = h("p", { "aria-live": "polite" });
 	const alarmed = h("p", { role: "alert" });
-	put(told, calm, alarmed, button(said("page.close"), () => hush(), { class: "small" }));
-	told.hidden = true;
+	const close = button(said("page.close"), () => hush(), { class: "small" });
+	put(told, calm, alarmed, close);
 
 	let quiet = 0;
 	const hush = () => {
 		clearTimeout(quiet);
-		told.hidden = true;
+		// The places of what is said stay: a reader that speaks listens to them.
+		close.hidden = true;
+		told.classList.add("silent");
 		put(calm);
 		put(alarmed);
 	};
@@ -80,7 +82,6 @@ export async function consent(root, provider) {
 		const known = desk.state?.stores ?? [];
 		stores.hidden = known.length < 2;
 		picked.parentElement?.toggleAttribute("hidden", known.length < 2);
-		const held = document.activeElement?.getAttribute("data-store");
 		put(
 			stores,
 			...known.map((one) =>
@@ -107,8 +108,6 @@ export async function consent(root, provider) {
 				h("option", { value: one.id, selected: one.id === desk.store.id }, one.federation ?? one.name),
 			),
 		);
-		const again = held && stores.querySelector(`[data-store="${CSS.escape(held)}"]`);
-		if (again instanceof HTMLElement) again.focus();
 	}
 
 	function draw() {
@@ -181,12 +180,12 @@ export async function consent(root, provider) {
 				h(
 					"ol",
 					{ class: "contents" },
-					...parts.map(([name]) =>
+					...[...parts.map(([name]) => name), "glossary"].map((name) =>
 						h("li", {}, h("a", { href: `#${name}` }, said(`page.${name}`))),
 					),
 				),
 			),
-			h("main", {}, title, ...sections, new Words(provider), h("p", { class: "help" }, said("page.local"))),
+			h("main", {}, title, ...sections, h("div", { id: "glossary" }, new Words(provider)), h("p", { class: "help" }, said("page.local"))),
 		),
 		told,
 	);
@@ -195,10 +194,12 @@ export async function consent(root, provider) {
 	desk.addEventListener("tell", (event) => {
 		const { what, trouble } = /** @type {CustomEvent} */ (event).detail;
 		hush();
-		told.hidden = false;
+		close.hidden = false;
+		told.classList.remove("silent");
 		put(trouble ? alarmed : calm, what);
 		if (!trouble) quiet = setTimeout(hush, CALM);
 	});
+	hush();
 	await translate(language);
 	standing();
 	draw();

@@ -74,7 +74,8 @@ function amount(field, value, turn) {
 	const names = steps.map((step) => {
 		const box = h("input", { type: "radio", name: `step-${field.name}-${made}` });
 		box.addEventListener("change", () => moved(step.value));
-		return { box, step, whole: h("label", { class: "step" }, box, h("span", {}, step.label)) };
+		const odds = !!step.right && h("span", { class: "quiet" }, " ", said("odds.step", { right: step.right }));
+		return { box, step, whole: h("label", { class: "step" }, box, h("span", {}, step.label, odds)) };
 	});
 	/** @param {number | null} at */
 	function lay(at) {

@@ -5,6 +5,7 @@ import { said } from "./words.js";
 
 const AGAIN = 1500;
 const BEAT = 10000;
+const LONG_AGO = 600000;
 
 /**
  * Events: `store` (what is shown has changed), `standing` (the agent went or came back), and
@@ -21,19 +22,28 @@ export class Desk extends EventTarget {
 		/** @type {"here" | "gone" | "over"} */
 		this.standing = "here";
 		this.waiting = 0;
+		this.seen = Date.now();
 		/** @type {Promise<unknown>} */
 		this.queue = Promise.resolve();
 		this.others = new BroadcastChannel("sottovoce");
 		this.others.onmessage = () => void this.read();
 		document.addEventListener("visibilitychange", () => void this.read());
 		window.addEventListener("focus", () => void this.read());
-		setInterval(() => document.hidden || void this.read(), BEAT);
+		for (const sign of ["keydown", "pointerdown", "focus"]) {
+			window.addEventListener(sign, () => (this.seen = Date.now()), true);
+		}
+		setInterval(() => this.attended() && void this.read(), BEAT);
 	}
 
 	/** @returns {Store} */
 	get store() {
 		const stores = this.state?.stores ?? [];
 		return stores.find((one) => one.id === this.shown) ?? stores[0];
+	}
+
+	/** A page that nobody looks at asks for nothing, so that its session can end. */
+	attended() {
+		return !document.hidden && Date.now() - this.seen < LONG_AGO;
 	}
 
 	/** @param {string} id */

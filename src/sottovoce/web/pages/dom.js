@@ -47,7 +47,24 @@ export function set(element, name, value) {
  * @param {...Child} children
  */
 export function put(element, ...children) {
+	const held = focused(element);
 	element.replaceChildren(...nodes(children));
+	const again = held && element.querySelector(`${held}:enabled, ${held} :enabled`);
+	if (again instanceof HTMLElement) again.focus();
+}
+
+/**
+ * What has the focus, by its name, so that it keeps the focus when it is drawn anew.
+ * @param {Element} element
+ */
+function focused(element) {
+	const now = document.activeElement;
+	if (!now || !element.contains(now)) return "";
+	for (const name of ["data-store", "data-rule", "data-deed", "data-field"]) {
+		const value = now.closest(`[${name}]`)?.getAttribute(name);
+		if (value) return `[${name}="${CSS.escape(value)}"]`;
+	}
+	return "";
 }
 
 /** @param {Child[]} children @returns {Node[]} */
@@ -141,6 +158,17 @@ export const technical = (lines) =>
 	lines.length
 		? more(said("page.technical"), h("ul", { class: "technical" }, ...lines.map((line) => h("li", {}, line))))
 		: null;
+
+/**
+ * What something is, line by line; nothing is said of what is not known.
+ * @param {[string, Child][]} known
+ */
+export const facts = (known) =>
+	h(
+		"dl",
+		{ class: "facts" },
+		...known.flatMap(([key, value]) => (value ? [h("dt", {}, said(key)), h("dd", {}, value)] : [])),
+	);
 
 /**
  * A file for her.

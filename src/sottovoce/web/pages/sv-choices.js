@@ -55,7 +55,6 @@ export class Choices extends Part {
 
 	/** @param {Store} store */
 	lay(store) {
-		const focused = document.activeElement?.closest("[data-field]")?.getAttribute("data-field");
 		put(
 			this.fields,
 			...store.fields
@@ -65,8 +64,6 @@ export class Choices extends Part {
 					return control(field, value, (now) => this.moved(field.name, now));
 				}),
 		);
-		const again = focused && this.fields.querySelector(`[data-field="${CSS.escape(focused)}"] :is(button, input)`);
-		if (again instanceof HTMLElement) again.focus();
 		this.mark();
 	}
 

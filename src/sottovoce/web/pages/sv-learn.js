@@ -1,7 +1,7 @@
 // What could they learn of me? Attacks run here, on her own messages; she sees what comes out.
 
 import { Part } from "./desk.js";
-import { button, drawing, h, put } from "./dom.js";
+import { button, drawing, h, more, put } from "./dom.js";
 import { Dots } from "./sv-dots.js";
 import { said } from "./words.js";
 
@@ -65,13 +65,22 @@ export class Learn extends Part {
 			put(
 				this.state,
 				h("p", { class: "strong" }, said(`learn.${key}`)),
-				findings.length > 0 && h("p", {}, said(broken ? "learn.remedy" : "learn.no_proof")),
+				findings.length > 0 && h("p", {}, said(broken && this.desk.store.printed ? "learn.remedy" : "learn.no_proof")),
 			);
 		}
-		put(this.found, ...findings.map(finding));
+		const tried = findings.filter((one) => one.verdict !== "cannot");
+		const others = findings.filter((one) => one.verdict === "cannot");
+		put(this.found, ...tried.map(finding), others.length > 0 && untried(others));
 	}
 }
 customElements.define("sv-learn", Learn);
+
+/** @param {Finding[]} others */
+const untried = (others) =>
+	more(
+		said("learn.others"),
+		h("dl", { class: "readers" }, ...others.flatMap((one) => [h("dt", {}, one.who), h("dd", {}, one.said)])),
+	);
 
 /** @param {Finding} one */
 function finding(one) {

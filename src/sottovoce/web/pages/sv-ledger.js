@@ -1,7 +1,7 @@
 // Ledger: all that left or was asked for, on a line and as a table, with a receipt for each.
 
 import { Part } from "./desk.js";
-import { button, drawing, h, put, save } from "./dom.js";
+import { button, drawing, facts, h, put, save } from "./dom.js";
 import { Rows } from "./sv-list.js";
 import { moment, number, percent, said, say } from "./words.js";
 
@@ -162,24 +162,14 @@ export class Ledger extends Part {
 			"dialog",
 			{ "aria-labelledby": "receipt-head", class: "receipt" },
 			h("h2", { id: "receipt-head" }, said("page.receipt")),
-			h(
-				"dl",
-				{ class: "facts" },
-				...[
-					h("dt", {}, said("ledger.what")),
-					h("dd", {}, booked.row.what),
-					h("dt", {}, said("ledger.to")),
-					h("dd", {}, booked.row.to),
-					h("dt", {}, said("ledger.when")),
-					h("dd", {}, () => moment(booked.row.when)),
-					h("dt", {}, said("ledger.size")),
-					h("dd", {}, said("page.size", { size: booked.row.bytes })),
-					h("dt", {}, said("ledger.used")),
-					h("dd", {}, used(booked.row)),
-					h("dt", {}, said("ledger.state")),
-					h("dd", {}, booked.row.state ?? "–"),
-				],
-			),
+			facts([
+				["ledger.what", booked.row.what],
+				["ledger.to", booked.row.to],
+				["ledger.when", () => moment(booked.row.when)],
+				["ledger.size", said("page.size", { size: booked.row.bytes })],
+				["ledger.used", used(booked.row)],
+				["ledger.state", booked.row.state],
+			]),
 			h("h3", {}, said("ledger.items_n", { n: booked.row.items })),
 			booked.row.items > 0 && items.length === 0 && h("p", {}, said("ledger.no_names")),
 			items.length > 0 && h("ul", { class: "things", tabindex: 0, "aria-label": said("ledger.items") }, ...items),

@@ -1,7 +1,7 @@
 // Preview: what would leave now, to the byte, and who sees what of it. "Send now" sends just that.
 
 import { Part } from "./desk.js";
-import { button, h, put, save, technical } from "./dom.js";
+import { button, h, more, put, save, technical } from "./dom.js";
 import { Bytes } from "./sv-bytes.js";
 import { percent, said } from "./words.js";
 
@@ -101,9 +101,10 @@ export class Preview extends Part {
 	/** @param {Store} store @param {Previewed} preview */
 	parts(store, preview) {
 		const cost =
-			preview.epsilon === null
+			preview.cost ??
+			(preview.epsilon === null
 				? said("preview.no_bound")
-				: said("preview.uses", { epsilon: preview.epsilon });
+				: said("preview.uses", { epsilon: preview.epsilon }));
 		// A message that this device is there has nothing of hers in it.
 		const things = preview.round !== null || preview.total > 0;
 		return [
@@ -111,6 +112,7 @@ export class Preview extends Part {
 			things && h("h3", {}, said("page.things")),
 			things && h("p", {}, said("preview.items", { n: preview.total })),
 			preview.kept_back > 0 && h("p", {}, said("preview.kept_back", { n: preview.kept_back })),
+			preview.items.length > 1 && h("p", { class: "help" }, said("preview.weight_help")),
 			things && bars(preview),
 			h("h3", {}, said("page.readers")),
 			readers(preview.readers),
@@ -135,8 +137,7 @@ export class Preview extends Part {
 			h("h4", {}, message.what),
 			h("p", {}, said("page.to"), ": ", message.to, " · ", said("page.size", { size: message.bytes })),
 			h("p", { class: "help" }, said(message.exact ? "preview.exact" : "preview.sealed_anew")),
-			bytes,
-			bytes && button(said("page.download"), keep, { class: "small" }),
+			bytes && more(said("preview.technical"), bytes, button(said("page.download"), keep, { class: "small" })),
 		);
 	}
 
@@ -201,10 +202,20 @@ function bars(preview) {
 	);
 }
 
-/** @param {Reader[]} known */
-export const readers = (known) =>
-	h(
+/** @param {Reader[]} known who sees what; one who sees several things is named once */
+export const readers = (known) => {
+	/** @type {Map<string, Reader[]>} */
+	const by = new Map();
+	for (const one of known) {
+		const who = JSON.stringify(one.who);
+		by.set(who, [...(by.get(who) ?? []), one]);
+	}
+	return h(
 		"dl",
 		{ class: "readers" },
-		...known.flatMap((one) => [h("dt", {}, one.who), h("dd", {}, one.sees)]),
+		...[...by.values()].flatMap((same) => [
+			h("dt", {}, /** @type {Reader} */ (same[0]).who),
+			...same.map((one) => h("dd", {}, one.sees)),
+		]),
 	);
+};

@@ -1,7 +1,7 @@
 // Where she stands: one sentence, why nothing leaves if so, and what waits for her.
 
 import { Part } from "./desk.js";
-import { h, put } from "./dom.js";
+import { facts, h, put } from "./dom.js";
 import { said } from "./words.js";
 
 export class Stands extends Part {
@@ -17,26 +17,11 @@ export class Stands extends Part {
 			store.printed && h("p", { class: "objection printed" }, said("page.printed")),
 			waiting &&
 				h("p", { class: "objection" }, said(store.terms?.changes.length ? "terms.changed" : "terms.not_agreed"), " ", h("a", { href: "#terms" }, said("page.terms"))),
-			h(
-				"dl",
-				{ class: "facts" },
-				...[
-					["page.address", store.address],
-					["page.folder", store.name],
-				].flatMap(([key, value]) =>
-					key && value ? [h("dt", {}, said(key)), h("dd", {}, value)] : [],
-				),
-				h("dt", {}, said("page.things")),
-				h(
-					"dd",
-					{},
-					said("page.things_total", { n: store.history.items }),
-					...["off", "unknown"].flatMap((name) => {
-						const n = name === "off" ? store.history.off : store.history.unknown;
-						return n ? [". ", said(`page.history_${name}`, { n })] : [];
-					}),
-				),
-			),
+			facts([
+				["page.address", store.address],
+				["page.folder", store.name],
+				["page.things", h("span", {}, ...things(store.history))],
+			]),
 		);
 	}
 }
@@ -52,3 +37,12 @@ function meter(known) {
 			h("progress", { value: known.spent, max: known.limit, "aria-label": known.said }),
 	);
 }
+
+/** @param {Store["history"]} history */
+const things = ({ items, off, unknown }) => [
+	said("page.things_total", { n: items }),
+	off > 0 && ". ",
+	off > 0 && said("page.history_off", { n: off }),
+	unknown > 0 && " ",
+	unknown > 0 && said("page.history_unknown", { n: unknown }),
+];

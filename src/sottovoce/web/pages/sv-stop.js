@@ -17,23 +17,20 @@ export class Stop extends Part {
 		};
 		const start = () => void this.desk.act(() => provider.start(store.id), said("stop.started"));
 		const summed = store.kind === "devices" && !store.printed;
-		const held = document.activeElement?.getAttribute("data-deed");
 		put(
 			this,
 			h("h3", {}, said("stop.head")),
-			store.contributions > 0 && h("p", {}, said(summed ? "stop.before_sum" : "stop.before")),
-			store.stopped && deed("start", "stop.start", null, start),
+			h("p", {}, said(summed && store.contributions > 0 ? "stop.before_sum" : "stop.before")),
+			store.stopped && deed("silence", "stop.start", null, start),
 			!store.stopped && deed("stop", "stop.now", "stop.help", () => stop(store.id, false), !store.takes_part),
 			!store.stopped &&
 				deed("silence", "stop.everything", "stop.everything_help", () => stop(store.id, true)),
-			several && deed("silence-all", "page.stop_all", "page.stop_all_help", () => stop(null, true)),
+			several && deed("silence-all", "page.stop_all", "stop.everything_help", () => stop(null, true)),
 			h("h3", {}, said("erase.head")),
 			h("ul", { class: "help" }, ...undone(store, "everything").map((one) => h("li", {}, one))),
 			deed("history", "erase.history", "erase.history_help", () => void this.erase(store, "history"), store.history.items === 0),
 			deed("everything", "erase.everything", "erase.everything_help", () => void this.erase(store, "everything")),
 		);
-		const again = held && this.querySelector(`[data-deed="${CSS.escape(held)}"]:enabled, [data-deed="start"]`);
-		if (again instanceof HTMLElement) again.focus();
 	}
 
 	/** @param {Store} store @param {"history" | "everything"} what */

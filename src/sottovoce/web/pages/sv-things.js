@@ -99,7 +99,6 @@ export class Things extends Part {
 	 * @param {Category[]} categories
 	 */
 	laws(categories) {
-		const held = document.activeElement?.getAttribute("data-rule");
 		put(
 			this.rules,
 			...categories.map((one) =>
@@ -107,7 +106,13 @@ export class Things extends Part {
 					"li",
 					{},
 					toggle(
-						h("span", {}, one.name, " ", h("span", { class: "quiet" }, said("page.category_count", { n: one.count }))),
+						h(
+							"span",
+							{},
+							one.name,
+							" ",
+							h("span", { class: "quiet" }, said("page.category_count", { n: one.count }), " · ", standing(one.on)),
+						),
 						one.on,
 						(on, self) => void this.turn([one.name], on, self),
 						{ "data-rule": one.name },
@@ -133,8 +138,6 @@ export class Things extends Part {
 				);
 			}),
 		);
-		const again = held && this.rules.querySelector(`[data-rule="${CSS.escape(held)}"]`);
-		if (again instanceof HTMLElement) again.focus();
 	}
 
 	add() {
@@ -160,11 +163,13 @@ export class Things extends Part {
 			h(
 				"span",
 				{ class: "quiet" },
-				ruled
-					? said("page.thing_by_category", {
-							name: thing.categories.filter((one) => this.never.includes(one)),
-						})
-					: () => about(thing),
+				...(ruled
+					? [
+							said("page.thing_by_category", {
+								name: thing.categories.filter((one) => this.never.includes(one)),
+							}),
+						]
+					: [standing(thing.on), " · ", () => about(thing)]),
 			),
 			button(said("page.remove"), () => void this.forget(thing), {
 				class: "plain",
@@ -199,6 +204,9 @@ export class Things extends Part {
 	}
 }
 customElements.define("sv-things", Things);
+
+/** @param {boolean} on */
+const standing = (on) => said(on ? "page.thing_on" : "page.thing_off");
 
 /** @param {Thing} thing */
 const about = (thing) =>

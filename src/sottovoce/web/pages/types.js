@@ -3,7 +3,7 @@
 
 /** @typedef {{key: string, values: Record<string, unknown>}} Said a sentence before it is read */
 /** @typedef {Record<string, unknown>} Change a partial choice */
-/** @typedef {{value: number, label: Said}} Step */
+/** @typedef {{value: number, label: Said, right?: number | null}} Step */
 /** @typedef {{name: string, label: string, on: boolean, said: Said | null}} Choosable */
 /**
  * @typedef {object} Field
@@ -46,7 +46,7 @@
  * @property {{spent: number, limit: number | null, said: Said} | null} meter
  * @property {Agreement | null} terms
  * @property {Reader[]} readers
- * @property {{items: number, off: number, unknown: number}} history
+ * @property {{items: number, off: number, unknown: number, version?: number}} history
  * @property {number} contributions
  * @property {number | null} last
  */
@@ -86,6 +86,7 @@
  * @property {string} [why] the exact reason why nothing would leave
  * @property {string | null} nonce
  * @property {number | null} round
+ * @property {Said | null} [cost] what it uses
  * @property {number | null} epsilon
  * @property {{item: string, title: string, weight: number}[]} items
  * @property {number} total
@@ -120,7 +121,7 @@
  * @property {number} claims
  * @property {number} chance
  * @property {number} right
- * @property {"holds" | "broken" | "cannot"} verdict
+ * @property {"holds" | "broken" | "unclear" | "not_promised" | "cannot"} verdict
  */
 /** @typedef {{done: number, total: number, findings: Finding[] | null, error: Said | null}} Learnt */
 /** @typedef {{item: string, title: string}[]} Titles */
