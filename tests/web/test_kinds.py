@@ -745,6 +745,19 @@ def test_one_owner_is_reached_and_the_other_not(here, owners, tmp_path):
     assert [one["item"] for one in owners.preview("s0")["items"]] == ["film 7"]
 
 
+def test_a_data_owner_that_has_left_meanwhile_gets_nothing(here, owners, tmp_path):
+    owners.choose("s0", {"takes_part": True})
+    does(tmp_path, 0, 7)
+    before = owners.preview("s0")
+    here.show(2, owners=["alpha"])
+    with pytest.raises(Told, match="changed"):
+        owners.send("s0", before["nonce"])
+    shown = owners.preview("s0")
+    assert [one["item"] for one in shown["items"]] == ["film 0"]
+    assert owners.send("s0", shown["nonce"])["state"] == "arrived"
+    assert here.owners["beta"].bodies == []
+
+
 def test_an_orchestrator_that_is_gone_is_a_sentence(here, owners, tmp_path):
     owners.choose("s0", {"takes_part": True})
     does(tmp_path, 0)
@@ -924,6 +937,15 @@ def test_a_server_of_another_federation(place, tmp_path):
     keeps_everything(centre, kind, lambda: centre.preview("s0"), "trouble.untrusted")
 
 
+def trouble_of(call):
+    """What is told, if anything is."""
+    try:
+        call()
+    except Told as error:
+        return error
+    return None
+
+
 NONSENSE = [
     b"", b"{}", b"[]", b"null", b"\xff\xfe", b"<html></html>", b'{"round": "x"}',
     b'{"error": 1}', b"9" * 5000, b"[" * 3000,
@@ -937,7 +959,7 @@ def test_a_server_that_shows_nonsense(place, name, path):
     centre.preview("s0")
     centre.agree("s0", store(centre)["terms"]["digest"])
     centre.choose("s0", {"takes_part": True, **CHOICES[name]})
-    honest = kind.town.descriptor
+    honest, told = kind.town.descriptor, []
     for at, body in enumerate(NONSENSE):
         kind.town.next_round()
 
@@ -950,8 +972,13 @@ def test_a_server_that_shows_nonsense(place, name, path):
         )
         if path == "terms":
             kind.town.descriptor = lambda: honest() | {"terms": "0" * 32}
-        with contextlib.suppress(Told):
-            centre.preview("s0")
+        told.append(trouble_of(lambda: centre.preview("s0")))
+    # What has no version is of another one, as far as can be seen.
+    assert {one.key for one in told if one} <= {
+        "trouble.server_gone", "trouble.untrusted", "trouble.bad_input",
+    }  # fmt: skip
+    whats = [one.values["what"] for one in told if one and one.values]
+    assert all("version" in what for what in whats), whats
     assert kind.posts == []
     assert store(centre)["choice"]["takes_part"]
     kind.town.hook, kind.town.descriptor = lambda one: None, honest
@@ -970,11 +997,26 @@ def test_a_round_that_makes_no_sense(place, change):
     enrolled(centre, kind)
     honest, sent = kind.town.descriptor, len(kind.posts)
     kind.town.descriptor = lambda: honest() | change
-    with contextlib.suppress(Told):
+    with pytest.raises(Told) as error:
         centre.preview("s0")
+    other = "trouble.bad_input" if "protocol" in change else "trouble.untrusted"
+    assert error.value.key in ("trouble.server_gone", other)
     assert len(kind.posts) == sent
     kind.town.descriptor = honest
     assert centre.preview("s0")["ready"]
+
+
+def test_an_answer_that_nobody_thought_of_is_a_sentence_without_its_words(place, monkeypatch):
+    kind, centre = place("fpl")
+    enrolled(centre, kind)
+
+    async def look(self):
+        raise KeyError("something of hers")
+
+    monkeypatch.setattr(Agent, "_look", look)
+    with pytest.raises(Told) as error:
+        centre.preview("s0")
+    assert (error.value.key, error.value.values) == ("trouble.untrusted", {})
 
 
 @pytest.mark.parametrize(

@@ -32,6 +32,7 @@ from sottovoce.errors import (
     Unreachable,
     Untrusted,
     UsageError,
+    VersionMismatch,
     WrongClock,
 )
 from sottovoce.stores import timeline
@@ -542,7 +543,8 @@ class _in_her_words:
             raise Told("trouble.server_gone") from None
         if isinstance(error, WrongClock):
             raise Told("trouble.clock") from None
-        if isinstance(error, Untrusted | MessageError):
+        strange = isinstance(error, MessageError) and not isinstance(error, VersionMismatch)
+        if strange or isinstance(error, Untrusted):
             raise Told("trouble.untrusted") from None
         if isinstance(error, SottovoceError):
             raise Told("trouble.bad_input", what=str(error)) from None
