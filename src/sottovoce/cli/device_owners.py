@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from sottovoce.services.agent.user_agent import Delivery
     from sottovoce.stores.device import CohortStore
     from sottovoce.stores.user import UserStore
-    from sottovoce.stores.user_door import Said as Done
+    from sottovoce.stores.user_door import Interacted
 
 _WHY = {
     "consent": "not permitted any more",
@@ -434,7 +434,7 @@ def _deliver(store: UserStore) -> Delivery:
         return agent.send_all()
 
 
-def _said_words(done: Done) -> str:
+def _said_words(done: Interacted) -> str:
     found = [said("device.queued", n=done.messages)]
     if done.known:
         found.append(said("device.known_before", n=done.known))

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from sottovoce.algorithms.drift.blocks import Events, Ints
 from sottovoce.algorithms.drift.messages import Interaction, OwnerTable
-from sottovoce.algorithms.drift.replay import Told, address
+from sottovoce.algorithms.drift.replay import Addressed, address
 from sottovoce.algorithms.drift.system import User
 from sottovoce.config import require_whole
 from sottovoce.core.consent import Consent
@@ -52,7 +52,7 @@ class Departed(Redacted):
     events: Events
     """Of those who take part. Where nobody may be told of an event, only its user and its turn are
     left of it."""
-    told: Told
+    told: Addressed
     numbers: tuple[int, ...]
     """Of the owners, as `told` counts them."""
     epochs: int
@@ -69,7 +69,7 @@ class Departed(Redacted):
         """What left with the first n events."""
         n = len(self.events) if n is None else min(n, len(self.events))
         pointer = self.told.pointer[: n + 1]
-        told = Told(pointer, self.told.owner[: pointer[-1]])
+        told = Addressed(pointer, self.told.owner[: pointer[-1]])
         events = _some(self.events, slice(0, n))
         read = _read(events, told)
         return Departed(events, told, self.numbers, self.epochs, read, self.door, _KEY)
@@ -162,7 +162,7 @@ class InteractionDoor(Redacted):
             there = there & ~(who[known] & np.isin(events.item, items))
         return events if there.all() else _some(events, there)
 
-    def would_leave(self, events: Events) -> tuple[Events, Told]:
+    def would_leave(self, events: Events) -> tuple[Events, Addressed]:
         """What `let_out` would let go of these events. Nothing leaves, and nothing is booked."""
         events = self.joined(events)
         told = address(events, self.table)
@@ -172,7 +172,7 @@ class InteractionDoor(Redacted):
         sent = self._open.ravel()[pair]
         counts = np.add.reduceat(sent, told.pointer[:-1], dtype=np.int64) if len(events) else sent
         pointer = np.r_[0, np.cumsum(counts)].astype(np.int64)
-        return _blank(events, counts == 0), Told(pointer, told.owner[sent])
+        return _blank(events, counts == 0), Addressed(pointer, told.owner[sent])
 
     def let_out(self, events: Events, epochs: int = 1) -> Departed:
         """Of all events of all users, those messages that their users permit. Every epoch sends its
@@ -255,7 +255,7 @@ def _items(name: str, named: Mapping[str, NDArray[np.int32]]) -> NDArray[np.int3
     return named[name]
 
 
-def _read(events: Events, told: Told) -> Read:
+def _read(events: Events, told: Addressed) -> Read:
     owners = int(told.owner.max(initial=-1)) + 1
     shape = int(events.user.max(initial=-1)) + 1, owners, 2
     row = np.repeat(2 * owners * events.user + events.positive, np.diff(told.pointer))

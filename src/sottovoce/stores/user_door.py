@@ -42,7 +42,7 @@ class Receipt(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class Interacted:
     """What became of interactions at the door."""
 
     messages: int
@@ -133,11 +133,11 @@ class UserDoor:
 
     def interact(
         self, user: int, item: int, positive: bool, time: int, *, again: bool = False
-    ) -> Said:
+    ) -> Interacted:
         """Something was liked or not. Told once to each owner, unless `again`."""
         return self.interact_many([(user, item, positive, time)], again=again)
 
-    def interact_many(self, events: Iterable[Event], *, again: bool = False) -> Said:
+    def interact_many(self, events: Iterable[Event], *, again: bool = False) -> Interacted:
         """Many at once, of one user or several; all of them or none. A user's are told in the order
         in which they stand here."""
         outbox = Outbox(self.store)
@@ -166,7 +166,7 @@ class UserDoor:
                         kind: Kind = "positive" if positive else "negative"
                         outbox.put(user, owner, kind, item, time)
             outbox.write()
-        return Said(len(outbox.rows), known, at_home)
+        return Interacted(len(outbox.rows), known, at_home)
 
     def end_stream(self, user: int, owner: str | None = None) -> int:
         """Close her open block, behind all that waits, at one owner or at all that she has told

@@ -31,7 +31,7 @@ def awake_or_not() -> float:
 
 
 @dataclass(slots=True, repr=False)
-class Session:
+class PageSession:
     """One browser's stay."""
 
     cookie: str
@@ -47,24 +47,24 @@ class Entrance:
         self._clock, self._draw = clock, draw
         self._key: str | None = None
         self._made = 0.0
-        self._session: Session | None = None
+        self._session: PageSession | None = None
 
     def fresh_key(self) -> str:
         """For a new link. The former one and the session that it began end."""
         self._key, self._made, self._session = self._secret(), self._clock(), None
         return self._key
 
-    def open(self, key: str) -> Session | None:
+    def open(self, key: str) -> PageSession | None:
         """A session for whoever has the key; None where it was used, is too old or wrong."""
         if self._key is None or not same(key, self._key):
             return None
         self._key, now = None, self._clock()
         if now - self._made > LINK_SECONDS:
             return None
-        self._session = Session(self._secret(), self._secret(), now)
+        self._session = PageSession(self._secret(), self._secret(), now)
         return self._session
 
-    def session(self, cookies: Iterable[str]) -> Session | None:
+    def session(self, cookies: Iterable[str]) -> PageSession | None:
         """The session that one of these belongs to, which goes on from now."""
         session, now = self._session, self._clock()
         if session is None:

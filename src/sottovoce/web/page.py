@@ -35,7 +35,7 @@ from sottovoce.errors import MessageError, SottovoceError, Told, Unreachable, Us
 from sottovoce.web.entrance import (
     Entrance,
     Headers,
-    Session,
+    PageSession,
     cookies_called,
     is_our_host,
     is_our_page,
@@ -362,7 +362,7 @@ class PageApplication:
             return
         await self._router(scope, receive, send)
 
-    def _admit(self, scope: Scope) -> Session | None:
+    def _admit(self, scope: Scope) -> PageSession | None:
         """The session of who asks; None for who brings the link. Raises for everybody else, and
         tells them nothing of what is here."""
         headers, path, method = _headers(scope), scope["path"], scope["method"]

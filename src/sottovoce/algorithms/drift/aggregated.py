@@ -44,7 +44,7 @@ from sottovoce.algorithms.drift.blocks import (
     width,
 )
 from sottovoce.algorithms.drift.messages import Gradients, OwnerTable, RowRequest, Rows
-from sottovoce.algorithms.drift.replay import Told, plan_windows
+from sottovoce.algorithms.drift.replay import Addressed, plan_windows
 from sottovoce.algorithms.drift.system import DRIFTConfig, Owner
 from sottovoce.core.redacted import Redacted
 from sottovoce.errors import CorruptData, Diverged, MessageError, RunError
@@ -371,7 +371,7 @@ class AggregatedPlan(Redacted):
 
     @classmethod
     def of(
-        cls, events: Events, table: OwnerTable, window: int, told: Told | None = None
+        cls, events: Events, table: OwnerTable, window: int, told: Addressed | None = None
     ) -> AggregatedPlan:
         found, owner = plan_windows(events, table, 1, window or max(1, len(events)), told)
         if not window:  # in turn

@@ -352,7 +352,7 @@ def deliver(
     return Replayed(updates + rest, undelivered)
 
 
-class Told(NamedTuple):
+class Addressed(NamedTuple):
     """Who is told of each event: of event e, owner[pointer[e]:pointer[e + 1]], as the table counts
     them."""
 
@@ -360,7 +360,7 @@ class Told(NamedTuple):
     owner: Ints
 
 
-def address(events: Events, table: OwnerTable) -> Told:
+def address(events: Events, table: OwnerTable) -> Addressed:
     """Every owner of each event's item: what `User.interact` does, for all events at once."""
     first, holders, _ = table.arrays(int(events.item.max(initial=-1)) + 1)
     counts = np.diff(first)[events.item]
@@ -368,14 +368,14 @@ def address(events: Events, table: OwnerTable) -> Told:
         raise DataError(_NOBODY_HOLDS)
     pointer = np.r_[0, np.cumsum(counts)].astype(np.int64)
     within = np.arange(pointer[-1]) - np.repeat(pointer[:-1], counts)
-    return Told(pointer, holders[np.repeat(first[events.item], counts) + within])
+    return Addressed(pointer, holders[np.repeat(first[events.item], counts) + within])
 
 
 _NOBODY_HOLDS = "there are interactions with items that no data owner holds"
 
 
 def plan(
-    events: Events, table: OwnerTable, theta: int, window: int = 0, told: Told | None = None
+    events: Events, table: OwnerTable, theta: int, window: int = 0, told: Addressed | None = None
 ) -> Blocks:
     """The blocks and updates of `replay`, found at once and in linear time: neither depends on the
     model. Every owner of its item is told of an event, or those that `told` says."""
@@ -394,7 +394,7 @@ def plan(
 
 
 def plan_windows(
-    events: Events, table: OwnerTable, theta: int, window: int, told: Told | None = None
+    events: Events, table: OwnerTable, theta: int, window: int, told: Addressed | None = None
 ) -> tuple[Blocks, Ints]:
     """`plan` where there are windows; and the owner of each update, as the table counts them."""
     facts, entries, _ = _cut(events, table, told)
@@ -409,7 +409,7 @@ def plan_windows(
 
 
 def _cut(
-    events: Events, table: OwnerTable, told: Told | None
+    events: Events, table: OwnerTable, told: Addressed | None
 ) -> tuple[NDArray[np.int32], NDArray[np.int32], int]:
     """The facts of all blocks, by user, then owner, then time, the items that they refer to, and
     how many owners there are."""
