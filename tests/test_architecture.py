@@ -303,9 +303,7 @@ def test_only_a_door_books_rounds_and_contacts():
     assert naming(r"\bas_bytes\b") == {door, "stores/prepared.py"}
     assert naming(r"\bnote_contacts\b") == {door, "stores/user_door.py", "stores/person.py"}
     books = {"stores/prepared.py", "stores/device_limits.py", "stores/device_rounds.py"}
-    # A store takes back what was prepared of a history that has lost something; it books nothing.
-    assert naming(r"\bRoundBook\b") == {*books, "stores/device.py"}
-    assert "book.add(" not in (ROOT / "stores" / "device.py").read_text()
+    assert naming(r"\bRoundBook\b") == books
 
 
 def test_plain_bytes_are_for_services_alone():

@@ -17,6 +17,8 @@ SottovoceError (1)
 └── ServiceError (7)          a service that cannot start, or another one that cannot be reached
     ├── Unreachable           nobody answers, or not as a server of this federation would
     ├── KeyTrouble            a key or certificate that is missing, expired or not the right one
+    │   └── Untrusted         a server that cannot show that it is the right one
+    │       └── WrongClock    because its certificate holds at another time than now
     └── StoreError            a device's store that cannot be opened, read or written
 
 The number is the exit code of the command line.
@@ -117,6 +119,14 @@ class Unreachable(ServiceError):
 
 
 class KeyTrouble(ServiceError):
+    pass
+
+
+class Untrusted(KeyTrouble):
+    pass
+
+
+class WrongClock(Untrusted):
     pass
 
 

@@ -188,8 +188,9 @@ ASKED = {
 
 def loudness(least: float, most: float) -> tuple[tuple[float, str], ...]:
     """The named steps between these; the loudest is the largest that there is."""
-    within = [(value, name) for value, name in LOUDNESS if least <= value <= most]
-    return (*within[: len(LOUDNESS) - 1], (most, "loud")) if most < LOUDNESS[-1][0] else LOUDNESS
+    if most >= LOUDNESS[-1][0]:
+        return tuple(step for step in LOUDNESS if step[0] >= least)
+    return (*(step for step in LOUDNESS if least <= step[0] < most), (most, "loud"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)

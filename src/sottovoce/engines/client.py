@@ -25,8 +25,10 @@ from sottovoce.errors import (
     KeyTrouble,
     SottovoceError,
     Unreachable,
+    Untrusted,
     UsageError,
     VersionMismatch,
+    WrongClock,
 )
 from sottovoce.parties.leaving import Leaving, body_of
 from sottovoce.stores.keys import device_context
@@ -409,6 +411,7 @@ _CERTIFICATES = {
     64: "the certificate of the server at {url} is for another address; the operator adds the "
     "address with `sottovoce keys renew --host`",
 }
+_OF_TIME = (9, 10)
 _STRANGER = (
     "the server at {url} is not of the authority that the invitation names; nothing was sent to "
     "it: ask the operator for a new invitation"
@@ -422,7 +425,8 @@ def _trouble(error: BaseException, url: str) -> Unreachable | KeyTrouble:
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, ssl.SSLCertVerificationError):
-            return KeyTrouble(_CERTIFICATES.get(cause.verify_code, _STRANGER).format(url=url))
+            words = _CERTIFICATES.get(cause.verify_code, _STRANGER).format(url=url)
+            return WrongClock(words) if cause.verify_code in _OF_TIME else Untrusted(words)
         if isinstance(cause, ssl.SSLError) and cause.reason in (
             "WRONG_VERSION_NUMBER",
             "RECORD_LAYER_FAILURE",

@@ -102,7 +102,7 @@ class KReports(Release):
         names = [name for _, name in LOUDNESS]
         tiers = [float(tier.epsilon) for tier in self.tiers]
         steps = tuple(zip(tiers, names, strict=False)) if len(tiers) <= len(names) else ()
-        k = float(self.max_reports)
+        k = self.max_reports
         return (
             Asked("epsilon", "epsilon", "epsilon.report", 0.0, tiers[-1], steps),
             Asked("max_reports", "count", most=k, steps=((0, "none"), (k, "all"))),

@@ -24,7 +24,7 @@ from sottovoce.stores.device_schema import (
     WITH_OWNERS,
 )
 from sottovoce.stores.file import SQLiteFile, statements
-from sottovoce.stores.private import is_locked, sync_folder, write_new
+from sottovoce.stores.private import is_locked, sync_folder, try_lock, write_new
 
 DATABASE, KEY, LOCK = "store.db", "store.key", "agent.lock"
 
@@ -152,6 +152,13 @@ class StoreFile(SQLiteFile):
             ) from None
         finally:
             lock.close()
+
+    def serve(self) -> bool:
+        """Become the store's agent, if no other process is; whether this one is now."""
+        with self._turn:
+            if self._lock is None:
+                self._lock = try_lock(self.folder / LOCK)
+            return self._lock is not None
 
     def served(self) -> bool:
         """Whether some process serves this store as its agent."""

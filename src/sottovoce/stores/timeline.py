@@ -3,7 +3,6 @@ first, a part of them at a time; and what of its user was in each."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -17,7 +16,6 @@ from sottovoce.stores.encrypted import StoreFile
 if TYPE_CHECKING:
     from sottovoce.stores.device import CohortStore
 
-_PART = 10_000
 _GONE = "('left', 'arrived', 'refused')"
 
 
@@ -55,28 +53,47 @@ class Line:
 
 def count(file: StoreFile, number: int) -> int:
     """How many lines there are."""
-    return int(file.value(f"SELECT count(*) FROM ({_lines(file)})", [number, number]))
+    return len(_order(file, number))
 
 
 def lines(file: StoreFile, number: int, offset: int, limit: int) -> list[Line]:
     """Some of one user's, newest first."""
-    sql = f"{_lines(file)} ORDER BY 2 DESC, 6 DESC, 7 DESC, 15 DESC LIMIT ? OFFSET ?"
-    values = [number, number, limit, offset]
-    return [Line(*row[:14]) for row in file.rows(sql, values)]
-
-
-def all_lines(file: StoreFile, number: int) -> Iterator[Line]:
-    """All of them, of one moment."""
     with file.snapshot():
-        offset = 0
-        while part := lines(file, number, offset, _PART):
-            yield from part
-            offset += len(part)
+        wanted = _order(file, number)[offset : offset + limit]
+        found: dict[tuple[bool, int], Line] = {}
+        for is_report in (True, False):
+            places = wanted[wanted[:, 0] == is_report, 1].tolist()
+            if places:
+                sql = _reports(file) if is_report else _CONTACTS
+                place = "r.rowid" if is_report else "id"
+                rows = file.rows(f"{sql} AND {place} IN ({', '.join(map(str, places))})", [number])
+                found |= {(is_report, row[14]): Line(*row[:14]) for row in rows}
+    return [found[bool(is_report), place] for is_report, place in wanted.tolist()]
+
+
+def _order(file: StoreFile, number: int) -> NDArray[np.int64]:
+    """Where the lines are, newest first: whether it is a report, and its place in its table. It is
+    kept, so that a long ledger is sorted once and not for each part of it."""
+    tables = ("ledger", "rounds", "contacts")
+    return file.held(f"order of lines of {number}", tables, lambda: _read_order(file, number))
+
+
+def _read_order(file: StoreFile, number: int) -> NDArray[np.int64]:
+    reports = file.rows(
+        "SELECT 1, r.rowid, r.attempt, r.round, ifnull(r.left_at, 0) FROM rounds r "
+        "JOIN ledger l USING (era, round, attempt) "
+        f"WHERE l.number = ? AND r.state IN {_GONE}",
+        [number],
+    )
+    others = file.rows("SELECT 0, id, 0, -1, at FROM contacts WHERE number = ?", [number])
+    all_of_them = np.array([*reports, *others], np.int64).reshape(-1, 5)
+    newest_last = np.lexsort(all_of_them[:, 1:].T)
+    return all_of_them[newest_last[::-1], :2]
 
 
 def line(file: StoreFile, number: int, name: str) -> Line:
     """One of them, by its name."""
-    sql = f"SELECT * FROM ({_lines(file)}) WHERE name = ?"
+    sql = f"SELECT * FROM ({_reports(file)} UNION ALL {_CONTACTS}) WHERE name = ?"
     row = file.row(sql, [number, number, name])
     if row is None:
         raise DataError("nothing of this name is in the ledger")
@@ -113,7 +130,14 @@ def things(
     return [(item, title or item, weight) for (item, title), weight in named]
 
 
-def _lines(file: StoreFile) -> str:
+_CONTACTS = (
+    "SELECT 'c' || id AS name, at, what, party, -1, -1, 0, bytes, epsilon, 0, interactions,"
+    " '', '', '', id FROM contacts WHERE number = ?"
+)
+
+
+def _reports(file: StoreFile) -> str:
+    # CROSS: rounds first, of which some are named; SQLite would read the whole ledger.
     known = file.version >= WITH_CONTENTS
     items = "ifnull(length(c.items) / 4, l.positive_rows)" if known else "l.positive_rows"
     kept = "LEFT JOIN contents c USING (era, round, attempt, number) " if known else ""
@@ -124,8 +148,6 @@ def _lines(file: StoreFile) -> str:
         "SELECT l.era || '.' || l.round || '.' || l.attempt AS name, r.left_at, l.kind, '', l.era,"
         f" l.round, l.attempt, {size}, l.epsilon, l.reports, {items}, r.state, r.reason, {sha},"
         " r.rowid"
-        f" FROM ledger l JOIN rounds r USING (era, round, attempt) {kept}"
-        f"WHERE l.number = ? AND r.state IN {_GONE} "
-        "UNION ALL SELECT 'c' || id, at, what, party, -1, -1, 0, bytes, epsilon, 0, interactions,"
-        " '', '', '', id FROM contacts WHERE number = ?"
+        f" FROM rounds r CROSS JOIN ledger l USING (era, round, attempt) {kept}"
+        f"WHERE l.number = ? AND r.state IN {_GONE}"
     )

@@ -263,6 +263,19 @@ class UserDoor:
         row = self.store.file.row(f"SELECT count(*) FROM messages WHERE {_OPEN}")
         return 0 if row is None else int(row[0])
 
+    def would_leave(self, user: int) -> list[tuple[int, Kind, int, int]]:
+        """By owner and in order, what she permits of what waits: owner, kind, item, time."""
+        world, choice = self.store.world, self.store.in_force(user)
+        sql = (
+            "SELECT owner, kind, item, time FROM messages "
+            f"WHERE user = ? AND {_OPEN} ORDER BY owner, sequence"
+        )
+        return [
+            (owner, kind, item, time)
+            for owner, kind, item, time in self.store.file.rows(sql, [user])
+            if not _forbidden(world, choice, owner, kind, item)
+        ]
+
     def introduce(self, user: int, owner: int) -> Leaving | None:
         """Her pass, to be shown to an owner; None where nothing that she permits is to go there."""
         with self.store.file.transaction():

@@ -25,15 +25,19 @@ from sottovoce.core.consent import Choice
 from sottovoce.core.words import Said, said
 from sottovoce.errors import (
     ConfigError,
+    MessageError,
     SottovoceError,
     StoreError,
     Told,
     Unreachable,
+    Untrusted,
     UsageError,
+    VersionMismatch,
+    WrongClock,
 )
 from sottovoce.stores import timeline
 from sottovoce.stores.device import CohortStore
-from sottovoce.stores.encrypted import StoreFile
+from sottovoce.stores.encrypted import KEY, StoreFile
 from sottovoce.stores.timeline import Line
 from sottovoce.stores.user import UserStore, open_store
 
@@ -43,6 +47,9 @@ _LISTS = ("hidden_attributes", "refused_owners", "never_send")
 RECOMMENDED = 10
 _GRACE_SECONDS = 0.5
 RECEIPT = "sottovoce-receipt-1"
+_COLUMNS = ("id", "time", "what", "to", "bytes", "epsilon", "items", "state", "sha256")
+_PART = 10_000
+"""Rows of a ledger that are read at a time."""
 
 
 class Runner:
@@ -57,6 +64,8 @@ class Runner:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
     def close(self) -> None:
+        if self._loop.is_closed():
+            return
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(_GRACE_SECONDS)
         if not self._thread.is_alive():
@@ -107,6 +116,10 @@ class Desk(ABC, Generic[S]):
     @abstractmethod
     def line_words(self, line: Line) -> tuple[Said, Said]:
         """What left, and to whom."""
+
+    def epsilon(self, line: Line) -> float:
+        """What it cost her by itself."""
+        return line.epsilon
 
     @abstractmethod
     def inside(self, line: Line) -> list[tuple[str, str, float]]:
@@ -170,35 +183,47 @@ class Desk(ABC, Generic[S]):
             "what": line.what,
             "bytes": line.bytes,
             "sha256": line.sha256 or None,
-            "epsilon": _finite(line.epsilon),
+            "epsilon": _finite(self.epsilon(line)),
             "items": line.items,
             "state": line.state or "sent",
         }
 
     def export(self, format: str) -> Iterator[bytes]:
-        """The whole ledger, newest first; as lines of JSON also with the names of things."""
-        columns = ["id", "time", "what", "to", "bytes", "epsilon", "items", "state", "sha256"]
+        """The whole ledger of this moment, newest first, a part at a time; as lines of JSON also
+        with the names of things."""
+        total = timeline.count(self.store.file, self.number)
+        return self._exported(format, total)
+
+    def _exported(self, format: str, total: int) -> Iterator[bytes]:
         if format == "csv":
-            yield (",".join(columns) + "\r\n").encode()
-        for line in timeline.all_lines(self.store.file, self.number):
-            plain = {
-                "id": line.name,
-                "time": _iso(line.when),
-                "what": line.what,
-                "to": line.party or self.line_words(line)[1].key.rpartition(".")[2],
-                "bytes": line.bytes,
-                "epsilon": _finite(line.epsilon),
-                "items": line.items,
-                "state": line.state or "sent",
-                "sha256": line.sha256,
-            }
-            if format == "csv":
-                out = io.StringIO()
-                csv.writer(out).writerow([_cell(plain[name]) for name in columns])
-                yield out.getvalue().encode()
-            else:
-                names = [title or item for item, title, _ in self.inside(line)]
-                yield (json.dumps({**plain, "things": names}, ensure_ascii=False) + "\n").encode()
+            yield (",".join(_COLUMNS) + "\r\n").encode()
+        for offset in range(0, total, _PART):
+            with self.turn:
+                # What has left meanwhile stands before all the others.
+                new = timeline.count(self.store.file, self.number) - total
+                size = min(_PART, total - offset)
+                lines = timeline.lines(self.store.file, self.number, new + offset, size)
+                part = b"".join(self._exported_line(format, line) for line in lines)
+            yield part
+
+    def _exported_line(self, format: str, line: Line) -> bytes:
+        plain = {
+            "id": line.name,
+            "time": _iso(line.when),
+            "what": line.what,
+            "to": line.party or self.line_words(line)[1].key.rpartition(".")[2],
+            "bytes": line.bytes,
+            "epsilon": _finite(self.epsilon(line)),
+            "items": line.items,
+            "state": line.state or "sent",
+            "sha256": line.sha256,
+        }
+        if format == "csv":
+            out = io.StringIO()
+            csv.writer(out).writerow([_cell(plain[name]) for name in _COLUMNS])
+            return out.getvalue().encode()
+        names = [title or item for item, title, _ in self.inside(line)]
+        return (json.dumps({**plain, "things": names}, ensure_ascii=False) + "\n").encode()
 
     def _row(self, line: Line) -> dict[str, Any]:
         what, to = self.line_words(line)
@@ -209,8 +234,8 @@ class Desk(ABC, Generic[S]):
             "what": what.to_json(),
             "to": to.to_json(),
             "bytes": line.bytes,
-            "epsilon": _finite(line.epsilon),
-            "bounded": math.isfinite(line.epsilon),
+            "epsilon": _finite(self.epsilon(line)),
+            "bounded": math.isfinite(self.epsilon(line)),
             "state": state.to_json(),
             "items": line.items,
             "sha256": line.sha256 or None,
@@ -236,18 +261,20 @@ class Desk(ABC, Generic[S]):
     def base(self) -> dict[str, Any]:
         """What every store says of itself."""
         choice = self.store.choice(self.number)
-        busy = None if self.serves else said("busy.agent").to_json()
+        busy = not self.serves and self.store.file.served()
         return {
             "id": self.name,
             "name": self.store.path.name,
             "kind": self.kind,
-            "busy": busy,
+            "busy": said("busy.agent").to_json() if busy else None,
             "takes_part": choice.takes_part,
             "stopped": self.store.stopped,
             "choice": {name: plain_value(getattr(choice, name)) for name in ASKED},
         }
 
     def require_agent(self) -> None:
+        """This process, from now on, if no other one serves the store."""
+        self.serves = self.serves or self.store.file.serve()
         if not self.serves:
             raise Told("busy.agent")
         if self.store.stopped:
@@ -321,11 +348,11 @@ class Centre:
         try:
             for number, path in enumerate(paths):
                 store, serves = _opened(path)
-                if len(store.numbers) != 1:
+                people = len(store.numbers)
+                if people != 1:
                     store.close()
                     raise UsageError(
-                        f"{path} is the store of {len(store.numbers):,} people; a page is one "
-                        "person's"
+                        f"{path} is the store of {people:,} people; a page is one person's"
                     )
                 name = f"s{number}"
                 if isinstance(store, UserStore):
@@ -417,7 +444,7 @@ class Centre:
     def export(self, store: str, format: str) -> tuple[str, Iterator[bytes]]:
         with self._desk(store) as desk:
             name = f"ledger-{desk.store.path.name}.{format}"
-            return name, iter([b"".join(desk.export(format))])
+            return name, desk.export(format)
 
     def agree(self, store: str, digest: str) -> dict[str, Any]:
         with self._desk(store) as desk:
@@ -445,7 +472,7 @@ class Centre:
             if what == "history":
                 desk.forget_history()
             else:
-                if not desk.serves:
+                if not desk.serves and desk.store.file.served():
                     raise Told("trouble.store_in_use")
                 folder = desk.store.file.folder
                 desk.close()
@@ -514,6 +541,11 @@ class _in_her_words:
             raise Told("trouble.disk_full" if full else "trouble.store_broken") from None
         if isinstance(error, Unreachable):
             raise Told("trouble.server_gone") from None
+        if isinstance(error, WrongClock):
+            raise Told("trouble.clock") from None
+        strange = isinstance(error, MessageError) and not isinstance(error, VersionMismatch)
+        if strange or isinstance(error, Untrusted):
+            raise Told("trouble.untrusted") from None
         if isinstance(error, SottovoceError):
             raise Told("trouble.bad_input", what=str(error)) from None
 
@@ -523,6 +555,8 @@ def _opened(path: Path) -> tuple[CohortStore | UserStore, bool]:
     try:
         return open_store(path, agent=True), True
     except StoreError as error:
+        if KEY in str(error):  # it is another's, no key, or others may read it
+            raise Told("trouble.key") from None
         if "in use" not in str(error):
             raise
         return open_store(path), False

@@ -8,6 +8,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -17,16 +18,30 @@ from sottovoce.core.choice import ASKED
 from sottovoce.core.consent import Choice, Consent
 from sottovoce.core.interactions import Interactions
 from sottovoce.core.words import Said, said
-from sottovoce.errors import ConsentError, DataNotFound, Told, Unreachable
+from sottovoce.errors import (
+    ConsentError,
+    DataNotFound,
+    KeyTrouble,
+    MessageError,
+    Told,
+    Unreachable,
+)
 from sottovoce.privacy.accountant import rounded_up
+from sottovoce.privacy.central import price
 from sottovoce.services.agent.by_hand import ByHand, Message, Shown
 from sottovoce.stores import timeline
 from sottovoce.stores.device import CohortStore
-from sottovoce.stores.device_limits import plain_releases, spent_on_sums
+from sottovoce.stores.device_limits import (
+    plain_releases,
+    rounds_sent,
+    spent_before,
+    spent_on_sums,
+    sum_noise,
+)
 from sottovoce.stores.session import DeviceSession
 from sottovoce.stores.timeline import Line
 from sottovoce.web.centre import RECOMMENDED, Desk, Runner, plain_value
-from sottovoce.web.weighing import weigh
+from sottovoce.web.weighing import in_the_way, weigh
 from sottovoce.wire.exactly import changes, settings, short, who_reads
 from sottovoce.wire.invitations import kept_invitation
 from sottovoce.wire.plainly import (
@@ -34,7 +49,6 @@ from sottovoce.wire.plainly import (
     agreed_to,
     is_bounded,
     is_printed,
-    objection,
     of_change,
     readers,
 )
@@ -47,8 +61,6 @@ _QUIET = {
     "no round": "quiet.waiting",
     "not asked": "quiet.waiting",
     "sent": "quiet.period_open",
-    "nothing": "quiet.no_history",
-    "choice": "quiet.choice",
 }
 
 
@@ -139,15 +151,21 @@ class DeviceDesk(Desk[CohortStore]):
             return said("quiet.no_terms")
         if waits:
             return said("quiet.terms" if self.session.offered is None else "quiet.terms_changed")
-        why = objection(terms, choice)
+        why = in_the_way(choice, terms, *self._before(terms))
         if why is not None:
-            return why.said
+            return why
         if _needs_history(terms):
             if not self.store.count_history():
                 return said("quiet.no_history")
             if len(self._off()) == self.store.count_history():
                 return said("quiet.all_off")
         return None
+
+    def _before(self, terms: Terms | None) -> tuple[float, int]:
+        """What counts against her limit under these terms: ε, and rounds of noisy sums."""
+        noise = sum_noise(terms)
+        used, rounds = spent_before(self.store, terms), rounds_sent(self.store, noise)
+        return float(used[0]), int(rounds[0])
 
     def _used(self) -> float:
         return rounded_up(float(self.store.spent()[0] + spent_on_sums(self.store)[0]))
@@ -165,6 +183,8 @@ class DeviceDesk(Desk[CohortStore]):
         asked = [ASKED["takes_part"]]
         if terms is not None:
             asked += [*terms.release.asked_for(), *terms.algorithm.asked_for()]
+            if is_bounded(terms) and ASKED["total_epsilon"] not in asked:  # by noise on sums
+                asked.append(ASKED["total_epsilon"])
         known = self.store.attributes(self.number)
         drawn = [
             self.field(
@@ -232,9 +252,11 @@ class DeviceDesk(Desk[CohortStore]):
 
     def weigh(self, choice: Choice, change: Mapping[str, Any]) -> dict[str, Any]:
         terms = self.session.pending or self.session.terms
-        found = weigh(choice, change, terms, self._used()).to_json()
-        exact = [] if terms is None else [terms.release.objection(choice)]
-        return {**found, "technical": [one for one in exact if one]}
+        found = weigh(choice, change, terms, *self._before(terms)).to_json()
+        exact = "" if terms is None else terms.release.objection(
+            choice, noisy_sums=bool(sum_noise(terms))
+        )  # fmt: skip
+        return {**found, "technical": [exact] if exact and choice.takes_part else []}
 
     def keep(self, choice: Choice) -> None:
         self.store.set_choice(self.number, choice)
@@ -308,12 +330,10 @@ class DeviceDesk(Desk[CohortStore]):
                 item, title = catalogue[int(inside.items[at])]
                 weight = float(inside.weight[at]) / largest
                 items.append({"item": item, "title": title or item, "weight": weight})
+        cost = None if inside is None else _bounded(inside.epsilon, terms)
         words = said("preview.ready")
         if not shown.messages:
-            words = said(_QUIET.get(shown.why, "preview.nothing"))
-            if shown.why == "not agreed":
-                new = self.session.offered is None
-                words = said("quiet.terms" if new else "quiet.terms_changed")
+            words = self._nothing_leaves(shown, terms)
         elif report is not None and report.state == "left":
             words = said("preview.left")
         return {
@@ -322,8 +342,8 @@ class DeviceDesk(Desk[CohortStore]):
             "why": shown.detail,
             "nonce": shown.name or None,
             "round": None if report is None else report.round,
-            "epsilon": None if inside is None else plain_value(rounded_up(inside.epsilon)),
-            "cost": None if inside is None else self._cost(inside.epsilon, terms).to_json(),
+            "epsilon": None if cost is None else plain_value(rounded_up(cost)),
+            "cost": None if cost is None else self._cost(cost, terms).to_json(),
             "items": items,
             "total": 0 if inside is None else len(inside.items),
             "others": 0 if inside is None else inside.others,
@@ -331,6 +351,14 @@ class DeviceDesk(Desk[CohortStore]):
             "messages": [self._message(one, terms) for one in shown.messages],
             "readers": [] if terms is None else _readers(readers(terms)),
         }
+
+    def _nothing_leaves(self, shown: Shown, terms: Terms | None) -> Said:
+        if shown.why == "not agreed":
+            return said("quiet.terms" if self.session.offered is None else "quiet.terms_changed")
+        if shown.why in ("choice", "nothing"):
+            known = self._quiet(self.store.choice(self.number), terms, False)
+            return known or said("quiet.choice" if shown.why == "choice" else "preview.nothing")
+        return said(_QUIET.get(shown.why, "preview.nothing"))
 
     def _cost(self, epsilon: float, terms: Terms | None) -> Said:
         """What a message uses, and the period that it is of, where there are such."""
@@ -360,13 +388,17 @@ class DeviceDesk(Desk[CohortStore]):
         return self._shown.messages[index].body
 
     def send(self, nonce: str) -> tuple[str, Said]:
+        before = timeline.count(self.store.file, self.number)
         try:
             sent = self.runner.run(self._by_hand().press(nonce))
         except ConsentError:
             raise Told("preview.changed") from None
-        except Unreachable:
-            latest = self.session.unresolved()
-            raise Told("trouble.maybe_sent" if latest else "trouble.server_gone") from None
+        except (KeyTrouble, MessageError, Unreachable):
+            # What is in the ledger has left, or may have.
+            unsure = self.session.unresolved() is not None
+            if unsure or timeline.count(self.store.file, self.number) > before:
+                raise Told("trouble.maybe_sent") from None
+            raise
         self._shown = None
         if sent.report is None:
             return "arrived", said("preview.arrived")
@@ -379,6 +411,9 @@ class DeviceDesk(Desk[CohortStore]):
 
     def _era(self, line: Line) -> Terms | None:
         return self.session.terms_then(line.terms)
+
+    def epsilon(self, line: Line) -> float:
+        return _bounded(line.epsilon, self._era(line)) if line.is_report else line.epsilon
 
     def line_words(self, line: Line) -> tuple[Said, Said]:
         if line.is_report:
@@ -425,6 +460,17 @@ class DeviceDesk(Desk[CohortStore]):
 _KINDS = {"enrolment": said("preview.enrolment"), "check-in": said("preview.check_in")}
 
 
+def _bounded(epsilon: float, terms: Terms | None) -> float:
+    """ε of what left under these terms; where noise on the sum bounds it, of this round alone."""
+    noise = sum_noise(terms)
+    return _of_one_round(noise) if math.isinf(epsilon) and noise else epsilon
+
+
+@lru_cache(maxsize=16)
+def _of_one_round(noise: float) -> float:
+    return price(noise, 1)  # which takes a moment, and ledgers are long
+
+
 def _needs_history(terms: Terms) -> bool:
     """Whether somebody with nothing to tell sends nothing."""
     nobody, alone = np.zeros(0, np.int64), np.zeros(1, np.int64)
@@ -442,7 +488,7 @@ def _report_words(terms: Terms | None, where: str) -> Said:
         if where == "preview":
             return said("preview.reports", n=terms.reporting.max_reports)
         return said("ledger.reports")
-    if terms.contributes:
+    if terms.link.adds_up is not None:
         shared = where == "preview" and terms.link.checking is not None
         return said(f"{where}.share" if shared else f"{where}.contribution")
     return said(f"{where}.update_noise" if terms.release.dense else f"{where}.update")

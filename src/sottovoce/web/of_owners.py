@@ -6,6 +6,7 @@ import base64
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from sottovoce.core.choice import ASKED
@@ -16,17 +17,65 @@ from sottovoce.services.agent.user_agent import UserAgent
 from sottovoce.stores import timeline
 from sottovoce.stores.timeline import Line
 from sottovoce.stores.user import UserStore
-from sottovoce.stores.user_door import UserDoor
+from sottovoce.stores.user_door import ORCHESTRATOR, UserDoor
 from sottovoce.web.centre import RECOMMENDED, Desk
 from sottovoce.wire.interactions import SEALED_BYTES
+from sottovoce.wire.owners import HELLO_BYTES, MOST_SEALED, OFFER_BYTES, SESSION_BYTES
+from sottovoce.wire.passes import PASS_BYTES
+from sottovoce.wire.users import QUESTION_BYTES
 
-_LINES = {"enrolment", "interactions", "recommendation", "vector", "departure"}
+_LINES = {"enrolment", "introduction", "interactions", "recommendation", "vector", "departure"}
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class _Message:
+    """Something that would leave, as whoever gets it will read it."""
+
+    what: Said
+    to: Said
+    body: bytes
+    size: int
+    """Bytes that leave."""
+    exact: bool
+
+    def __repr__(self) -> str:
+        return "<_Message, redacted>"
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "what": self.what.to_json(),
+            "to": self.to.to_json(),
+            "bytes": self.size,
+            "sha256": hashlib.sha256(self.body).hexdigest(),
+            "start": base64.b64encode(self.body[:512]).decode(),
+            "exact": self.exact,
+        }
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class _Shown:
+    """What would leave now."""
+
+    waiting: Mapping[str, Sequence[Mapping[str, Any]]]
+    messages: tuple[_Message, ...]
+
+    def __repr__(self) -> str:
+        return "<_Shown, redacted>"
+
+    @property
+    def name(self) -> str:
+        """Another for something else; empty where nothing would leave."""
+        if not self.messages:
+            return ""
+        told = [(one.what.key, one.to.to_json(), one.body.hex()) for one in self.messages]
+        return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:32]
 
 
 class OwnersDesk(Desk[UserStore]):
     """What is waiting here leaves when she sends it; each data owner reads what it gets in full."""
 
     kind = "owners"
+    _shown: _Shown | None = None
 
     # --- where she stands -------------------------------------------------------------------------
 
@@ -122,19 +171,36 @@ class OwnersDesk(Desk[UserStore]):
             "odds": None,
             "verdict": verdict,
             "said": [words.to_json()],
-            "objection": None,
+            "objection": self._objection(choice),
             "technical": [choice.owner_words()],
         }
 
+    def _objection(self, choice: Choice) -> dict[str, Any] | None:
+        """Why nothing would leave. A choice is about all owners that there are now."""
+        owners = self.store.world.directory.owners if self.store.has_directory else ()
+        all_refused = {owner.name for owner in owners} <= set(choice.refused_owners)
+        if choice.takes_part and self.store.person(self.number).departure:
+            return said("quiet.left").to_json()
+        if choice.takes_part and owners and all_refused:
+            return said("quiet.all_refused").to_json()
+        return None
+
     def keep(self, choice: Choice) -> None:
-        if self.store.has_directory:
-            for name in choice.refused_owners:
-                self.store.world.directory.owner(name)
+        known = {owner.name for owner in self.store.world.directory.owners} if (
+            self.store.has_directory
+        ) else set()  # fmt: skip
+        for name in choice.refused_owners:
+            if name not in known:
+                raise Told("trouble.unknown_owner", name=name)
         UserDoor(self.store).choose(self.number, choice)
 
     def things(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
         if not self.store.has_directory:
             return [], []
+        tables = ("messages", "seen", "consent", "meta", "owners")
+        return self.store.file.held("things on a page", tables, self._list_things)
+
+    def _list_things(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
         never = set(self.store.choice(self.number).never_send)
         catalogue = self.store.world.directory.catalogue
         times: dict[int, int] = {}
@@ -165,67 +231,86 @@ class OwnersDesk(Desk[UserStore]):
     # --- what would leave -------------------------------------------------------------------------
 
     def preview(self) -> dict[str, Any]:
-        waiting, name = self._waiting()
+        self._shown = shown = self._show()
         items = [
             {"item": line["item"], "title": line["item"], "weight": 1.0}
-            for lines in waiting.values()
+            for lines in shown.waiting.values()
             for line in lines
+            if line["item"]
         ]
-        words = said("preview.ready") if waiting else self._quiet(self.store.choice(self.number))
-        enrolled = self.store.person(self.number).given is not None
-        messages = [] if enrolled or not waiting else [_enrolment()]
-        messages += [_for_owner(owner, lines) for owner, lines in waiting.items()]
+        words = said("preview.ready") if shown.name else self._quiet(self.store.choice(self.number))
         return {
-            "ready": bool(waiting),
+            "ready": bool(shown.name),
             "said": (words or said("preview.nothing")).to_json(),
             "why": "",
-            "nonce": name,
+            "nonce": shown.name or None,
             "round": None,
             "epsilon": None,
             "items": items[:500],
             "total": len(items),
             "others": 0,
             "kept_back": sum(not one["on"] for one in self.things()[0]),
-            "messages": messages,
+            "messages": [one.to_json() for one in shown.messages],
             "readers": self._readers(self.store.choice(self.number)),
         }
 
-    def _waiting(self) -> tuple[dict[str, list[dict[str, Any]]], str | None]:
-        """By data owner, what waits for it, as it would read it; and a name for all of that."""
+    def _show(self) -> _Shown:
+        """What waits, under the newest directory that can be had."""
+        person = self.store.person(self.number)
+        with UserAgent(self.store) as agent:
+            try:
+                agent.refresh_directory()
+            except Unreachable:  # data owners may answer all the same
+                if not self.store.has_directory:
+                    raise
+            waiting = self._waiting()
+            messages = []
+            if waiting and person.given is None:
+                body = agent.introduction(self.number)
+                to = said("reads.orchestrator")
+                messages.append(_Message(said("preview.enrolment"), to, body, len(body), True))
+        messages += [_for_owner(owner, lines) for owner, lines in waiting.items()]
+        if person.departure == "asked":
+            words = said("ledger.departure"), said("reads.orchestrator")
+            messages.append(_Message(*words, b"", QUESTION_BYTES, False))
+        return _Shown(waiting, tuple(messages))
+
+    def _waiting(self) -> dict[str, list[dict[str, Any]]]:
+        """By data owner, what would leave for it, as it would read it."""
         if not self.store.has_directory:
-            return {}, None
+            return {}
         world, found = self.store.world, dict[str, list[dict[str, Any]]]()
-        for one in self.store.messages(self.number):
-            if one["state"] not in ("waiting", "left") or one["owner"] not in world.owners:
-                continue
-            item = world.directory.catalogue[one["item"]] if one["kind"] in _TOLD else ""
-            line = {"item": item, "says": one["kind"], "time": one["time"]}
-            found.setdefault(world.owners[one["owner"]].name, []).append(line)
-        if not found:
-            return {}, None
-        text = json.dumps(found, sort_keys=True)
-        return found, hashlib.sha256(text.encode()).hexdigest()[:32]
+        for owner, kind, item, time in UserDoor(self.store).would_leave(self.number):
+            name = world.directory.catalogue[item] if kind in _TOLD else ""
+            line = {"item": name, "says": kind, "time": time}
+            found.setdefault(world.owners[owner].name, []).append(line)
+        return found
 
     def body(self, index: int) -> bytes:
-        waiting, _ = self._waiting()
-        if self.store.person(self.number).given is None:
-            index -= 1
-        if not 0 <= index < len(waiting):
+        if self._shown is None or not 0 <= index < len(self._shown.messages):
             raise Told("trouble.not_found")
-        return _readable(list(waiting.values())[index])
+        return self._shown.messages[index].body
 
     def send(self, nonce: str) -> tuple[str, Said]:
-        if nonce != self._waiting()[1]:
+        if not nonce or nonce != self._show().name:
             raise Told("preview.changed")
+        self._shown = None
+        before = timeline.count(self.store.file, self.number)
         try:
             with UserAgent(self.store) as agent:
                 delivery = agent.send_all()
         except ConsentError:
             raise Told("preview.changed") from None
+        told = timeline.count(self.store.file, self.number) > before
+        silent = [name for name in delivery.troubles if name != ORCHESTRATOR]
         if delivery.refused:
             return "refused", said("preview.refused")
-        if delivery.waiting:
-            return "left", said("trouble.owner_gone", name=next(iter(delivery.troubles), ""))
+        if silent:
+            return "left" if told else "nothing", said("trouble.owner_gone", name=silent[0])
+        if ORCHESTRATOR in delivery.troubles and not delivery.arrived:
+            raise Told("trouble.maybe_sent" if told else "trouble.server_gone")
+        if not told:
+            return "nothing", said("preview.nothing_sent")
         return "arrived", said("preview.arrived")
 
     # --- what has left ----------------------------------------------------------------------------
@@ -244,14 +329,17 @@ class OwnersDesk(Desk[UserStore]):
         """All that this data owner was told, up to now: requests do not say which was in which."""
         if not line.items or not self.store.has_directory:
             return []
-        world = self.store.world
-        numbers = {owner.number for owner in world.directory.owners if owner.name == line.party}
-        names = dict.fromkeys(
-            world.directory.catalogue[one["item"]]
-            for one in self.store.messages(self.number)
-            if one["owner"] in numbers and one["sends"] and one["kind"] in _TOLD
-        )
-        return [(name, name, 1.0) for name in names]
+        told = self.store.file.held("told", ("messages", "meta", "owners"), self._told)
+        return [(name, name, 1.0) for name in told.get(line.party, ())]
+
+    def _told(self) -> dict[str, dict[str, None]]:
+        """By data owner, names of the things that it was told of."""
+        world, found = self.store.world, dict[str, dict[str, None]]()
+        for one in self.store.messages(self.number):
+            if one["owner"] in world.owners and one["sends"] and one["kind"] in _TOLD:
+                names = found.setdefault(world.owners[one["owner"]].name, {})
+                names[world.directory.catalogue[one["item"]]] = None
+        return found
 
     def terms_at(self, line: Line) -> dict[str, Any]:
         return {
@@ -266,8 +354,8 @@ class OwnersDesk(Desk[UserStore]):
 
     def recommend(self, choice: Choice | None) -> list[tuple[str, str]]:
         """The orchestrator is asked, which is on record as all that leaves; never for a choice that
-        was not made."""
-        if choice is not None or not self.serves:
+        was not made, and not before she has sent that she is there."""
+        if choice is not None or not self.serves or self.store.person(self.number).given is None:
             return []
         try:
             with UserAgent(self.store) as agent:
@@ -286,27 +374,15 @@ def _sees(owner: Mapping[str, Any], choice: Choice) -> Said:
     return said("sees.interactions_new" if owner["new"] else "sees.interactions")
 
 
-def _for_owner(owner: str, lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    body = _readable(lines)
-    return {
-        "what": said("preview.interactions", n=len(lines)).to_json(),
-        "to": said("reads.owner", name=owner).to_json(),
-        "bytes": len(lines) * SEALED_BYTES,
-        "sha256": hashlib.sha256(body).hexdigest(),
-        "start": base64.b64encode(body[:512]).decode(),
-        "exact": False,
-    }
-
-
-def _enrolment() -> dict[str, Any]:
-    return {
-        "what": said("preview.enrolment").to_json(),
-        "to": said("reads.orchestrator").to_json(),
-        "bytes": 0,
-        "sha256": hashlib.sha256(b"").hexdigest(),
-        "start": "",
-        "exact": False,
-    }
+def _for_owner(owner: str, lines: Sequence[Mapping[str, Any]]) -> _Message:
+    """All that goes to a data owner: her pass, a session with the first message, and the rest."""
+    more = len(lines) - 1
+    size = PASS_BYTES + OFFER_BYTES + HELLO_BYTES + len(lines) * SEALED_BYTES
+    size += SESSION_BYTES * -(-more // MOST_SEALED)
+    what = said("preview.interactions", n=len(lines))
+    if not any(line["item"] for line in lines):
+        what = said("ledger.departure")
+    return _Message(what, said("reads.owner", name=owner), _readable(lines), size, False)
 
 
 def _readable(lines: Sequence[Mapping[str, Any]]) -> bytes:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from sottovoce.core.words import Said, said
 from sottovoce.privacy.accountant import DELTA, rounded_up, rounds_left
+from sottovoce.privacy.central import MOST_ROUNDS, price, rounds_within
 from sottovoce.privacy.statements import guess, verdict
 from sottovoce.stores.device_limits import sum_noise
 from sottovoce.wire.plainly import is_bounded, objection
@@ -48,22 +49,25 @@ class Weighed:
 
 
 def weigh(
-    choice: Choice, changed: Mapping[str, Any], terms: Terms | None, used: float = 0.0
+    choice: Choice,
+    changed: Mapping[str, Any],
+    terms: Terms | None,
+    used: float = 0.0,
+    rounds: int = 0,
 ) -> Weighed:
-    """What this choice means under these terms, if so much is used already."""
+    """What this choice means under these terms, if so much is used already and so many rounds of
+    noisy sums have been (`device_limits.spent_before`, `rounds_sent`)."""
     if not choice.takes_part:
         return Weighed(50.0, said("odds.coin"), "good", (said("verdict.no_part"),))
     delta = delta_of(terms)
     limit = limit_words(choice.total_epsilon, terms) if "total_epsilon" in changed else []
-    worth = verdict(choice.total_epsilon, delta) if limit and math.isfinite(
-        choice.total_epsilon
-    ) else None  # fmt: skip
+    kept = limit and math.isfinite(choice.total_epsilon) and (terms is None or is_bounded(terms))
+    worth = verdict(choice.total_epsilon, delta) if kept else None
     if terms is None:
         return Weighed(None, None, worth or "none", tuple(limit))
-    missing = [n for n in choice.hidden_attributes if n not in _filters(terms)]
-    why = objection(terms, choice, missing, noisy_sums=bool(sum_noise(terms)))
+    why = in_the_way(choice, terms, used, rounds)
     if why is not None:
-        return Weighed(None, None, worth or "none", tuple(limit), why.said)
+        return Weighed(None, None, worth or "none", tuple(limit), why)
     cost = round_cost(choice, terms)
     if cost is None:
         return Weighed(None, said("odds.none"), "none", (said("verdict.none"), *limit))
@@ -72,18 +76,46 @@ def weigh(
     if once == "good" and math.isinf(choice.total_epsilon):
         once, words = "weak", said("verdict.once")
     found = [words, *limit]
-    found += lasting(choice, used, cost, "period" if terms.contributes else "round")
+    if noise := _noise_on_sums(terms):
+        found += _sums_last(choice, noise, used, rounds)
+    else:
+        found += lasting(choice, used, cost, "period" if terms.contributes else "round")
     return Weighed(right, odds_words(right, terms), worth or once, tuple(found))
 
 
-def round_cost(choice: Choice, terms: Terms) -> float | None:
-    """ε of a round, or of the rounds of noisy sums that there are; None where none bounds it."""
-    noise = sum_noise(terms)
-    if noise and not terms.contributes:
-        from sottovoce.privacy.central import MOST_ROUNDS, price
+def in_the_way(choice: Choice, terms: Terms, used: float = 0.0, rounds: int = 0) -> Said | None:
+    """Why nothing leaves under this choice of somebody who takes part; None where something may."""
+    known = {each.name for each in terms.algorithm.attributes}
+    missing = [name for name in choice.hidden_attributes if name not in known]
+    noise = _noise_on_sums(terms)
+    why = objection(terms, choice, missing, noisy_sums=bool(sum_noise(terms)))
+    if why is not None:
+        return why.said
+    cost = price(noise, 1) if noise else terms.release.cost(choice)
+    # A period has several rounds, and one that was begun may go on.
+    if cost is None or terms.contributes or math.isinf(choice.total_epsilon):
+        return None
+    if _sums_left(choice, noise, used, rounds) if noise else (
+        rounds_left(choice.total_epsilon, used, cost, 1)
+    ):  # fmt: skip
+        return None
+    if cost > choice.total_epsilon:
+        return said("objection.limit", cost=rounded_up(cost), limit=choice.total_epsilon)
+    return said("quiet.limit")
 
-        return price(noise, min(max(1, terms.algorithm.rounds), MOST_ROUNDS))
+
+def round_cost(choice: Choice, terms: Terms) -> float | None:
+    """ε of a round, or of the rounds of noisy sums that there are, as far as the limit lets any
+    leave; None where none bounds it."""
+    if noise := _noise_on_sums(terms):
+        all_of_them = price(noise, min(max(1, terms.algorithm.rounds), MOST_ROUNDS))
+        return min(all_of_them, choice.total_epsilon)
     return terms.release.cost(choice)
+
+
+def _noise_on_sums(terms: Terms) -> float:
+    """By which rounds are counted; 0 where what leaves has an ε of its own, or none."""
+    return 0.0 if terms.contributes else sum_noise(terms)
 
 
 def delta_of(terms: Terms | None) -> float:
@@ -130,5 +162,15 @@ def lasting(choice: Choice, used: float, cost: float, each: str) -> list[Said]:
     return [*found, said(f"costs.lasts_{each}s", n=left, limit=choice.total_epsilon)]
 
 
-def _filters(terms: Terms) -> set[str]:
-    return {each.name for each in terms.algorithm.attributes}
+def _sums_last(choice: Choice, noise: float, used: float, rounds: int) -> list[Said]:
+    """The same of noisy sums, of which many rounds cost less than so many times one."""
+    before = price(noise, rounds) if rounds else 0.0
+    found = [said("costs.round", cost=rounded_up(price(noise, rounds + 1) - before))]
+    if math.isinf(choice.total_epsilon):
+        return [*found, said("costs.no_limit")]
+    left = _sums_left(choice, noise, used, rounds)
+    return [*found, said("costs.lasts_rounds", n=left, limit=choice.total_epsilon)]
+
+
+def _sums_left(choice: Choice, noise: float, used: float, rounds: int) -> int:
+    return max(0, rounds_within(noise, choice.total_epsilon - used) - rounds)

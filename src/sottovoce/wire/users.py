@@ -55,6 +55,8 @@ LONGEST = 1024
 Purpose = Literal["recommend", "leave", "vector", "enrol"]
 _COUNT = struct.Struct("<I")
 _MAC_BYTES = 32
+QUESTION_BYTES = USER_QUESTION.size + PASS_BYTES + _MAC_BYTES
+"""Of a question without content."""
 _PURPOSE = b"sottovoce users 1\0"
 _ANSWER = "the orchestrator's answer"
 Floats = NDArray[np.float32]

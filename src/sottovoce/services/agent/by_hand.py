@@ -13,12 +13,15 @@ import secrets
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from sottovoce.errors import ConsentError
+from sottovoce.core.links import has_noise
+from sottovoce.errors import ConsentError, MessageError
 from sottovoce.services.agent.agent import _ADMISSION, _ENROLLED, Agent
+from sottovoce.services.agent.loop import FAULTS
 from sottovoce.services.agent.shuffled import may_report
 from sottovoce.stores.device import CohortStore
 from sottovoce.stores.prepared import Prepared
 from sottovoce.wire.descriptor import Descriptor
+from sottovoce.wire.plainly import objection
 from sottovoce.wire.signing import NONCE_BYTES, seal
 from sottovoce.wire.terms import Terms
 
@@ -61,7 +64,8 @@ class Shown:
         """Another for other bytes; empty where nothing would leave."""
         if not self.messages:
             return ""
-        digest = hashlib.sha256()
+        # Of another report, even if chance has made its bytes the same.
+        digest = hashlib.sha256(b"" if self.report is None else self.report.nonce)
         for message in self.messages:
             digest.update(hashlib.sha256(message.what.encode() + message.body).digest())
         return digest.hexdigest()[:32]
@@ -77,7 +81,7 @@ class ByHand(Agent):
     async def show(self) -> Shown:
         """What would leave now. Asks for what is published and sends nothing of hers."""
         try:
-            return (await self._show())[0]
+            return (await self._guarded_show())[0]
         finally:
             await self.rest()
 
@@ -85,23 +89,30 @@ class ByHand(Agent):
         """Send what was shown under this name; what was sent. Raises, and nothing leaves, where
         something else would leave by now."""
         try:
-            shown, now, terms = await self._show()
+            shown, now, terms = await self._guarded_show()
             if not name or shown.name != name or now is None or terms is None:
                 raise ConsentError(
                     "what would leave is not what was shown any more, so that nothing was sent; "
                     "look again"
                 )
             for message in shown.messages:
-                if message.what == "enrolment":
+                if message.what == "enrolment" and message.to == "server":
                     await self._enrol(admission=terms.reporting is not None)
                 elif message.what == "check-in" and self._presence is not None:
                     await self._say_present(now, self._presence[1])
                     self._presence = None
-                elif shown.report is not None:
+                elif message.what == "report" and shown.report is not None:
+                    # With a word to the shuffler first, where it does not know her.
                     await self._send(shown.report, now, terms)
             return shown
         finally:
             await self.rest()
+
+    async def _guarded_show(self) -> tuple[Shown, Descriptor | None, Terms | None]:
+        try:
+            return await self._show()
+        except FAULTS:  # neither its words nor its values: they may be private
+            raise MessageError("the server says what makes no sense") from None
 
     async def _show(self) -> tuple[Shown, Descriptor | None, Terms | None]:
         if self.stopped:
@@ -120,7 +131,7 @@ class ByHand(Agent):
 
     async def _would_leave(self, now: Descriptor, terms: Terms) -> Shown:
         """For one who takes part and has agreed."""
-        if not await self._aside(lambda: may_report(self.store, terms)):
+        if not await self._aside(lambda: self._may_leave(terms)):
             return Shown(why="choice")
         if now.state == "open":
             await self._aside(lambda: self.hosted.follow(now.round, now.attempt))
@@ -132,10 +143,20 @@ class ByHand(Agent):
             )
         report, why, detail = await self._report(now, terms)
         if report is not None:
+            if terms.reporting is not None:
+                messages += await self._aside(lambda: self._introduction(terms))
             messages.append(await self._aside(lambda: self._message(report, terms)))
         elif why == "not asked" and not messages:
             messages.append(await self._present(now))
         return Shown(tuple(messages), report, why, detail)
+
+    def _may_leave(self, terms: Terms) -> bool:
+        """Whether her choice fits; where not, nobody is told that she is there."""
+        choice, filters = self.store.choice(self.number), terms.algorithm.attributes
+        known = {each.name for each in filters}
+        missing = [name for name in choice.hidden_attributes if name not in known]
+        why = objection(terms, choice, missing, noisy_sums=has_noise(terms.link))
+        return why is None and may_report(self.store, terms)
 
     async def _report(self, now: Descriptor, terms: Terms) -> tuple[Prepared | None, Why, str]:
         """What would leave of her history, or why nothing would."""
@@ -156,6 +177,12 @@ class ByHand(Agent):
         except ConsentError as error:
             return None, "choice", str(error)
         return found, "" if found is not None else "nothing", ""
+
+    def _introduction(self, terms: Terms) -> list[Message]:
+        """To the shuffler, with whom it begins."""
+        word = self.store.secret(_ADMISSION) or b""
+        body = self._proxy_of(terms).introduction(self._signing_key(), word)
+        return [] if body is None else [Message("enrolment", "shuffler", body, False)]
 
     def _message(self, report: Prepared, terms: Terms) -> Message:
         if terms.reporting is not None:

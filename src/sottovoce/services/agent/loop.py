@@ -33,7 +33,7 @@ _KEPT_OPEN = 2.0
 FIRST_WAIT, _LONGEST_WAIT = 0.2, 30.0
 """Seconds before a second attempt, doubled each time; an agent that is asked to wait longer than
 the second leaves it for the next time."""
-_FAULTS = (ArithmeticError, LookupError, MemoryError, TypeError, ValueError)
+FAULTS = (ArithmeticError, LookupError, MemoryError, TypeError, ValueError)
 """What may be raised by an answer that nobody thought of."""
 
 
@@ -128,7 +128,7 @@ class Loop(ABC):
             return Silent()
         try:
             return await self.visit()
-        except _FAULTS as error:
+        except FAULTS as error:
             # Neither its words nor its values: they may be private.
             place = traceback.extract_tb(error.__traceback__)[-1]
             where = f"{type(error).__name__} in {place.name}, line {place.lineno}"

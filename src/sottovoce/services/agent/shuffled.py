@@ -165,17 +165,31 @@ class ShufflerLink:
             size=record_bytes(self.link, 0),
         )
 
-    async def _enrol(self, key: Ed25519PrivateKey, admission: bytes) -> None:
-        federation, challenge = self._terms.federation, await self._challenge()
+    def introduction(self, key: Ed25519PrivateKey, admission: bytes) -> bytes | None:
+        """What the proxy will be told first, but for its challenge and what answers that; None
+        where it has an account for this device."""
+        if self._account() is not None:
+            return None
+        nothing = bytes(_SIGNATURE_BYTES)
+        return self._enrolment(key, admission or nothing, bytes(CHALLENGE_BYTES), nothing)
+
+    def _enrolment(
+        self, key: Ed25519PrivateKey, admission: bytes, challenge: bytes, signature: bytes
+    ) -> bytes:
         content = {
             "protocol": PROTOCOL,
-            "federation": federation,
+            "federation": self._terms.federation,
             "public_key": key.public_key().public_bytes_raw().hex(),
             "admission": admission.hex(),
-            "signature": key.sign(enrolment_statement(federation, admission, challenge)).hex(),
+            "signature": signature.hex(),
             "challenge": challenge.hex(),
         }
-        body = json.dumps(content).encode()
+        return json.dumps(content).encode()
+
+    async def _enrol(self, key: Ed25519PrivateKey, admission: bytes) -> None:
+        federation, challenge = self._terms.federation, await self._challenge()
+        signature = key.sign(enrolment_statement(federation, admission, challenge))
+        body = self._enrolment(key, admission, challenge, signature)
         leaving = await self._aside(lambda: self._hosted.contact("enrolment", "proxy", body))
         answer = await self.client.post("/v1/enrol", leaving)
         if answer.status in (401, 403):

@@ -35,7 +35,7 @@ from sottovoce.errors import (
 from sottovoce.services.agent.loop import Log, Loop, Retries, Sleep
 from sottovoce.services.agent.user_delivery import Books, OwnerLine
 from sottovoce.services.kit.pacing import Draw, from_system
-from sottovoce.stores.user import DirectoryIndex, UserStore
+from sottovoce.stores.user import DirectoryIndex, Person, UserStore
 from sottovoce.stores.user_door import ORCHESTRATOR, UserDoor
 from sottovoce.wire.directory import OwnerEntry
 from sottovoce.wire.users import (
@@ -189,6 +189,10 @@ class UserAgent(Loop):
         """Use the invitation, once she takes part. Nothing happens where that was done before."""
         self._run(self._enrol(user))
 
+    def introduction(self, user: int) -> bytes:
+        """What `enrol` would tell the orchestrator; its key is asked for, and nothing sent."""
+        return self._run(self._patiently(partial(self._introduction, user)))
+
     def send_all(self) -> Delivery:
         """Bring what waits to its owners, after a look at the directory. Who does not answer is
         named in the result, and what is for them waits."""
@@ -244,13 +248,10 @@ class UserAgent(Loop):
         person = await self._books(lambda: self.store.person(user))
         if person.given is not None:
             return
-        token = await self._books(lambda: self.store.token)
-        if token is None:
-            raise KeyTrouble("this store has no invitation; ask the operator for one")
         # Before anything is asked: who takes no part is not even seen to be there.
         await self._books(lambda: self.door.require_part(user))
         key, public = await self._orchestrator_key(), person.identity.public
-        body = Enrolment.of(token, person.identity, self.store.federation, key).encode()
+        body = await self._enrolment(person, key)
         leaving = await self._books(lambda: self.door.enrolling(user, body))
         answer = await self.client.post(ENROL, leaving, once=True)
         if answer.status == 403:
@@ -263,6 +264,18 @@ class UserAgent(Loop):
         if known.orchestrator != key:
             raise KeyTrouble("the orchestrator shows another key than before; tell its operator")
         await self._books(lambda: self.store.enrolled(user, known.given, known.orchestrator))
+
+    async def _introduction(self, user: int) -> bytes:
+        person = await self._books(lambda: self.store.person(user))
+        await self._books(lambda: self.door.require_part(user))
+        return await self._enrolment(person, await self._orchestrator_key())
+
+    async def _enrolment(self, person: Person, orchestrator: bytes) -> bytes:
+        token = await self._books(lambda: self.store.token)
+        if token is None:
+            raise KeyTrouble("this store has no invitation; ask the operator for one")
+        federation = self.store.federation
+        return Enrolment.of(token, person.identity, federation, orchestrator).encode()
 
     async def _orchestrator_key(self) -> bytes:
         answer = await self.client.get(KEY)
