@@ -6,6 +6,7 @@ import json
 import pytest
 from consent_world import GramTown, gram_terms, newcomer
 
+from sottovoce.cli import call
 from sottovoce.core.words import Said, say
 from sottovoce.errors import Told
 from sottovoce.stores.device import CohortStore
@@ -248,3 +249,13 @@ def test_a_large_history_comes_in_parts(tmp_path, town, server):
         assert (found["total"], len(found["things"])) == (100_000, 10)
         assert found["things"][-1]["item"] == "x000000"
         assert centre.things("s0", "x09999", 0, 100)["total"] == 10
+
+
+def test_an_agent_enrols_nobody_whose_choice_lets_nothing_leave(centre, town, server, tmp_path):
+    centre.preview("s0")
+    centre.agree("s0", store(centre)["terms"]["digest"])
+    centre.choose("s0", {"takes_part": True, "epsilon": 0.0})
+    assert store(centre)["quiet"]["key"] == "objection.loudness"
+    centre.close()
+    assert call(["serve", "device", str(tmp_path / "me"), "--plaintext", "--once"]) == 0
+    assert {one.method for one in server.requests} == {"GET"}

@@ -24,7 +24,7 @@ from sottovoce.wire.plainly import (
     is_printed,
     objection,
     of_change,
-    readers,
+    onlookers,
 )
 from sottovoce.wire.terms import Terms
 
@@ -55,7 +55,7 @@ def terms_of(name):
 
 def told(name, **options):
     """Who sees what, a line each."""
-    found = readers(terms_of(name), **options)
+    found = onlookers(terms_of(name), **options)
     return [f"{say(one.who)}: {say(one.sees)}" for one in found]
 
 
@@ -64,7 +64,7 @@ def told(name, **options):
 def test_every_system_says_who_sees_what_and_what_is_agreed_to(name, language):
     terms = terms_of(name)
     for gateway in (False, True):
-        for one in readers(terms, gateway=gateway):
+        for one in onlookers(terms, gateway=gateway):
             assert say(one.who, language)
             assert say(one.sees, language)
     said = [say(one, language) for one in agreed_to(terms)]

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Literal, Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.core.choice import ASKED, Asked
+from sottovoce.core.choice import ASKED, DrawnField
 from sottovoce.core.consent import Consent, ShareRule
 from sottovoce.core.contributions import Contributions, Profile
 from sottovoce.core.interactions import Interactions
@@ -172,7 +172,7 @@ class AlgorithmSettings(Component, ABC):
     def build_under(self, release: Any, link: Link | None, triples: int) -> FactorModel:
         """Both halves, under this release and link, for so many draws where it draws pairs."""
 
-    def asked_for(self) -> tuple[Asked, ...]:
+    def asked_for(self) -> tuple[DrawnField, ...]:
         """The fields of a choice that its devices learn by, as a page draws them."""
         return tuple(ASKED[name] for name in self.reads)
 

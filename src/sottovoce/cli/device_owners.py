@@ -452,20 +452,20 @@ def _plain_choice(
     """Whether she takes part, and what each data owner reads or would."""
     here = said("device.you_take_part" if choice.takes_part else "device.you_take_no_part")
     head = said("device.who_reads" if choice.takes_part else "device.would_read")
-    from sottovoce.wire.plainly import Reader
+    from sottovoce.wire.plainly import Onlooker
 
-    found = [Reader(said("reads.owner", name=o["name"]), _owner_sees(choice, o)) for o in owners]
+    found = [Onlooker(said("reads.owner", name=o["name"]), _owner_sees(choice, o)) for o in owners]
     conductor = said("reads.orchestrator")
     if any(owner["name"] not in choice.refused_owners for owner in owners):
         if settings.release == "aggregated":
-            found.append(Reader(conductor, said("sees.sums_of_people", n=settings.min_users)))
+            found.append(Onlooker(conductor, said("sees.sums_of_people", n=settings.min_users)))
             split = [
                 o["name"] for o in owners if o["shared"] and o["name"] in choice.refused_owners
             ]
             if split:
-                found.append(Reader(conductor, said("sees.difference", names=split)))
+                found.append(Onlooker(conductor, said("sees.difference", names=split)))
         else:
-            found.append(Reader(conductor, said("sees.requests")))
+            found.append(Onlooker(conductor, said("sees.requests")))
     lines = [*output.told(here, head), *plainly.seen(found)]
     command = f"sottovoce device consent {path} --take-part"
     if any(owner["new"] for owner in owners):

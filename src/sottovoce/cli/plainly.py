@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from sottovoce.core.consent import Choice
     from sottovoce.core.ledger import Totals
     from sottovoce.evaluation.tables import Table
-    from sottovoce.wire.plainly import Reader
+    from sottovoce.wire.plainly import Onlooker
     from sottovoce.wire.terms import Terms
 
 _NAMED = 10
@@ -171,7 +171,7 @@ def used(budget: spent.Budget) -> list[Said]:
 # --- who sees what, and the terms ----------------------------------------------------------------
 
 
-def seen(found: Sequence[Reader]) -> list[str]:
+def seen(found: Sequence[Onlooker]) -> list[str]:
     """Who sees what, a line for each of them."""
     lines: dict[str, list[str]] = {}
     for reader in found:
@@ -197,9 +197,9 @@ def asking(path: Path) -> list[str]:
 
 def in_words(terms: Terms, *, gateway: bool, agreed: bool = False) -> list[str]:
     """Who sees what under these terms, and what else she would agree to, or has."""
-    from sottovoce.wire.plainly import agreed_to, readers
+    from sottovoce.wire.plainly import agreed_to, onlookers
 
-    found = readers(terms, gateway=gateway)
+    found = onlookers(terms, gateway=gateway)
     what = said("device.terms_agreed" if agreed else "device.terms")
     first, second = output.told(said("device.who_reads"), what)
     rest = [f"  {line}" for line in output.told(*agreed_to(terms))]

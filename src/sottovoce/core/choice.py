@@ -154,7 +154,7 @@ LOUDNESS = ((0.25, "whisper"), (1.0, "low"), (2.0, "normal"), (4.0, "loud"))
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class DrawnField:
     """A field of a choice as a component asks for it."""
 
     name: str
@@ -172,15 +172,15 @@ _STRENGTHS = ((0.2, "gentle"), (0.5, "medium"), (0.8, "strong"))
 ASKED = {
     each.name: each
     for each in (
-        Asked("takes_part", "switch"),
-        Asked("share_positives", "share", steps=_SHARES),
-        Asked("epsilon", "epsilon", "epsilon.update", steps=LOUDNESS),
-        Asked("max_reports", "count"),
-        Asked("total_epsilon", "limit", most=math.inf, steps=LOUDNESS),
-        Asked("hidden_attributes", "attributes"),
-        Asked("strength", "strength", most=0.99, steps=_STRENGTHS),
-        Asked("refused_owners", "owners"),
-        Asked("never_send", "things"),
+        DrawnField("takes_part", "switch"),
+        DrawnField("share_positives", "share", steps=_SHARES),
+        DrawnField("epsilon", "epsilon", "epsilon.update", steps=LOUDNESS),
+        DrawnField("max_reports", "count"),
+        DrawnField("total_epsilon", "limit", most=math.inf, steps=LOUDNESS),
+        DrawnField("hidden_attributes", "attributes"),
+        DrawnField("strength", "strength", most=0.99, steps=_STRENGTHS),
+        DrawnField("refused_owners", "owners"),
+        DrawnField("never_send", "things"),
     )
 }
 """What a component asks for that says no more of it."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.core.choice import ASKED, Asked
+from sottovoce.core.choice import ASKED, DrawnField
 from sottovoce.core.consent import Choice, Consent, ShareRule
 from sottovoce.core.interactions import Interactions
 from sottovoce.core.links import Link
@@ -114,7 +114,7 @@ class Release(Component, ABC):
 
     # --- what a choice is about -------------------------------------------------------------------
 
-    def asked_for(self) -> tuple[Asked, ...]:
+    def asked_for(self) -> tuple[DrawnField, ...]:
         """The fields of a choice that it keeps to, as a page draws them."""
         return tuple(ASKED[name] for name in self.reads)
 

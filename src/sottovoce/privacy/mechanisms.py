@@ -21,7 +21,7 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from sottovoce.core.choice import Asked
+from sottovoce.core.choice import DrawnField
 from sottovoce.core.consent import ALWAYS, Choice, Consent, ShareRule, thresholds
 from sottovoce.core.interactions import Interactions
 from sottovoce.errors import ConfigError, ConsentError
@@ -166,8 +166,8 @@ class Everything(Release):
 
     reads: ClassVar[tuple[str, ...]] = ("share_positives",)
 
-    def asked_for(self) -> tuple[Asked, ...]:
-        return (Asked("share_positives", "share", steps=((0.0, "none"), (1.0, "all"))),)
+    def asked_for(self) -> tuple[DrawnField, ...]:
+        return (DrawnField("share_positives", "share", steps=((0.0, "none"), (1.0, "all"))),)
 
     def bind(
         self,

@@ -34,7 +34,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sottovoce.config import require_number, require_whole
-from sottovoce.core.choice import ASKED, Asked, loudness
+from sottovoce.core.choice import ASKED, DrawnField, loudness
 from sottovoce.core.consent import Choice, Consent, affords
 from sottovoce.core.contributions import STEPS
 from sottovoce.core.interactions import Interactions
@@ -175,9 +175,9 @@ class OwnEpsilon(Release):
 
     # --- how it is shown --------------------------------------------------------------------------
 
-    def asked_for(self) -> tuple[Asked, ...]:
+    def asked_for(self) -> tuple[DrawnField, ...]:
         least, most = EPSILONS[0], self.epsilon
-        own = Asked("epsilon", "epsilon", "epsilon.own", least, most, loudness(least, most))
+        own = DrawnField("epsilon", "epsilon", "epsilon.own", least, most, loudness(least, most))
         return own, ASKED["total_epsilon"]
 
     def cost(self, choice: Choice) -> float | None:

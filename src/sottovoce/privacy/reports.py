@@ -22,7 +22,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.core.choice import ASKED, LOUDNESS, Asked
+from sottovoce.core.choice import ASKED, LOUDNESS, DrawnField
 from sottovoce.core.consent import Choice, Consent, affords
 from sottovoce.core.interactions import Interactions
 from sottovoce.core.ledger import Entries
@@ -98,14 +98,14 @@ class KReports(Release):
     def epsilons(self) -> NDArray[np.float64]:
         return np.array([tier.epsilon for tier in self.tiers])
 
-    def asked_for(self) -> tuple[Asked, ...]:
+    def asked_for(self) -> tuple[DrawnField, ...]:
         names = [name for _, name in LOUDNESS]
         tiers = [float(tier.epsilon) for tier in self.tiers]
         steps = tuple(zip(tiers, names, strict=False)) if len(tiers) <= len(names) else ()
         k = self.max_reports
         return (
-            Asked("epsilon", "epsilon", "epsilon.report", 0.0, tiers[-1], steps),
-            Asked("max_reports", "count", most=k, steps=((0, "none"), (k, "all"))),
+            DrawnField("epsilon", "epsilon", "epsilon.report", 0.0, tiers[-1], steps),
+            DrawnField("max_reports", "count", most=k, steps=((0, "none"), (k, "all"))),
             ASKED["total_epsilon"],
         )
 

@@ -31,7 +31,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sottovoce.config import require_number
-from sottovoce.core.choice import ASKED, Asked, loudness
+from sottovoce.core.choice import ASKED, DrawnField, loudness
 from sottovoce.core.consent import ALWAYS, Choice, Consent, ShareRule, affords
 from sottovoce.core.interactions import Interactions
 from sottovoce.core.links import Link
@@ -148,11 +148,11 @@ class Clipped(Release):
     def is_revealing(self, triples: int, n_items: int) -> bool:
         return not self.dense
 
-    def asked_for(self) -> tuple[Asked, ...]:
+    def asked_for(self) -> tuple[DrawnField, ...]:
         if not self.dense:
             return (ASKED["share_positives"],)
         least, most = self.epsilon / MOST_OWN, self.epsilon
-        own = Asked("epsilon", "epsilon", "epsilon.update", least, most, loudness(least, most))
+        own = DrawnField("epsilon", "epsilon", "epsilon.update", least, most, loudness(least, most))
         return own, ASKED["total_epsilon"]
 
     def bind(

@@ -28,7 +28,7 @@ from sottovoce.errors import (
 )
 from sottovoce.privacy.accountant import rounded_up
 from sottovoce.privacy.central import price
-from sottovoce.services.agent.by_hand import ByHand, Message, Shown
+from sottovoce.services.agent.by_hand import ByHand, Shown, ShownMessage
 from sottovoce.stores import timeline
 from sottovoce.stores.device import CohortStore
 from sottovoce.stores.device_limits import (
@@ -40,17 +40,17 @@ from sottovoce.stores.device_limits import (
 )
 from sottovoce.stores.session import DeviceSession
 from sottovoce.stores.timeline import Line
-from sottovoce.web.centre import RECOMMENDED, Desk, Runner, plain_value
+from sottovoce.web.desk import RECOMMENDED, Runner, StoreDesk, plain_value
 from sottovoce.web.weighing import in_the_way, weigh
 from sottovoce.wire.exactly import changes, settings, short, who_reads
 from sottovoce.wire.invitations import kept_invitation
 from sottovoce.wire.plainly import (
-    Reader,
+    Onlooker,
     agreed_to,
     is_bounded,
     is_printed,
     of_change,
-    readers,
+    onlookers,
 )
 from sottovoce.wire.terms import Terms
 
@@ -64,7 +64,7 @@ _QUIET = {
 }
 
 
-class DeviceDesk(Desk[CohortStore]):
+class DeviceDesk(StoreDesk[CohortStore]):
     def __init__(
         self,
         name: str,
@@ -111,7 +111,7 @@ class DeviceDesk(Desk[CohortStore]):
             "fields": self._fields(choice, terms),
             "meter": self._meter(choice, terms),
             "terms": None if terms is None else self._terms(terms, agreed, pending),
-            "readers": [] if terms is None else _readers(readers(terms)),
+            "readers": [] if terms is None else _readers(onlookers(terms)),
             "history": {
                 "items": store.count_history(),
                 "off": len(off),
@@ -349,7 +349,7 @@ class DeviceDesk(Desk[CohortStore]):
             "others": 0 if inside is None else inside.others,
             "kept_back": len(self._off()),
             "messages": [self._message(one, terms) for one in shown.messages],
-            "readers": [] if terms is None else _readers(readers(terms)),
+            "readers": [] if terms is None else _readers(onlookers(terms)),
         }
 
     def _nothing_leaves(self, shown: Shown, terms: Terms | None) -> Said:
@@ -371,7 +371,7 @@ class DeviceDesk(Desk[CohortStore]):
             return said("preview.uses_part", epsilon=used, period=rounded_up(period))
         return said("preview.uses", epsilon=used)
 
-    def _message(self, message: Message, terms: Terms | None) -> dict[str, Any]:
+    def _message(self, message: ShownMessage, terms: Terms | None) -> dict[str, Any]:
         what = _KINDS.get(message.what) or _report_words(terms, "preview")
         return {
             "what": what.to_json(),
@@ -500,7 +500,7 @@ def _means(setting: str, before: Any, after: Any) -> dict[str, Any] | None:
     return None if found is None else found.to_json()
 
 
-def _readers(found: Sequence[Reader]) -> list[dict[str, Any]]:
+def _readers(found: Sequence[Onlooker]) -> list[dict[str, Any]]:
     return [{"who": one.who.to_json(), "sees": one.sees.to_json()} for one in found]
 
 

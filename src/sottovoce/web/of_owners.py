@@ -18,7 +18,7 @@ from sottovoce.stores import timeline
 from sottovoce.stores.timeline import Line
 from sottovoce.stores.user import UserStore
 from sottovoce.stores.user_door import ORCHESTRATOR, UserDoor
-from sottovoce.web.centre import RECOMMENDED, Desk
+from sottovoce.web.desk import RECOMMENDED, StoreDesk
 from sottovoce.wire.interactions import SEALED_BYTES
 from sottovoce.wire.owners import HELLO_BYTES, MOST_SEALED, OFFER_BYTES, SESSION_BYTES
 from sottovoce.wire.passes import PASS_BYTES
@@ -71,7 +71,7 @@ class _Shown:
         return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:32]
 
 
-class OwnersDesk(Desk[UserStore]):
+class OwnersDesk(StoreDesk[UserStore]):
     """What is waiting here leaves when she sends it; each data owner reads what it gets in full."""
 
     kind = "owners"

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from sottovoce.wire.terms import Terms
 
 
-class Reader(NamedTuple):
+class Onlooker(NamedTuple):
     """Somebody, and what she or he sees."""
 
     who: Said
@@ -46,7 +46,7 @@ def is_printed(terms: Terms) -> bool:
     return terms.link.adds_up is None and not is_bounded(terms)
 
 
-def readers(terms: Terms, *, gateway: bool = False) -> list[Reader]:
+def onlookers(terms: Terms, *, gateway: bool = False) -> list[Onlooker]:
     """Who sees what of somebody who takes part. A `gateway` sends one sum of all its users."""
     if terms.reporting is not None:
         found = _of_reports(terms)
@@ -68,7 +68,7 @@ def readers(terms: Terms, *, gateway: bool = False) -> list[Reader]:
         found.append(("reads.gateway", said("sees.everything_here")))
     if terms.algorithm.published:
         found.append(("reads.everybody", said("sees.model")))
-    return [Reader(said(who), sees) for who, sees in found]
+    return [Onlooker(said(who), sees) for who, sees in found]
 
 
 def _of_reports(terms: Terms) -> list[tuple[str, Said]]:

@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from sottovoce.core.links import has_noise
 from sottovoce.core.messages import ModelView
 from sottovoce.engines.client import SMALL, Answer, Busy, Client, Traffic, good
 from sottovoce.errors import (
@@ -45,6 +46,7 @@ from sottovoce.wire.catalogue import (
 from sottovoce.wire.descriptor import Descriptor
 from sottovoce.wire.frames import PROTOCOL
 from sottovoce.wire.invitations import Invitation, kept_invitation
+from sottovoce.wire.plainly import objection
 from sottovoce.wire.reports import report_rows
 from sottovoce.wire.signing import DIGEST_HEADER, NONCE_BYTES, Purpose, digest_of, prove, seal
 from sottovoce.wire.terms import Terms
@@ -338,6 +340,10 @@ class Agent(Reader):
         if terms.reporting is not None:
             await self._visit_with_proxy(now, terms)
             return
+        if not await self._aside(lambda: self._may_leave(terms)):
+            why = "the owner's choice permits nothing that is asked for; see `device status`"
+            self._say_once("nothing sent", now.key, why=why)
+            return
         await self._enrol()
         await self._resolve(now, terms)
         if now.state == "open":
@@ -560,6 +566,14 @@ class Agent(Reader):
         await self._aside(lambda: self._stamp(_CHECKED_IN))
 
     # --- helpers ---------------------------------------------------------------------------------
+
+    def _may_leave(self, terms: Terms) -> bool:
+        """Whether her choice fits; where not, nobody is told that she is there."""
+        choice, filters = self.store.choice(self.number), terms.algorithm.attributes
+        known = {each.name for each in filters}
+        missing = [name for name in choice.hidden_attributes if name not in known]
+        why = objection(terms, choice, missing, noisy_sums=has_noise(terms.link))
+        return why is None and may_report(self.store, terms)
 
     def _takes_part(self) -> bool:
         return bool(self.store.choices().takes_part.all())

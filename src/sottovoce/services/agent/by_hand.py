@@ -13,15 +13,12 @@ import secrets
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from sottovoce.core.links import has_noise
 from sottovoce.errors import ConsentError, MessageError
 from sottovoce.services.agent.agent import _ADMISSION, _ENROLLED, Agent
 from sottovoce.services.agent.loop import FAULTS
-from sottovoce.services.agent.shuffled import may_report
 from sottovoce.stores.device import CohortStore
 from sottovoce.stores.prepared import Prepared
 from sottovoce.wire.descriptor import Descriptor
-from sottovoce.wire.plainly import objection
 from sottovoce.wire.signing import NONCE_BYTES, seal
 from sottovoce.wire.terms import Terms
 
@@ -32,7 +29,7 @@ Why = Literal[
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Message:
+class ShownMessage:
     """One request that would leave."""
 
     what: What
@@ -42,14 +39,14 @@ class Message:
     """Whether these are the bytes at the socket; if not, they are sealed anew on the way."""
 
     def __repr__(self) -> str:
-        return f"<Message {self.what}, {len(self.body):,} bytes, redacted>"
+        return f"<ShownMessage {self.what}, {len(self.body):,} bytes, redacted>"
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Shown:
     """What would leave now."""
 
-    messages: tuple[Message, ...] = ()
+    messages: tuple[ShownMessage, ...] = ()
     report: Prepared | None = None
     why: Why = ""
     """Why there is no report among them."""
@@ -135,11 +132,11 @@ class ByHand(Agent):
             return Shown(why="choice")
         if now.state == "open":
             await self._aside(lambda: self.hosted.follow(now.round, now.attempt))
-        messages: list[Message] = []
+        messages: list[ShownMessage] = []
         kept = _ENROLLED if terms.reporting is None else _ADMISSION
         if not await self._aside(lambda: self.store.secret(kept)):
             messages.append(
-                Message("enrolment", "server", await self._aside(self._enrolment), True)
+                ShownMessage("enrolment", "server", await self._aside(self._enrolment), True)
             )
         report, why, detail = await self._report(now, terms)
         if report is not None:
@@ -149,14 +146,6 @@ class ByHand(Agent):
         elif why == "not asked" and not messages:
             messages.append(await self._present(now))
         return Shown(tuple(messages), report, why, detail)
-
-    def _may_leave(self, terms: Terms) -> bool:
-        """Whether her choice fits; where not, nobody is told that she is there."""
-        choice, filters = self.store.choice(self.number), terms.algorithm.attributes
-        known = {each.name for each in filters}
-        missing = [name for name in choice.hidden_attributes if name not in known]
-        why = objection(terms, choice, missing, noisy_sums=has_noise(terms.link))
-        return why is None and may_report(self.store, terms)
 
     async def _report(self, now: Descriptor, terms: Terms) -> tuple[Prepared | None, Why, str]:
         """What would leave of her history, or why nothing would."""
@@ -178,25 +167,25 @@ class ByHand(Agent):
             return None, "choice", str(error)
         return found, "" if found is not None else "nothing", ""
 
-    def _introduction(self, terms: Terms) -> list[Message]:
+    def _introduction(self, terms: Terms) -> list[ShownMessage]:
         """To the shuffler, with whom it begins."""
         word = self.store.secret(_ADMISSION) or b""
         body = self._proxy_of(terms).introduction(self._signing_key(), word)
-        return [] if body is None else [Message("enrolment", "shuffler", body, False)]
+        return [] if body is None else [ShownMessage("enrolment", "shuffler", body, False)]
 
-    def _message(self, report: Prepared, terms: Terms) -> Message:
+    def _message(self, report: Prepared, terms: Terms) -> ShownMessage:
         if terms.reporting is not None:
-            return Message("report", "shuffler", report.message, False)
+            return ShownMessage("report", "shuffler", report.message, False)
         about = {"number": self.number, "round": report.round, "attempt": report.attempt}
         body = seal(
             self._signing_key(), self._invitation.federation, "report",
             **about, nonce=report.nonce, body=report.message,
         )  # fmt: skip
-        return Message("report", "server", body, True)
+        return ShownMessage("report", "server", body, True)
 
-    async def _present(self, now: Descriptor) -> Message:
+    async def _present(self, now: Descriptor) -> ShownMessage:
         """A check-in with the nonce that it will have if she sends it."""
         if self._presence is None or self._presence[0] != now.key:
             self._presence = now.key, secrets.token_bytes(NONCE_BYTES)
         sign = await self._signer("check-in", now.round, now.attempt, self._presence[1])
-        return Message("check-in", "server", sign(b""), True)
+        return ShownMessage("check-in", "server", sign(b""), True)
