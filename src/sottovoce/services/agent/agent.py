@@ -22,6 +22,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from sottovoce.core.links import has_noise
 from sottovoce.core.messages import ModelView
+from sottovoce.core.words import say
 from sottovoce.engines.client import SMALL, Answer, Busy, Client, Traffic, good
 from sottovoce.errors import (
     ConsentError,
@@ -340,8 +341,7 @@ class Agent(Reader):
         if terms.reporting is not None:
             await self._visit_with_proxy(now, terms)
             return
-        if not await self._aside(lambda: self._may_leave(terms)):
-            why = "the owner's choice permits nothing that is asked for; see `device status`"
+        if why := await self._aside(lambda: self._objection(terms)):
             self._say_once("nothing sent", now.key, why=why)
             return
         await self._enrol()
@@ -567,13 +567,17 @@ class Agent(Reader):
 
     # --- helpers ---------------------------------------------------------------------------------
 
-    def _may_leave(self, terms: Terms) -> bool:
-        """Whether her choice fits; where not, nobody is told that she is there."""
+    def _objection(self, terms: Terms) -> str:
+        """Why nothing can leave under her choice, in a sentence, so that nobody is told that she is
+        there; empty where something may."""
         choice, filters = self.store.choice(self.number), terms.algorithm.attributes
         known = {each.name for each in filters}
         missing = [name for name in choice.hidden_attributes if name not in known]
         why = objection(terms, choice, missing, noisy_sums=has_noise(terms.link))
-        return why is None and may_report(self.store, terms)
+        if why is not None:
+            return say(why.said)
+        fits = may_report(self.store, terms)
+        return "" if fits else "the owner's choice or limit permits no report"
 
     def _takes_part(self) -> bool:
         return bool(self.store.choices().takes_part.all())

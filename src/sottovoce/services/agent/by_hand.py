@@ -128,8 +128,8 @@ class ByHand(Agent):
 
     async def _would_leave(self, now: Descriptor, terms: Terms) -> Shown:
         """For one who takes part and has agreed."""
-        if not await self._aside(lambda: self._may_leave(terms)):
-            return Shown(why="choice")
+        if why := await self._aside(lambda: self._objection(terms)):
+            return Shown(why="choice", detail=why)
         if now.state == "open":
             await self._aside(lambda: self.hosted.follow(now.round, now.attempt))
         messages: list[ShownMessage] = []
