@@ -6,6 +6,7 @@ she reads them. No method lets anything leave but `send`, which sends what `prev
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -66,7 +67,7 @@ class Learner:
             with self._turn:
                 self._known[name] |= {"done": done, "total": total}
 
-        found: dict[str, Any]
+        found: dict[str, Any] = {"error": said("trouble.unexpected").to_json()}
         try:
             with open_store(path, readonly=True) as store:
                 if isinstance(store, UserStore):
@@ -76,9 +77,10 @@ class Learner:
             found = {"findings": [one.to_json() for one in findings]}
         except SottovoceError as error:
             found = {"error": said("trouble.bad_input", what=str(error)).to_json()}
-        with self._turn:
-            total = max(1, self._known[name]["total"])
-            self._known[name] = {"running": False, "done": total, "total": total, **found}
+        finally:  # also after a fault of ours: a page must not wait for ever
+            with self._turn:
+                total = max(1, self._known[name]["total"])
+                self._known[name] = {"running": False, "done": total, "total": total, **found}
 
 
 class Centre:
@@ -133,10 +135,11 @@ class Centre:
     # --- what a page asks -------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
-        return {
-            "version": sottovoce.__version__,
-            "stores": [self._described(desk) for desk in list(self._desks.values())],
-        }
+        stores = []
+        for name in list(self._desks):
+            with self._desk(name) as desk:
+                stores.append(desk.describe())
+        return {"version": sottovoce.__version__, "stores": stores}
 
     def weigh(self, store: str, change: dict[str, Any]) -> dict[str, Any]:
         with self._desk(store) as desk:
@@ -243,59 +246,36 @@ class Centre:
 
     # --- helpers ----------------------------------------------------------------------------------
 
-    def _described(self, desk: StoreDesk[Any]) -> dict[str, Any]:
-        with desk.turn, _in_her_words():
-            return desk.describe()
-
-    def _desk(self, name: str) -> _Turn:
+    @contextlib.contextmanager
+    def _desk(self, name: str) -> Iterator[StoreDesk[Any]]:
+        """One store, for as long as a call takes."""
         desk = self._desks.get(name)
         if desk is None:
             raise Told("trouble.not_found")
-        return _Turn(desk)
+        with desk.turn, _in_her_words():
+            yield desk
 
 
-class _Turn:
-    """A desk for as long as one call takes, whose troubles are told in her words."""
-
-    def __init__(self, desk: StoreDesk[Any]) -> None:
-        self._desk, self._words = desk, _in_her_words()
-
-    def __enter__(self) -> StoreDesk[Any]:
-        self._desk.turn.acquire()
-        return self._desk
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        self._desk.turn.release()
-        if error is not None:
-            self._words.told(error)
-
-
-class _in_her_words:
+@contextlib.contextmanager
+def _in_her_words() -> Iterator[None]:
     """Troubles that she can do something about, as she would say them."""
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if error is not None:
-            self.told(error)
-
-    @staticmethod
-    def told(error: BaseException) -> None:
-        if isinstance(error, Told):
-            return
-        if isinstance(error, StoreError):
-            full = "no space" in str(error) or "full" in str(error)
-            raise Told("trouble.disk_full" if full else "trouble.store_broken") from None
-        if isinstance(error, Unreachable):
-            raise Told("trouble.server_gone") from None
-        if isinstance(error, WrongClock):
-            raise Told("trouble.clock") from None
-        strange = isinstance(error, MessageError) and not isinstance(error, VersionMismatch)
-        if strange or isinstance(error, Untrusted):
+    try:
+        yield
+    except Told:
+        raise
+    except StoreError as error:
+        full = "no space" in str(error) or "full" in str(error)
+        raise Told("trouble.disk_full" if full else "trouble.store_broken") from None
+    except Unreachable:
+        raise Told("trouble.server_gone") from None
+    except WrongClock:
+        raise Told("trouble.clock") from None
+    except Untrusted:
+        raise Told("trouble.untrusted") from None
+    except SottovoceError as error:
+        if isinstance(error, MessageError) and not isinstance(error, VersionMismatch):
             raise Told("trouble.untrusted") from None
-        if isinstance(error, SottovoceError):
-            raise Told("trouble.bad_input", what=str(error)) from None
+        raise Told("trouble.bad_input", what=str(error)) from None
 
 
 def _opened(path: Path) -> tuple[CohortStore | UserStore, bool]:
