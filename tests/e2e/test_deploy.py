@@ -756,13 +756,13 @@ class OwnerMachines(Machines):
         return super().on(machine, block.replace("--every 300", "--every 1"))
 
     def who(self, machine: str, block: str) -> tuple[str, ...]:
-        return (machine,) if "user leave" in block else super().who(machine, block)
+        return (machine,) if "device leave" in block else super().who(machine, block)
 
     def before(self, machine: str, block: str) -> None:
         self.hand_over(block)
         if "--status" in block and machine == "operator" and "--remove" not in block:
             self.wait_for(self.all_learnt, seconds=240)
-        if "user leave" in block:
+        if "device leave" in block:
             _check_while_all_are_there(self)
 
     def all_learnt(self) -> bool:
