@@ -334,6 +334,8 @@ class ShufflerStore:
     def parts(self, held: Held) -> Iterator[bytes]:
         """The parts of a whole batch as they came, by number, one at a time."""
         count = 0 if held.arrival is None else held.arrival.parts
+        with self._lock:  # a batch is known to be whole a moment before its last part is committed
+            pass
         for number in range(count):
             sql = f"SELECT body FROM {held.parts_table} WHERE part = ?"
             yield bytes(self._reader.value(sql, [number]))
