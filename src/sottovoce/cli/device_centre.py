@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from sottovoce.cli import output
-from sottovoce.cli.options import Json, Store, Technical
+from sottovoce.cli.options import AgentsServer, Json, PlaintextTrial, Store, Technical
 from sottovoce.core.words import Said, said
 from sottovoce.errors import DataError, UsageError
 
@@ -30,14 +30,8 @@ def preview(
             "--bytes", metavar="FILE", help="Write the bytes of the last message to this file."
         ),
     ] = None,
-    server: Annotated[
-        str | None,
-        typer.Option(metavar="URL", help="Another address of the server than the invitation's."),
-    ] = None,
-    plaintext: Annotated[
-        bool,
-        typer.Option("--plaintext", help="No TLS; only for a trial with a server on this machine."),
-    ] = False,
+    server: AgentsServer = None,
+    plaintext: PlaintextTrial = False,
     technical: Technical = False,
     as_json: Json = False,
 ) -> None:

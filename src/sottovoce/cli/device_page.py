@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from sottovoce.cli import output
-from sottovoce.cli.options import Json
+from sottovoce.cli.options import AgentsServer, Json, PlaintextTrial
 from sottovoce.core.words import LANGUAGES, said, say
 from sottovoce.errors import UsageError
 
@@ -31,14 +31,8 @@ def page(
             metavar="|".join(LANGUAGES), help="Of the page; the browser's language by default."
         ),
     ] = None,
-    server: Annotated[
-        str | None,
-        typer.Option(metavar="URL", help="Another address of the server than the invitation's."),
-    ] = None,
-    plaintext: Annotated[
-        bool,
-        typer.Option("--plaintext", help="No TLS; only for a trial with a server on this machine."),
-    ] = False,
+    server: AgentsServer = None,
+    plaintext: PlaintextTrial = False,
     as_json: Json = False,
 ) -> None:
     """Show your page: what would leave, what has left, and what you choose.

@@ -59,6 +59,14 @@ Port = Annotated[int, typer.Option(min=0, max=65535, help="Port to listen at; 0 
 Plaintext = Annotated[
     bool, typer.Option("--plaintext", help="Without TLS; on a loopback address only.")
 ]
+AgentsServer = Annotated[
+    str | None,
+    typer.Option(metavar="URL", help="Another address of the server than the invitation's."),
+]
+PlaintextTrial = Annotated[
+    bool,
+    typer.Option("--plaintext", help="No TLS; only for a trial with a server on this machine."),
+]
 Behind = Annotated[
     list[str] | None,
     typer.Option(

@@ -8,21 +8,15 @@ from typing import Annotated
 import typer
 
 from sottovoce.cli import output
-from sottovoce.cli.options import Json
+from sottovoce.cli.options import AgentsServer, Json, PlaintextTrial
 
 
 def device(
     stores: Annotated[
         list[Path], typer.Argument(metavar="STORE...", help="Folders of `device init`.")
     ],
-    server: Annotated[
-        str | None,
-        typer.Option(metavar="URL", help="Another address of the server than the invitation's."),
-    ] = None,
-    plaintext: Annotated[
-        bool,
-        typer.Option("--plaintext", help="No TLS; only for a trial with a server on this machine."),
-    ] = False,
+    server: AgentsServer = None,
+    plaintext: PlaintextTrial = False,
     once: Annotated[
         bool, typer.Option("--once", help="Ask once, do what there is to do, and end.")
     ] = False,
