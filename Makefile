@@ -13,8 +13,9 @@ endif
 
 INPUTS ?= 1000000
 TYPESCRIPT := 5.9.3
+TABS := clients/browser
 
-.PHONY: demo test test-all mutation fuzz facts check types-js lint format bench lock clean
+.PHONY: demo test test-all mutation fuzz facts check types-js browser lint format bench lock clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.core
@@ -53,6 +54,11 @@ types-js: | $(BIN)/python
 	  npm install --silent --no-audit --no-fund --prefix $(VENV)/node typescript@$(TYPESCRIPT) && \
 	  $(VENV)/node/node_modules/.bin/tsc -p src/sottovoce/web/pages/jsconfig.json; fi
 
+# The library of browser tabs: types, tests and one file of it. Needs Node, which nothing else does.
+browser:
+	npm ci --silent --no-audit --no-fund --ignore-scripts --prefix $(TABS)
+	npm run --silent --prefix $(TABS) check
+
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -78,8 +84,8 @@ $(VENV)/.core: pyproject.toml requirements/core.lock | $(BIN)/python
 # torch for processors alone is taken from a folder that pip knows; without one, from the index.
 $(VENV)/.dev: pyproject.toml $(wildcard requirements/*.lock) | $(BIN)/python
 	@echo "Installing the core, torch, the services, Flower and the development tools"
-	@$(HASHED)/dev.lock
-	@$(HASHED)/torch-cpu.lock --no-index >/dev/null 2>&1 || $(HASHED)/torch.lock
+	@$(HASHED)/torch-cpu.lock --no-index >/dev/null 2>&1 & torch=$$!; \
+	$(HASHED)/dev.lock; dev=$$?; wait $$torch || $(HASHED)/torch.lock && exit $$dev
 	@$(PIP) --no-build-isolation -e .
 	@touch $@ $(VENV)/.core
 

@@ -16,6 +16,7 @@ import pytest
 from hypothesis import settings
 
 import leftovers
+from sottovoce import compiled as loops
 from sottovoce.engines.processes import descendants
 
 compiled.use_locks()
@@ -28,24 +29,31 @@ settings.load_profile("steady")
 
 # The longest modules, which begin first: a worker that gets one of them last works alone.
 LONGEST = (
-    "services/test_chaos.py",
-    "fuzz/test_fuzz.py",
-    "contracts/test_engines.py",
     "contracts/test_drift_engines.py",
+    "e2e/test_demo.py",
+    "contracts/test_engines.py",
     "engines/flower/test_flower_processes.py",
-    "services/test_agent_process.py",
+    "contracts/test_gram_flower.py",
+    "fuzz/test_fuzz.py",
+    "web/test_shop.py",
     "web/test_page.py",
+    "web/test_console.py",
     "web/test_consent_centre.py",
     "web/test_page_server.py",
-    "services/test_server_crash.py",
-    "papers/test_wu_item_sets.py",
-    "e2e/test_https_fleet.py",
-    "e2e/test_demo.py",
-    "contracts/test_secure_sum_https.py",
+    "services/test_agent_process.py",
+    "contracts/test_my_algorithm.py",
+    "services/test_chaos.py",
+    "contracts/test_gram_quality_https.py",
+    "privacy/test_accountant.py",
+    "contracts/test_golden.py",
+    "cli/test_attributes_cli.py",
+    "statistics/test_audit.py",
+    "algorithms/test_factors.py",
+    "services/test_agent.py",
+    "services/test_checked_rounds.py",
+    "services/test_chain.py",
+    "services/test_residents.py",
     "contracts/test_uc_contract.py",
-    "services/test_postgres.py",
-    "services/test_server.py",
-    "services/test_owner_process.py",
 )
 
 
@@ -83,6 +91,14 @@ def signals_as_they_were():
     assert after == before, "the test left a signal handler behind"
 
 
+@pytest.fixture(autouse=True)
+def loops_are_compiled():
+    """A command that is one device, run in this process, would leave the compiler out from then
+    on."""
+    with loops.left_out(False):
+        yield
+
+
 @pytest.fixture(scope="module")
 def quick_stores():
     """Stores' keys are taken as they are: to stretch one, as if it were a password, takes 26 ms of
@@ -98,6 +114,14 @@ def quick_stores():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(apsw, "Connection", QuickConnection)
         yield
+
+
+@pytest.fixture
+def forked_children():
+    """Processes that engines start are forked from one that has loaded the program: each start
+    takes two seconds of a processor otherwise."""
+    with forked.children() as started:
+        yield started
 
 
 # --- a test that is cut off ends what it has started ----------------------------------------------

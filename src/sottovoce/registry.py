@@ -103,7 +103,7 @@ class Registry(Mapping[str, T]):
         return said.partition("\n")[0]
 
     def __getitem__(self, name: str) -> T:
-        self._load()
+        self._load(name)
         try:
             return self._found[name]
         except KeyError:
@@ -112,7 +112,7 @@ class Registry(Mapping[str, T]):
             ) from None
 
     def __contains__(self, name: object) -> bool:
-        self._load()
+        self._load(name)
         return name in self._found
 
     def __iter__(self) -> Iterator[str]:
@@ -127,7 +127,7 @@ class Registry(Mapping[str, T]):
         return f"<Registry of {self.kind}s>"
 
     def get(self, name: str, default: Any = None) -> Any:
-        self._load()
+        self._load(name)
         return self._found.get(name, default)
 
     @property
@@ -176,11 +176,21 @@ class Registry(Mapping[str, T]):
                 "of them another name"
             )
 
-    def _load(self) -> None:
+    def _load(self, name: object = None) -> None:
+        """What there is; of the package's own, where one is asked for by its name, that one. Rooms
+        are large, and a device is in one federation."""
         with _lock:
-            self._read_room()
+            if not self._read_named(name):
+                self._read_room()
             if not self._reading:
                 _load_others()
+
+    def _read_named(self, name: object) -> bool:
+        """Whether it is there, after the module was imported that seems to register it."""
+        if isinstance(name, str) and not (self._read or self._reading or name in self._found):
+            for module in _own_modules(self._room, f'("{name}"'):
+                importlib.import_module(module)
+        return name in self._found
 
     def _read_room(self) -> None:
         with _lock:
@@ -290,15 +300,17 @@ if FILES in os.environ:
     _set_files(_files())  # a process that this one starts may have another working directory
 
 
-def _own_modules(room: str) -> list[str]:
-    """The modules of a room that register something: those with such a line."""
+def _own_modules(room: str, with_words: str = "") -> list[str]:
+    """The modules of a room that register something: those with such a line, which has these
+    words."""
     spec = importlib.util.find_spec(room)
     if spec is None or not spec.submodule_search_locations:
         return [room]
     found = []
     for folder in map(Path, spec.submodule_search_locations):
         for source in folder.rglob("*.py"):
-            if any(_ENTERS.match(line) for line in source.read_text(encoding="utf-8").splitlines()):
+            lines = source.read_text(encoding="utf-8").splitlines()
+            if any(_ENTERS.match(line) and with_words in line for line in lines):
                 name = ".".join([room, *source.relative_to(folder).with_suffix("").parts])
                 found.append(name.removesuffix(".__init__"))
     return sorted(found)

@@ -21,10 +21,10 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 import numpy as np
-from numba import njit, types, uint32, uint64
-from numba.extending import overload
+from numpy import uint32, uint64
 from numpy.typing import NDArray
 
+from sottovoce.compiled import njit, primitive
 from sottovoce.errors import ConfigError
 
 # ChaCha20 (RFC 8439) in compiled loops, which cannot call a library's generator.
@@ -82,6 +82,20 @@ def chacha_words(key, nonce, counter, out):
     out[12], out[13], out[14], out[15] = d0 + n0, d1 + n1, d2 + n2, d3 + n3
 
 
+@chacha_words.alone
+def _chacha_words(key, nonce, counter, out):
+    start = np.array([counter, *nonce], dtype="<u4").tobytes()
+    out[:] = np.frombuffer(_keystream(key, start, out.nbytes), dtype="<u4")
+
+
+def _keystream(key: NDArray[np.uint32], start: bytes, many: int) -> bytes:
+    """So many bytes of ChaCha20, by the library that a device signs with."""
+    from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
+
+    whole = algorithms.ChaCha20(key.astype("<u4").tobytes(), start)
+    return Cipher(whole, None).encryptor().update(bytes(many))
+
+
 GAMMA = np.uint64(0x9E3779B97F4A7C15)
 _M1 = np.uint64(0xBF58476D1CE4E5B9)
 _M2 = np.uint64(0x94D049BB133111EB)
@@ -94,7 +108,7 @@ Keys = NDArray[np.uint64] | NDArray[np.uint32]
 """One key per counter: [n] of the fast generator, [n, 8] of ChaCha20."""
 
 
-@njit(inline="always")
+@njit(alone=True, inline="always")
 def mix(z):
     """The splitmix64 finaliser: a bijection of 64-bit words that scatters nearby inputs."""
     z = (z ^ (z >> uint64(30))) * _M1
@@ -102,30 +116,41 @@ def mix(z):
     return z ^ (z >> uint64(31))
 
 
-@njit(inline="always")
+@njit(alone=True, inline="always")
 def below(word, n):
     """A 32-bit word scaled to [0, n). Off uniform by at most n / 2**32, relatively."""
     return (word * uint64(n)) >> uint64(32)
 
 
+def _compiled_draw() -> Any:
+    """`draw` as compiled loops have it."""
+    from numba import types
+    from numba.extending import overload
+
+    def drawn(key, number):
+        raise NotImplementedError  # what is called is one of those below
+
+    @overload(drawn)
+    def _(key, number):
+        if isinstance(key, types.Integer):
+            return lambda key, number: mix(key + uint64(number + 1) * GAMMA)
+
+        def secret(key, number):
+            block = np.empty(BLOCK_WORDS, dtype=np.uint32)
+            chacha_words(key, np.zeros(3, dtype=np.uint32), uint32(number // _PER_BLOCK), block)
+            at = 2 * (number % _PER_BLOCK)
+            return uint64(block[at]) | (uint64(block[at + 1]) << uint64(32))
+
+        return secret
+
+    return drawn
+
+
+@primitive(_compiled_draw)
 def draw(key: Any, number: int) -> np.uint64:
     """The 64-bit word that draw `number` of a key gives; compiled loops have it compiled."""
     word: np.uint64 = words_of(np.asarray(key)[None], 1, int(number))[0, 0]
     return word
-
-
-@overload(draw)
-def _draw(key, number):
-    if isinstance(key, types.Integer):
-        return lambda key, number: mix(key + uint64(number + 1) * GAMMA)
-
-    def secret(key, number):
-        block = np.empty(BLOCK_WORDS, dtype=np.uint32)
-        chacha_words(key, np.zeros(3, dtype=np.uint32), uint32(number // _PER_BLOCK), block)
-        at = 2 * (number % _PER_BLOCK)
-        return uint64(block[at]) | (uint64(block[at + 1]) << uint64(32))
-
-    return secret
 
 
 @njit(nogil=True, cache=True)
@@ -141,6 +166,16 @@ def _secret_words(keys, first, out):
                 chacha_words(keys[n], nonce, uint32(made), block)
             at = 2 * (number % _PER_BLOCK)
             out[n, t] = uint64(block[at]) | (uint64(block[at + 1]) << uint64(32))
+
+
+@_secret_words.alone
+def _(keys, first, out):
+    block, before = divmod(first, _PER_BLOCK)
+    start = (block & 0xFFFFFFFF).to_bytes(16, "little")
+    many = 8 * (before + out.shape[1])
+    for n in range(len(out)):
+        words = np.frombuffer(_keystream(keys[n], start, many), dtype="<u8")
+        out[n] = words[before:]
 
 
 def mix_array(z: NDArray[np.uint64]) -> NDArray[np.uint64]:

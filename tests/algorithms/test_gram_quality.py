@@ -19,6 +19,7 @@ from sottovoce.core.messages import ModelView, SummedReports
 from sottovoce.core.recommender import top_n
 from sottovoce.errors import ConfigError
 from sottovoce.experiment import Experiment
+from sottovoce.parties.server import quality_trouble
 from sottovoce.privacy.own_epsilon import OwnEpsilon
 from sottovoce.rng import Streams
 from sottovoce.runs.devices import federation_of
@@ -148,6 +149,26 @@ def test_the_exact_sums_say_the_true_rates(share):
     )
 
 
+@pytest.mark.parametrize("gone", [(0, 0), (3, 0), (0, 4), (3, 4)], ids=str)
+def test_a_published_model_of_before_items_came_or_with_fewer_factors_is_still_compared(gone):
+    """It is not taken for the candidate, which would say that nothing is worse than itself."""
+    items, factors = gone
+    made = federation(epsilon=64.0)
+    made.schedule = replace(made.schedule, rounds=2)
+    made.run()
+    n, width = made.server.items.shape
+    older = np.random.default_rng(1).permutation(made.server.items)[: n - items, : width - factors]
+    before, held = quality.parted(WORLD, 0.1)
+    algorithm, table = made.server.algorithm, made.server.items
+    found = algorithm._hits(table, older, before, held)
+    longer = np.zeros((n, width), np.float32)
+    longer[:, 0] = older[:, 0].min()
+    longer[: n - items, : width - factors] = older
+    same = algorithm._hits(table, longer, before, held)
+    assert np.array_equal(found[1], same[1])
+    assert not np.array_equal(found[1], found[0])
+
+
 def test_alone_as_among_others_and_written_out_as_summed():
     one, other = federation(), federation()
     one.run()
@@ -252,6 +273,31 @@ def test_a_model_made_worse_on_purpose_is_held_back():
     assert outcomes[0] == ("", 6)
     assert "worse than version 3" in outcomes[1][0]
     assert outcomes[1][1] == 3
+
+
+def test_a_bad_model_that_is_published_all_the_same_is_seen_in_the_next_round_about_quality():
+    """By the operator's word, say. The next batch is compared with it, and tells of it, too."""
+    table = timed(checkerboard(800, 20), 1)
+    made = federation(
+        table, 16.0, batches=2, least_head=20, most_head=20, held_out=0.2,
+        consent=Consent.uniform(np.arange(800), Choice(epsilon=16.0)),
+    )  # fmt: skip
+    made.schedule = replace(made.schedule, rounds=3)
+    made.run()
+    assert made.server.recommending.round == 3
+    assert quality_trouble(3, made.server.offered) == ""
+    bad = made.server.items.copy()
+    bad[:, SCALE:] = np.random.default_rng(1).permutation(bad[:, SCALE:])
+    made.server.published = ModelView(3, bad)
+    made.devices.cohort.sent[:] = 0  # as others who come with the next batch
+    made.devices.cohort.spent[:] = 0
+    made.schedule = replace(made.schedule, rounds=6)
+    made.run()
+    newest = made.server.offered[-1]
+    assert (newest.version, newest.against, newest.held_back) == (6, 3, "")
+    trouble = quality_trouble(3, made.server.offered)
+    assert trouble.startswith("version 3, which is published, is worse than")
+    assert quality_trouble(6, made.server.offered) == ""
 
 
 def test_batches_before_the_first_pairs_are_offered_and_nobody_is_asked_about_them():

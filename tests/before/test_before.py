@@ -288,6 +288,11 @@ def test_a_server_and_its_devices_say_what_they_said(run, name):
 slow = pytest.mark.slow
 
 
+def untimed(rounds):
+    """As rounds of a release that kept no times are shown now."""
+    return [one | {"opened": None, "ended": None} for one in rounds]
+
+
 @pytest.mark.parametrize(
     ("run", "name"),
     [
@@ -312,7 +317,7 @@ def test_a_federation_goes_on_to_the_same_end(run, name, here):
     now = ask("serve", "status", run / "services/server")
     rounds = json.loads((run / "manifest.json").read_text())["schedule"]["rounds"]
     assert (before["round"], now["round"]) == (2, rounds)
-    assert now["rounds"][:2] == before["rounds"]
+    assert now["rounds"][:2] == untimed(before["rounds"])
     assert (now["enrolled"], now["refused"]) == (before["enrolled"], before["refused"])
     for store, lines in stores(name).items():
         after = exported(run / "services/devices" / store)
@@ -542,7 +547,7 @@ def test_a_backup_is_put_back(name, here):
     elif name == "server":
         told = fixture("run_https_cut")["said"][0]["said"]
         now = ask("serve", "status", "lost")
-        assert now["rounds"][:2] == told["rounds"]
+        assert now["rounds"][:2] == untimed(told["rounds"])
         assert (now["enrolled"], now["round"]) == (told["enrolled"], 7)
     elif name in ("proxy", "masker"):
         assert done["next_round"] == 7

@@ -23,6 +23,8 @@ from sottovoce.stores.device import CohortStore
 from sottovoce.stores.session import DeviceSession
 from sottovoce.wire.terms import Terms
 
+pytestmark = pytest.mark.usefixtures("quick_stores")
+
 ITEMS = [(f"venue-{i}", f"Venue number {i}") for i in range(12)]
 GENDER = FilterConfig("gender", ("female", "male"), (0.3, 0.7))
 AGE = FilterConfig("age", ("young", "middle", "old"), (0.2, 0.3, 0.5))

@@ -11,6 +11,8 @@ from sottovoce.cli import call
 from sottovoce.stores.device import CohortStore
 from sottovoce.wire.invitations import kept_invitation
 
+pytestmark = pytest.mark.usefixtures("quick_stores")
+
 
 @pytest.fixture
 def town(tmp_path):

@@ -18,6 +18,8 @@ from sottovoce.stores.shuffler_folder import create_shuffler_folder, open_shuffl
 from sottovoce.wire.refusals import Refused
 from sottovoce.wire.shuffled import BatchPart
 
+pytestmark = pytest.mark.usefixtures("forked_children")
+
 EXPERIMENT = """
 seed = 3
 [algorithm]

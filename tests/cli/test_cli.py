@@ -845,3 +845,18 @@ def test_a_closed_pipe_is_no_error(tiny):
     first.stdout.close()
     _, errors = first.communicate()
     assert "Traceback" not in errors
+
+
+@pytest.mark.parametrize("form", [(), ("--json",)])
+def test_whoever_reads_no_further_has_made_nothing_fail(tiny, form):
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(
+        [*COMMAND, "ledger", str(tiny / "run"), *form],
+        stdout=writer,
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (0, "")

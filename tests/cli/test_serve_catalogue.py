@@ -1,5 +1,6 @@
 """`sottovoce serve catalogue`: items come and go; what cannot be is said in a sentence."""
 
+import contextlib
 import json
 
 import pyarrow as pa
@@ -13,10 +14,13 @@ from sottovoce.core.interactions import Interactions
 from sottovoce.core.links import Direct
 from sottovoce.data.dataset import Dataset
 from sottovoce.engines.flower.cohort import make_cohort, read_server_catalogue
-from sottovoce.errors import ServiceError
+from sottovoce.errors import ServiceError, UsageError
 from sottovoce.privacy.base import RELEASES
+from sottovoce.stores import amending
+from sottovoce.stores.acts import Actor, Acts, past_acts
 from sottovoce.stores.catalogue import catalogue_name, require_catalogue
 from sottovoce.stores.device import CohortStore
+from sottovoce.stores.server import drop_fact
 from sottovoce.stores.server_folder import create_folder, open_folder
 from sottovoce.wire.catalogue import categories_in, with_spare
 from sottovoce.wire.terms import Terms
@@ -57,8 +61,7 @@ def test_items_come_and_go_and_the_server_starts_with_them(folder, tmp_path, cap
         require_catalogue(link, made.catalogue())
     database.close()
     assert (
-        "3 items, 1 that are gone, 1 places to spare"
-        in run(capsys, "serve", "catalogue", folder).out
+        "3 items, 1 that is gone, 1 place to spare" in run(capsys, "serve", "catalogue", folder).out
     )
 
 
@@ -123,11 +126,58 @@ def test_what_cannot_be_changes_nothing(folder, capsys, arguments, code, said):
     assert (folder / "catalogue.json").read_bytes() == before
 
 
+@pytest.mark.parametrize("command", ["catalogue", "terms"])
+@pytest.mark.parametrize("row", ["x" * 131_000 + ",t", "d,a\x1bb", ",Title", "d,Diner,\x07"])
+def test_a_row_that_devices_could_not_take_changes_nothing(folder, tmp_path, capsys, command, row):
+    before = (folder / "catalogue.json").read_bytes()
+    more = "".join(f"n{n},N\n" for n in range(5 if command == "terms" else 1))
+    (tmp_path / "new.csv").write_text(f"item,title,categories\n{row}\n{more}")
+    arguments = ("serve", command, folder, "--add", tmp_path / "new.csv")
+    told = run(capsys, *arguments, code=2)
+    assert "nothing was changed" in told.err
+    assert len(told.err) < 600
+    made = open_folder(folder)
+    database = made.database()
+    with contextlib.closing(database), database.reading() as link:
+        assert made.catalogue(link) == before
+        assert amending.proposed(link) is None
+
+
+def test_a_federation_is_not_made_with_names_that_devices_could_not_take(tmp_path):
+    release = RELEASES[FCFConfig.releases[0]]()
+    terms = Terms("town", 2, FCFConfig(embedding_size=4), release, Direct())
+    with pytest.raises(UsageError, match="nothing was changed"):
+        create_folder(tmp_path / "new", terms, [("x" * 131_000, "t"), ("b", "B")])
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_federation_of_a_former_release_goes_on_with_its_odd_names(folder, tmp_path, capsys):
+    place = folder / "catalogue.json"
+    items = [["odd\n", "O" * 2000], ["b", "Bar"], ["c", "C"], *map(list, ITEMS[3:])]
+    place.write_text(json.dumps({"items": items}))
+    made = open_folder(folder)
+    database = made.database()
+    with contextlib.closing(database), database.writing() as link:
+        drop_fact(link, "catalogue")
+        require_catalogue(link, made.catalogue())
+    (tmp_path / "new.csv").write_text("item,title\nd,Diner\n")
+    run(capsys, "serve", "catalogue", folder, "--add", tmp_path / "new.csv", "--gone", "b")
+    assert json.loads(open_folder(folder).catalogue())["items"][0] == items[0]
+    run(capsys, "serve", "catalogue", folder, "--gone", "odd\n")
+
+
 def test_a_change_that_was_cut_off_is_done_again(folder, monkeypatch):
     made = open_folder(folder)
     before = made.catalogue()
-    made.change_catalogue([("d", "Diner")], [])
-    after = made.catalogue()
-    (folder / "catalogue.json").write_bytes(before)  # the disk had the one, and not the other
-    made.change_catalogue([("d", "Diner")], [])
-    assert catalogue_name(made.catalogue()) == catalogue_name(after)
+    with contextlib.closing(made.database()) as database:
+        acts = Acts(made, database, Actor("anna", "command"))
+        assert acts.change_items([("d", "Diner")], [])["changed"]
+        after = made.catalogue()
+        (folder / "catalogue.json").write_bytes(before)  # the disk had the one, and not the other
+        assert not acts.change_items([("d", "Diner")], [])["changed"]
+        with database.reading() as link:
+            assert [one["words"] for one in past_acts(link, 0, 9)[1]] == ["items that came: d"]
+        assert catalogue_name(made.catalogue()) == catalogue_name(after)
+        # Whoever starts then goes by the database.
+        (folder / "catalogue.json").write_bytes(before)
+        assert made.follow(database).catalogue() == after

@@ -4,10 +4,13 @@ she was shown is in the sum that is opened, and the model is the simulation's, b
 import time
 
 import numpy as np
+import pytest
 from test_gram_https import fold, parties
 
 from sottovoce.services.trial import HttpsTrial
 from sottovoce.web.centre import Centre
+
+pytestmark = pytest.mark.usefixtures("forked_children")
 
 
 class OneByHand(HttpsTrial):

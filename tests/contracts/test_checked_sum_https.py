@@ -42,6 +42,8 @@ from sottovoce.wire.masked import binding, model_name
 from sottovoce.wire.shared import encode_shared
 from sottovoce.wire.signing import seal
 
+pytestmark = pytest.mark.usefixtures("forked_children")
+
 TOWN = {
     "name": "checked-for-real",
     "seed": 5,

@@ -24,6 +24,8 @@ from sottovoce.services.silo_trial import SiloTrial
 from sottovoce.stores.owner_folder import create_owner_folder, keep_admission
 from sottovoce.wire.silo_files import Admission, FederationFile
 
+pytestmark = pytest.mark.usefixtures("forked_children")
+
 NAMES = ("Drama", "Children's", "Sci-Fi", "Film-Noir")
 
 

@@ -151,9 +151,9 @@ def run_once(place, engine, world):
     ("world", "engine"),
     [
         ("fpl", "https"),
-        ("fpl", "flower"),
+        pytest.param("fpl", "flower", marks=pytest.mark.slow),
         pytest.param("fcf", "https", marks=pytest.mark.slow),
-        ("fmf", "https"),
+        pytest.param("fmf", "https", marks=pytest.mark.slow),
         ("chain of 2", "https"),
         pytest.param("chain of 3", "https", marks=pytest.mark.slow),
         pytest.param("rotated", "https", marks=pytest.mark.slow),
@@ -161,7 +161,11 @@ def run_once(place, engine, world):
         pytest.param("fcf", "flower", marks=pytest.mark.slow),
     ],
 )
-def test_real_processes_give_the_simulations_model_ledger_and_recommendations(place, engine, world):
+def test_real_processes_give_the_simulations_model_ledger_and_recommendations(
+    place, engine, world, request
+):
+    if world != "fpl":
+        request.getfixturevalue("forked_children")
     (expected, told), (got, told_there) = run(place, "simulation", world), run(place, engine, world)
     assert np.allclose(got.model(), expected.model(), rtol=1e-6, atol=0)
     assert np.array_equal(got.model(), expected.model()), "sums of whole numbers: to the last bit"
@@ -190,7 +194,7 @@ def test_a_chain_of_shufflers_gives_the_model_of_one(place, world):
     assert before == after
 
 
-@pytest.mark.parametrize("engine", ["https", "flower"])
+@pytest.mark.parametrize("engine", ["https", pytest.param("flower", marks=pytest.mark.slow)])
 def test_the_run_folder_says_how_every_round_ended(place, engine):
     folder, _ = run(place, engine)
     lines = (folder.path / "rounds.jsonl").read_text().splitlines()
@@ -216,8 +220,8 @@ def test_at_home_a_device_recommends_what_the_simulation_does(place, simulated):
 
 def test_at_home_reporting_devices_recommend_what_the_simulation_does(place):
     """Their vectors follow from the published model, so everyone fits them anew."""
-    expected, _ = run(place, "simulation", "fmf")
-    folder, _ = run(place, "https", "fmf")
+    expected, _ = run(place, "simulation", "chain of 2")
+    folder, _ = run(place, "https", "chain of 2")
     for store in sorted((folder.path / "services" / "devices").iterdir()):
         user = RESIDENTS.users_vocabulary().name(int(store.name))
         at_home = sottovoce("device", "recommend", store)["recommendations"]

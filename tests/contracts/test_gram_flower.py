@@ -3,7 +3,6 @@ server that sees sums alone. Model and ledgers are the simulation's, bit for bit
 with a gateway that was away for the first stage, a helper and a server that are killed."""
 
 import contextlib
-import io
 import json
 import os
 import signal
@@ -13,9 +12,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from test_engines import left_behind, sottovoce
 
-from sottovoce.cli import call
 from sottovoce.core.ledger import COLUMNS, entries_of
+from sottovoce.data.town import TownConfig, generate_town
 from sottovoce.engines.flower.launch import run_settings, start_run, wait_for_run
 from sottovoce.engines.flower.trial import FlowerTrial
 from sottovoce.engines.trial import in_order, unequal_parts
@@ -25,6 +25,8 @@ from sottovoce.runs.devices import world_of
 from sottovoce.runs.federation import Federation
 from sottovoce.runs.folder import RunFolder
 from sottovoce.stores.conductor import LOCK, Checkpoint, conducted
+
+pytestmark = pytest.mark.usefixtures("forked_children")
 
 USERS = 64
 TOWN = """
@@ -67,12 +69,10 @@ min_devices = 2    # gateways
 
 def ran(engine, place):
     """The folder of a run, and what it told."""
-    file, out = place / "gram.toml", io.StringIO()
+    file = place / "gram.toml"
     file.write_text(TOWN)
-    with contextlib.redirect_stdout(out):
-        words = ["run", file, "--engine", engine, "--out", place / engine, "--json"]
-        assert call([*map(str, words)]) == 0
-    return RunFolder.open(place / engine), json.loads(out.getvalue())
+    told = sottovoce("run", file, "--engine", engine, "--out", place / engine)
+    return RunFolder.open(place / engine), told
 
 
 def test_three_gateways_give_the_simulations_model_and_ledger(tmp_path):
@@ -84,7 +84,16 @@ def test_three_gateways_give_the_simulations_model_and_ledger(tmp_path):
     assert got.ledger().to_pydict() == expected.ledger().to_pydict()
     assert got.ledger().num_rows == 3 * got.manifest()["schedule"]["devices"] > 0
     assert told_there["results"] == told["results"]
+    names = TownConfig(residents=USERS, venues=60, districts=2)
+    for user in generate_town(names).interactions.users_vocabulary().names()[:8]:
+        mine, theirs = (
+            sottovoce("recommend", folder.path, "--user", user) for folder in (expected, got)
+        )
+        assert mine["recommendations"] == theirs["recommendations"]
+    assert got.manifest()["engine"] == "flower"
+    assert not left_behind(got.path)
     rounds = [json.loads(line) for line in (got.path / "rounds.jsonl").read_text().splitlines()]
+    assert [r["round"] for r in rounds] == [0, 1, 2]
     assert [(r["outcome"], r["missing"]) for r in rounds] == [("goal", [])] * 3
     versions = expected.manifest()["model_versions"]
     assert versions[-1]["quality"] is not None
@@ -107,10 +116,11 @@ def parties(table):
 
 def kill_conductor(folder):
     """The ServerApp, by the lock that it holds."""
-    for link in Path("/proc").glob("[0-9]*/fd/*"):
+    for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
-            if link.resolve() == (folder / LOCK).resolve():
-                os.kill(int(link.parts[2]), signal.SIGKILL)
+            held = {link.resolve() for link in (process / "fd").iterdir()}
+            if (folder / LOCK).resolve() in held:
+                os.kill(int(process.name), signal.SIGKILL)
     end = time.monotonic() + 20
     while conducted(folder):
         assert time.monotonic() < end

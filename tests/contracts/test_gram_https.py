@@ -18,6 +18,8 @@ from sottovoce.runs.train import run_experiment
 from sottovoce.stores.device import CohortStore
 from sottovoce.stores.session import DeviceSession
 
+pytestmark = pytest.mark.usefixtures("forked_children")
+
 TOWN = {
     "name": "gram-for-real",
     "seed": 5,

@@ -23,6 +23,8 @@ from sottovoce.stores.keys import authority_pem, device_context
 from sottovoce.stores.server_folder import open_folder
 from sottovoce.wire.masked import message_bytes
 
+pytestmark = pytest.mark.usefixtures("forked_children")
+
 pytest.importorskip("torch")
 
 TOWN = {

@@ -19,6 +19,8 @@ pytest.importorskip("torch")
 
 from sottovoce.services.trial import HttpsTrial
 
+pytestmark = pytest.mark.usefixtures("forked_children")
+
 TABLE = {
     "name": "uc",
     "seed": 5,

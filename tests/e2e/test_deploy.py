@@ -17,6 +17,7 @@ from typing import ClassVar, Self
 
 import pytest
 import typer.main
+from terminal import Terminal
 
 from sottovoce.cli import app
 
@@ -26,6 +27,7 @@ PAGE = (ROOT / "docs" / "deploy.md").read_text()
 UNITS = sorted((DEPLOY / "systemd").glob("*.service"))
 SECRETS = ("password", "token", "secret", "PGPASSWORD")
 ROUNDS = 3
+MOST_SECONDS = 180.0
 
 
 # --- every command is one that the program knows --------------------------------------------------
@@ -70,7 +72,8 @@ def test_no_command_is_overlooked():
     found = " ".join(commands())
     for group, names in (
         ("serve", "server invite status introduce device shuffler helper orchestrator owner nginx"),
-        ("serve", "superlink supernode cohort flower backup restore"),
+        ("serve", "superlink supernode cohort flower backup restore setup devices label pause"),
+        ("serve", "go-on token log terms catalogue target shut-out versions publish"),
         ("keys", "init show renew node rotate"),
         ("device", "init agree import consent recommend ledger export backup restore"),
         ("device", "join send status interact leave"),
@@ -122,6 +125,13 @@ def find_nginx() -> str | None:
     return shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin")
 
 
+def require_nginx() -> None:
+    if find_nginx() is None:
+        if os.environ.get("SOTTOVOCE_REQUIRE_SERVICES") == "1":
+            pytest.fail("nginx is not installed")
+        pytest.skip("nginx is not installed")
+
+
 def experiment_text(place: int = 0) -> str:
     """Of the federation with item rows, or (1) of that with randomised reports."""
     first, second = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
@@ -151,8 +161,14 @@ class Machines:
         """By address in the document."""
         self.listening: dict[str, str] = {}
         """The options by which machines say where they listen; any port where they are not here."""
+        self.typed: list[str] = []
+        """Every line that somebody has typed of the document."""
         for name in names:
-            (root / name).mkdir()
+            self.place(name).mkdir(exist_ok=True)
+
+    def place(self, machine: str) -> Path:
+        """Where commands are typed on this machine."""
+        return self.root / machine
 
     def __enter__(self) -> Self:
         return self
@@ -176,10 +192,19 @@ class Machines:
         for machine, stays, block in tried(self.mark):
             self.before(machine, block)
             for one in self.who(machine, block):
-                if "device init" in block or "device join" in block:  # handed over in confidence
+                if re.search(r"(--invitation|join \S+) invitation\.json", block):
+                    # Handed over in confidence.
                     invitations = self.root / self.names[0] / "invitations"
                     shutil.move(min(invitations.iterdir()), self.root / one / "invitation.json")
-                if stays:
+                lines = block.replace("\\\n", " ").splitlines()
+                self.typed += [line for line in lines if line.strip()]
+                if stays == "types":
+                    self.leave_running(one, self.on(one, block))
+                    assert self.staying.pop(one).wait(timeout=120) == 0, self.log_file(
+                        one
+                    ).read_text()
+                    said[one] += self.log_file(one).read_text()
+                elif stays:
                     self.leave_running(one, self.on(one, block))
                 else:
                     said[one] += self.run(one, self.on(one, block))
@@ -225,23 +250,32 @@ class Machines:
         # She types the digest that she has just been shown.
         digest = """$(sottovoce device agree ~/sottovoce | grep -oE -- '--terms [0-9a-f]{32}')"""
         block = block.replace("--terms DIGEST", digest)
+        if "--agree DIGEST" in block:
+            block = block.replace("--agree DIGEST", f"--agree {self.digest()}")
         return block.replace("--host 0.0.0.0", self.listening.get(machine, "--port 0"))
+
+    def digest(self) -> str:
+        """Of the terms, as people were told by another way."""
+        from sottovoce.stores.server_folder import open_folder
+
+        folder = self.place(self.names[0]) / "town"
+        return open_folder(folder).plan.terms.digest()
 
     def environment(self, machine: str) -> dict[str, str]:
         programs = str(Path(sys.executable).parent)
         kept = {k: v for k, v in os.environ.items() if not k.startswith("SOTTOVOCE")}
         path = os.pathsep.join([programs, os.environ["PATH"]])
-        return {**kept, "HOME": str(self.root / machine), "PATH": path}
+        return {**kept, "HOME": str(self.place(machine)), "PATH": path}
 
     def run(self, machine: str, block: str) -> str:
         lines = [line for line in block.splitlines() if _can_run(line)]
         done = subprocess.run(
             ["bash", "-euc", "\n".join(lines)],
-            cwd=self.root / machine,
+            cwd=self.place(machine),
             env=self.environment(machine),
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=MOST_SECONDS,
         )
         assert done.returncode == 0, (block, done.stdout, done.stderr)
         return done.stdout
@@ -254,29 +288,34 @@ class Machines:
 
     def leave_running(self, machine: str, block: str) -> None:
         assert machine not in self.staying
-        with (self.root / machine / "log").open("w") as log:
-            child = subprocess.Popen(
+        self.staying[machine] = self.start(machine, block)
+        if machine in self.ready:
+            ready = self.place(machine) / self.ready[machine]
+            self.wait_for(ready.exists, machine, 180)
+            if ready.name == "server.json":
+                self.ports["recommender.example.org:8443"] = json.loads(ready.read_text())["port"]
+
+    def start(self, machine: str, block: str) -> subprocess.Popen:
+        with self.log_file(machine).open("w") as log:
+            return subprocess.Popen(
                 ["bash", "-euc", f"exec {block}"],
-                cwd=self.root / machine,
+                cwd=self.place(machine),
                 env=self.environment(machine),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
             )
-        self.staying[machine] = child
-        if machine in self.ready:
-            ready = self.root / machine / self.ready[machine]
-            self.wait_for(ready.exists, machine, 180)
-            if ready.name == "server.json":
-                self.ports["recommender.example.org:8443"] = json.loads(ready.read_text())["port"]
+
+    def log_file(self, machine: str) -> Path:
+        return self.place(machine) / "log"
 
     def wait_for(
         self, condition: Callable[[], bool], machine: str = "", seconds: float = 90.0
     ) -> None:
         """While the service of this machine, or of the operator's, goes on."""
         machine, end = machine or self.names[0], time.monotonic() + seconds
-        log = self.root / machine / "log"
+        log = self.log_file(machine)
         while not condition():
             assert self.staying[machine].poll() is None, log.read_text()
             assert time.monotonic() < end, log.read_text()
@@ -289,7 +328,7 @@ class Machines:
         return code
 
     def log(self, machine: str) -> list[dict]:
-        lines = (self.root / machine / "log").read_text().splitlines()
+        lines = self.log_file(machine).read_text().splitlines()
         return [json.loads(line) for line in lines if line.startswith("{")]
 
     def events(self, machine: str, event: str) -> list[dict]:
@@ -309,10 +348,11 @@ def _can_run(line: str) -> bool:
     return program != "curl" or shutil.which(program) is not None
 
 
-def tried(mark: str) -> list[tuple[str, bool, str]]:
-    """Machine, whether it stays, and the lines of every block that the document says was tried."""
-    found = re.findall(rf"<!-- {mark}: (\w+)(, stays)? -->\n```sh\n(.*?)```", PAGE, re.DOTALL)
-    return [(machine, bool(stays), block) for machine, stays, block in found]
+def tried(mark: str) -> list[tuple[str, str, str]]:
+    """Machine, whether it stays or somebody types answers, and the lines of every block that the
+    document says was tried."""
+    how = "(?:, (stays|types))?"
+    return re.findall(rf"<!-- {mark}: (\w+){how} -->\n```sh\n(.*?)```", PAGE, re.DOTALL)
 
 
 def changed(text: str, changes: dict[str, str]) -> str:
@@ -344,6 +384,7 @@ class TownMachines(Machines):
         quick = {"rounds = 100": f"rounds = {ROUNDS}", "poll_seconds = 60": "poll_seconds = 0.2"}
         text = changed(experiment_text(), quick)
         write_inputs(root / "server", "places.toml", text, {"anna": 0, "bruno": 5}, 25)
+        (root / "server" / "new.csv").write_text("item,title\nq000,Kiosk 1\n")
 
     def before(self, machine: str, block: str) -> None:
         if "device recommend" in block:
@@ -387,7 +428,13 @@ def _check_owners(root: Path, machines: Machines, anna: str) -> None:
 def _check_operator(root: Path, said: str) -> None:
     assert f"Round {ROUNDS} of {ROUNDS}, attempt 0: finished" in said
     assert "2 invitation(s) to https://" in said
-    assert f"120 rounds to run; before, {ROUNDS}\nShut out: 1\nShut out: nobody" in said
+    assert f"120 rounds to run; before, {ROUNDS}\n" in said
+    assert "Shut out: 1\nShut out: nobody" in said
+    assert re.search(r"1  \w+ .*  Bruno, by the river\n", said)
+    assert said.index("No new round is opened") < said.index("Rounds go on; they were paused")
+    assert "240 items, 1 that are gone, 23 places to spare" in said
+    assert "algorithm.triples = 30" in said
+    assert re.search(r"\(command\): pause; why new disk\n", said)
     assert "The server's certificate is new; restart the server, or send it SIGHUP." in said
     if shutil.which("curl"):
         assert f"sottovoce_round {ROUNDS}.0" in said
@@ -410,6 +457,225 @@ def _check_copies(machines: Machines) -> None:
     assert machines.ledger("anna")["totals"]["releases"] == ROUNDS
     choice = machines.told("anna", "device consent ~/sottovoce")["choice"]
     assert not choice["takes_part"]
+
+
+# --- few commands ---------------------------------------------------------------------------------
+ANSWERED = re.compile(r"^ *([^\n]*?(?:\[y/N\]|1-\d|Enter\))): ?(\S*)$", re.MULTILINE)
+
+
+def answers(mark: str, machine: str) -> list[tuple[str, str]]:
+    """What the document shows as typed at questions, below the commands of this machine."""
+    text = "\n" + re.split(rf"<!-- {mark}: {machine}, \w+ -->\n", PAGE, maxsplit=1)[1]
+    for kind, block in re.findall(r"^```(\w*)\n(.*?)^```$", text, re.DOTALL | re.MULTILINE):
+        if not kind and (found := ANSWERED.findall(block)):
+            return found
+    return []
+
+
+class FewCommands(Machines):
+    """Everybody types on a terminal, in one folder; it is counted and timed."""
+
+    most: int
+
+    def __init__(self, root: Path, names: tuple[str, ...]) -> None:
+        super().__init__(root, names)
+        self._began = time.monotonic()
+        for name in ("town", "films", "readers"):
+            shutil.copytree(ROOT / "examples" / name, root / "examples" / name)
+
+    def place(self, machine: str) -> Path:
+        return self.root
+
+    def log_file(self, machine: str) -> Path:
+        return self.root / f"{machine}.log"
+
+    def start(self, machine: str, block: str) -> subprocess.Popen:
+        return Terminal(
+            ["bash", "-euc", f"exec {block}"],
+            self.log_file(machine),
+            answers(self.mark, machine),
+            cwd=self.root,
+            env=self.environment(machine),
+        )
+
+    def require_little(self) -> None:
+        """It took no more commands and no more time than the document says."""
+        taken = time.monotonic() - self._began
+        print(f"{self.mark}: {len(self.typed)} commands in {taken:.0f} seconds")
+        assert len(self.typed) <= self.most, self.typed
+        assert taken <= MOST_SECONDS
+
+
+def nobody_left(root: Path) -> list[str]:
+    """Processes whose command line names this folder, or that work in it."""
+    found = []
+    for place in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if str(root) in str((place / "cwd").readlink()):
+                found.append((place / "cmdline").read_bytes().replace(b"\0", b" ").decode())
+    return found
+
+
+class FirstMachine(FewCommands):
+    mark, most = "first", 8
+    ready: ClassVar[dict[str, str]] = {"town": "town/server/server.json"}
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root, ("town", "anna", "bruno", "carla"))
+
+    def on(self, machine: str, block: str) -> str:
+        return block.replace(" --yes", " --yes --port 0 --helper-port 0")
+
+    def before(self, machine: str, block: str) -> None:
+        if "serve status" in block:
+            log = self.root / "town" / "logs" / "server.log"
+            self.wait_for(lambda: log.read_text().count('"round over"') == 3)
+            self.wait_for(lambda: kept_model(self.root / "anna") == 3)
+
+
+def kept_model(store: Path) -> int | None:
+    """The version that a device recommends by; it fetches the newest at its next visit."""
+    from sottovoce.stores.device import CohortStore
+    from sottovoce.stores.session import DeviceSession
+
+    with CohortStore.open(store, readonly=True) as opened:
+        return DeviceSession(opened).model_round()
+
+
+def releases(store: Path) -> list[tuple[int, float]]:
+    """Round and cost of what has left."""
+    from sottovoce.stores.device import CohortStore
+
+    with CohortStore.open(store, readonly=True) as opened:
+        rows = opened.ledger_rows(None).to_pylist()
+    return [(row["round"], row["epsilon"]) for row in rows]
+
+
+def test_three_devices_in_few_commands(tmp_path):
+    with FirstMachine(tmp_path) as machine:
+        said = machine.walk()["town"]
+        machine.require_little()
+        assert "Round 3 of 3, attempt 0: finished\nDevices: 3 enrolled, 3 active" in said
+        assert said.count("3 of 3 reported; missing: nobody") == 3
+        assert "Recommended to me" in said
+        for owner in ("anna", "bruno", "carla"):
+            log = machine.log_file(owner).read_text()
+            assert log.index("Who sees what:") < log.index("Agree to these terms?")
+            assert log.index("Take part? [y/N]: y") < log.index('"serving"')
+            left = releases(tmp_path / owner)
+            assert [round for round, _ in left] == [0, 1, 2]
+            assert sum(cost for _, cost in left) == pytest.approx(4.0)
+        digest = re.search(r"have the digest (\w{32})", machine.log_file("town").read_text())
+        assert digest is not None
+        assert digest[1] in machine.log_file("anna").read_text(), "both see the same terms"
+    assert nobody_left(tmp_path) == []
+
+
+class DriftMachine(FewCommands):
+    """An orchestrator, two data owners and three users."""
+
+    mark, most = "drift", 10
+    ready: ClassVar[dict[str, str]] = {"films": "films/orchestrator.json"}
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root, ("films", "cineclub", "library", "ines", "jonas", "kim"))
+        self.all_ports = users, gateway, link, *self.owned = free_ports(5)
+        self.more = f" --port {users} --gateway-port {gateway} --superlink-port {link}"
+
+    def on(self, machine: str, block: str) -> str:
+        for written, port in zip(("8445", "8455"), self.owned, strict=True):
+            block = block.replace(f"localhost:{written}", f"localhost:{port}")
+            block = block.replace(f" --port {written}", "")
+        block = block.replace("--stay", f"--stay{self.more}")
+        for name, port in zip(("cineclub", "library"), self.owned, strict=True):
+            block = block.replace(
+                f"--wait-for {name}-admission.json",
+                f"--wait-for {name}-admission.json --port {port}",
+            )
+        return block
+
+    def before(self, machine: str, block: str) -> None:
+        if "--admit" in block:
+            for owner in ("cineclub", "library"):
+                there = self.root / owner / "application.json"
+                self.wait_for(there.exists, owner)
+                assert not (self.root / owner / "owner.json").exists(), "not admitted yet"
+        if "device join" in block:
+            for owner in ("cineclub", "library"):
+                self.wait_for((self.root / owner / "owner.json").exists, owner)
+        if "--status" in block:
+            self.wait_for(self.all_updated)
+
+    def all_updated(self) -> bool:
+        from sottovoce.services.orchestrator import stands
+        from sottovoce.stores.orchestrator_folder import open_orchestrator_folder
+
+        with contextlib.closing(open_orchestrator_folder(self.root / "films").store()) as store:
+            return all(owner["counted"] >= 0 for owner in stands(store)["owners"])
+
+
+@pytest.mark.slow
+def test_data_owners_in_few_commands(tmp_path):
+    require_nginx()
+    with DriftMachine(tmp_path) as machine:
+        said = machine.walk()
+        machine.require_little()
+        assert "Cineclub is data owner 0, with 32 items" in said["films"]
+        assert "Users: 3 enrolled, 0 have left" in said["films"]
+        assert "Recommended to you" in said["films"]
+        for owner in ("cineclub", "library"):
+            log = machine.log_file(owner).read_text()
+            assert log.index("waits since") < log.index("is data owner") < log.index('"listening"')
+        for user in ("ines", "jonas", "kim"):
+            assert "Take part? [y/N]: y" in said[user]
+            assert re.search(r"[1-9]\d* messages arrived. 0 messages wait", said[user])
+    assert nobody_left(tmp_path) == []
+    for port in machine.all_ports:
+        with socket.socket() as probe:
+            assert probe.connect_ex(("127.0.0.1", port)) != 0
+
+
+class FlowerMachine(FewCommands):
+    """An operator and three organisations, whose gateways are there before they are let in."""
+
+    mark, most = "flower", 10
+    ready: ClassVar[dict[str, str]] = {"readers": "readers/server/superlink.json"}
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root, ("readers", "library", "school", "club"))
+        self.all_ports = link, helper, self.gateway = free_ports(3)
+        self.more = f" --port {link} --helper-port {helper} --gateway-port {self.gateway}"
+
+    def on(self, machine: str, block: str) -> str:
+        block = block.replace("localhost:9092", f"localhost:{self.gateway}")
+        return block.replace(" --yes", f" --yes{self.more}")
+
+    def before(self, machine: str, block: str) -> None:
+        if "serve flower" in block:  # it knows none of them
+            log = self.log_file("club")
+            self.wait_for(lambda: "does not let this node in" in log.read_text(), "club")
+
+
+@pytest.mark.slow
+def test_organisations_on_flower_in_few_commands(tmp_path):
+    require_nginx()
+    with FlowerMachine(tmp_path) as machine:
+        said = machine.walk()
+        machine.require_little()
+        assert "Round 3 of 3: finished\nNodes: 3, devices that take part: 33" in said["readers"]
+        assert said["readers"].count("33 of 33 reported; missing: nobody") == 3
+        assert "Recommended to l00" in said["readers"]
+        for name in ("library", "school", "club"):
+            assert "11 take part." in said[name]
+            log = machine.log_file(name).read_text()
+            asked = log.index("Agree to these terms?")
+            assert log.index("waits since") < log.index("connected at") < asked
+            assert log.index("Who sees what:") < asked
+            assert sorted({round for round, _ in releases(tmp_path / name)}) == [0, 1, 2]
+    assert nobody_left(tmp_path) == []
+    for port in machine.all_ports:
+        with socket.socket() as probe:
+            assert probe.connect_ex(("127.0.0.1", port)) != 0
 
 
 # --- with a proxy ---------------------------------------------------------------------------------
@@ -798,10 +1064,7 @@ class OwnerMachines(Machines):
 def test_the_document_from_nothing_to_a_federation_of_data_owners(tmp_path):
     """By an orchestrator, two data owners and two users, of whom one refuses an owner and leaves in
     the end."""
-    if find_nginx() is None:
-        if os.environ.get("SOTTOVOCE_REQUIRE_SERVICES") == "1":
-            pytest.fail("nginx is not installed")
-        pytest.skip("nginx is not installed")
+    require_nginx()
     with OwnerMachines(tmp_path) as machines:
         _check_words_of_owners(machines, machines.walk())
         _check_after_leaving(machines)
@@ -887,7 +1150,8 @@ def _check_words_of_owners(machines: OwnerMachines, said: dict[str, str]) -> Non
     assert "You do not take part: nothing leaves.\nIf you took part, who would see what:" in ines
     assert "It can work out whether you liked them." in ines
     assert "The data owner Library: Is refused and told nothing." in ines
-    told = "36 messages go to data owners. 12 things that you did stay here."
+    told = "36 messages go to data owners. So does one that says that this is all. "
+    told += "12 things that you did stay here."
     assert f"{told}\n37 messages arrived. 0 messages wait.\n" in ines
     forgets = "Asked to forget you: Cineclub.\nOne message arrived. 0 messages wait.\n"
     assert forgets in ines

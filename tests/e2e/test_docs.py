@@ -84,7 +84,7 @@ def test_every_option_of_consent_and_of_the_services_is_documented():
     text = (ROOT / "docs" / "cli.md").read_text()
     root = typer.main.get_command(app)
     tables = [("device", "consent")]
-    tables += [("serve", name) for name in ("shuffler", "helper", "owner", "orchestrator")]
+    tables += [("serve", name) for name in ("shuffler", "helper", "owner", "orchestrator", "setup")]
     for group, name in tables:
         table = text.split(f"| `{group} {name}` | does |", 1)[1].split("\n\n", 1)[0]
         options = [o for p in root.commands[group].commands[name].params for o in p.opts]

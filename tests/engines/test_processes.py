@@ -7,7 +7,13 @@ import time
 
 import pytest
 
-from sottovoce.engines.processes import Child, stop_all, wait_for
+from sottovoce.engines.processes import (
+    Child,
+    descendants,
+    sottovoce_command,
+    stop_all,
+    wait_for,
+)
 from sottovoce.errors import ServiceError
 
 SLEEP = [sys.executable, "-c", "import time; print('up', flush=True); time.sleep(60)"]
@@ -34,6 +40,18 @@ def test_none_is_left_behind_even_one_that_does_not_listen(tmp_path):
     stop_all(started[:1])
     started[1].stop(1.0)
     assert not any(alive(c.process.pid) for c in started)
+
+
+def test_processes_that_end_while_they_are_listed_are_no_error():
+    restless = "while :; do (sleep 0 & sleep 0; wait); done"
+    with subprocess.Popen(["sh", "-c", restless]) as parent:
+        try:
+            end, seen = time.monotonic() + 1, set()
+            while time.monotonic() < end:
+                seen.update(pid for pid, _ in descendants(parent.pid))
+        finally:
+            parent.kill()
+    assert len(seen) > 20
 
 
 def test_a_child_ends_with_the_block_also_where_the_work_fails(tmp_path):
@@ -96,3 +114,11 @@ def test_stopping_a_child_ends_what_it_started(tmp_path):
     while alive(pid) and time.monotonic() < end:
         time.sleep(0.05)
     assert not alive(pid)
+
+
+def test_a_file_in_the_folder_one_stands_in_is_no_library(tmp_path):
+    (tmp_path / "rich.py").write_text("raise SystemExit('somebody else was run')\n")
+    command = sottovoce_command("data", "list")
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "somebody else" not in done.stdout + done.stderr

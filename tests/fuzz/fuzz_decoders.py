@@ -43,6 +43,7 @@ from sottovoce.wire.frames import PROTOCOL
 from sottovoce.wire.interactions import SEALED_BYTES, Identity
 from sottovoce.wire.invitations import Invitation
 from sottovoce.wire.passes import Issuer, Pass
+from sottovoce.wire.places import PlaceRequest
 from sottovoce.wire.silo_files import Admission, FederationFile, UserInvitation
 from sottovoce.wire.terms import Terms
 
@@ -393,6 +394,8 @@ class Decoders:
         public = new_key()
         descriptor["report_key"] = {"id": sealing.key_id(public).hex(), "public": public.hex()}
         self._table(Descriptor.from_table, descriptor)
+        place = PlaceRequest(bytes(48), bytes(8), bytes(32), bytes(64))
+        self._table(PlaceRequest.from_table, json.loads(place.to_bytes()))
         self._table(
             parse_introduction,
             {"protocol": PROTOCOL, "server": "https://x", "ca": "", "federation": "town",

@@ -52,7 +52,8 @@ class PartyTarget(ServiceTarget):
 
     def log(self):
         lines = getattr(getattr(self.app, "log", None), "lines", [])
-        return [f"{what}: {facts}" for what, facts in lines if what in ("not stored", "unforeseen")]
+        told = [(one["event"], one) if isinstance(one, dict) else one for one in lines]
+        return [f"{what}: {facts}" for what, facts in told if what in ("not stored", "unforeseen")]
 
 
 # --- the proxy that shuffles ----------------------------------------------------------------------
@@ -196,6 +197,11 @@ class LaterShuffler(Shuffler):
             raise Trouble("honest", f"an honest shuffler is refused: {answer}")
 
 
+def nearly_nothing(choices):
+    """For an address that takes no body."""
+    return choices.bytes(4) if choices.chance(8) else b""
+
+
 # --- the proxy of a secure sum --------------------------------------------------------------------
 
 
@@ -206,6 +212,7 @@ class FuzzedMasker(MaskerApp, Here):
 class Masker(PartyTarget):
     name = "masker"
     SUMS, SEEDS = (POST, "/v1/sums"), (POST, "/v1/seeds")
+    TERMS = POST, "/v1/terms"
 
     def opened(self, path, stack):
         folder = masker_folder(path / "masker")
@@ -213,11 +220,15 @@ class Masker(PartyTarget):
         self.terms, self.operator = folder.introduction.terms, operator_token(folder.keys)
         self.devices = [SeedKeeper() for _ in range(LEAST)]
         self.round, self._records = 0, {}
-        self.makers |= {self.SUMS: self.question, self.SEEDS: self.question}
+        self.makers |= {
+            self.SUMS: self.question,
+            self.SEEDS: self.question,
+            self.TERMS: nearly_nothing,
+        }
         return app
 
     def token(self, address):
-        return TOKEN if address in (self.SUMS, self.SEEDS) else self.operator
+        return TOKEN if address in (self.SUMS, self.SEEDS, self.TERMS) else self.operator
 
     def question(self, choices):
         """About the next round, whose sum was not told yet, or about the last one."""
@@ -285,7 +296,7 @@ class Masker(PartyTarget):
             self.round = self.app.service._answering.round + 1
 
     def check(self):
-        told = self.app.service._answering.told
+        told = self.app.service._answering.told.times
         if told != self.acknowledged:
             raise Trouble("counts", f"{self.acknowledged} sums were heard, {told} told")
 
@@ -306,6 +317,7 @@ class Aggregator(PartyTarget):
     name = "aggregator"
     SHARES, COINS = (POST, "/v1/shares"), (POST, "/v1/coins")
     CHECKS, PARTS = (POST, "/v1/checks"), (POST, "/v1/parts")
+    TERMS = POST, "/v1/terms"
     NUMBERS = 21
 
     def opened(self, path, stack):
@@ -320,11 +332,12 @@ class Aggregator(PartyTarget):
             self.COINS: lambda choices: self.question(choices),
             self.CHECKS: lambda choices: self.question(choices, coins=True),
             self.PARTS: lambda choices: self.question(choices, coins=True, kept=True),
+            self.TERMS: nearly_nothing,
         }
         return app
 
     def token(self, address):
-        ours = (self.SHARES, self.COINS, self.CHECKS, self.PARTS)
+        ours = (self.SHARES, self.COINS, self.CHECKS, self.PARTS, self.TERMS)
         return TOKENS[1] if address in ours else self.operator
 
     def about(self, round):
@@ -399,7 +412,7 @@ class Aggregator(PartyTarget):
             self.round = self.app.answering.round + 2
 
     def check(self):
-        told = self.app.answering.told
+        told = self.app.answering.told.times
         if told != self.acknowledged:
             raise Trouble("counts", f"{self.acknowledged} parts were heard, {told} told")
 

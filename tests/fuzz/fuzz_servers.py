@@ -18,7 +18,7 @@ from fuzz_choices import Choices
 from fuzz_http import Request
 from fuzz_targets import POST, ServiceTarget, table
 from fuzz_watch import Here, Trouble
-from proxy_world import Log
+from proxy_world import Log, challenge_of
 from secure_sum_world import LEAST, TOKEN, MaskerApp, SeedKeeper
 from server_world import ITEMS, SEED, USERS, enrolment, quick_rules, terms
 
@@ -30,6 +30,7 @@ from sottovoce.core.messages import GRID, DeviceReports
 from sottovoce.core.shares import P, bits_of, split
 from sottovoce.engines.client import Answer
 from sottovoce.parties.aggregator import form_of
+from sottovoce.parties.places import PlaceRules
 from sottovoce.privacy.mechanisms import ShareFraction
 from sottovoce.privacy.updates import Clipped
 from sottovoce.rng import Streams
@@ -44,12 +45,15 @@ from sottovoce.stores import server as roster
 from sottovoce.stores.aggregator_folder import first_rules
 from sottovoce.stores.database import rounds
 from sottovoce.stores.helper_folder import HelperIntroduction, create_helper, init_helper
-from sottovoce.stores.keys import operator_token
+from sottovoce.stores.keys import RoleTokens, operator_token
+from sottovoce.stores.operating import LastContacts
+from sottovoce.stores.places import set_place_rules
 from sottovoce.stores.server_folder import ShufflerSecrets, create_folder, invite, proxy_token
 from sottovoce.wire import frames, signing
 from sottovoce.wire import masked as masked_wire
 from sottovoce.wire import reports as report_wire
 from sottovoce.wire import shared as shared_wire
+from sottovoce.wire.places import PlaceRequest, worked
 from sottovoce.wire.refusals import RefusalCounts
 from sottovoce.wire.shuffled import encode_part
 from sottovoce.wire.terms import Terms
@@ -67,6 +71,9 @@ _USUAL = (
 )
 """What a server logs."""
 REPORTS, CHECK_IN, ENROL = (POST, "/v1/reports"), (POST, "/v1/checkin"), (POST, "/v1/enrol")
+PLACES = PlaceRules(places=1000, per_hour=10**6, per_day=10**6, bits=4)
+VISITORS = 2
+"""Of devices without an invitation; they come again and again."""
 TARGET, BATCHES = (POST, "/v1/operator/target"), (POST, "/v1/batches")
 
 
@@ -91,7 +98,8 @@ class App(Here):
             coordinator.start(link)
         self.board = RoundState(self.store, plan)
         self.board.refresh()
-        self.rounds = RoundsThread(self.store, coordinator, self.board, self.log)
+        self.contacts = LastContacts()
+        self.rounds = RoundsThread(self.store, coordinator, self.board, self.log, self.contacts)
         super().__enter__()
         self.rounds.start(lambda: self.died.append("rounds"))
         return self
@@ -104,14 +112,14 @@ class App(Here):
     async def make(self):
         plan = self.folder.plan
         hosting = Hosting(
-            operator_token(self.folder.keys), self.tally, ServerLimits(guess_seconds=0.0),
+            RoleTokens(self.folder.keys), self.tally, ServerLimits(guess_seconds=0.0),
             failed=lambda error: self.log.error("not stored", detail=str(error)),
             died=lambda: self.died.append("writer"),
         )  # fmt: skip
         proxy = ShufflerSecrets.of(self.folder.keys) if plan.proxied else None
         return ServerApplication(
             hosting, plan, self.folder.catalogue(), self.store, self.board,
-            moved=self.rounds.wake, proxy=proxy,
+            moved=self.rounds.wake, proxy=proxy, contacts=self.contacts,
         )  # fmt: skip
 
 
@@ -142,11 +150,14 @@ class ServerTarget(ServiceTarget):
         store = folder.database(url)
         try:
             self.invitations = invite(folder, store, "https://127.0.0.1:1", count=USERS + NEWCOMERS)
+            with store.writing() as link:
+                set_place_rules(link, PLACES)
         finally:
             store.close()
         self.app = stack.enter_context(App(folder, url, self.coordinator(folder.plan)))
         self.operator = operator_token(folder.keys)
         self.keys, self.pending, self.enrolled = {}, {}, set()
+        self.visitors = [Ed25519PrivateKey.generate() for _ in range(VISITORS)]
         self.makers |= {
             ENROL: self.enrolment, CHECK_IN: self.check_in, REPORTS: self.report,
             TARGET: lambda c: c.document({"rounds": 1_000_000 + c.below(2)}),
@@ -175,6 +186,8 @@ class ServerTarget(ServiceTarget):
 
     def enrolment(self, choices):
         """Of the next who is invited, while there are some, or of one who has enrolled."""
+        if choices.chance(4):
+            return self.visit(choices)
         new = len(self.enrolled)
         if new >= USERS and (new >= len(self.invitations) or not choices.chance(6)):
             new = choices.pick(sorted(self.enrolled))
@@ -186,11 +199,24 @@ class ServerTarget(ServiceTarget):
             body["public_key"] = other.hex()
         return choices.document(body)
 
+    def visit(self, choices):
+        """Of a device that asks for a place."""
+        self.visiting, name = choices.pick(self.visitors), self.federation.federation
+        challenge = challenge_of(self.app.ask)
+        public = self.visiting.public_key().public_bytes_raw()
+        work = worked(name, challenge, public, PLACES.bits + choices.below(2) - 1)
+        if choices.chance(6):
+            challenge = choices.bytes(len(challenge))
+        made = PlaceRequest.made(self.visiting, name, challenge, work)
+        return choices.document(json.loads(made.to_bytes()))
+
     def heard(self, answer):
         if answer.status == 200 and answer.path == ENROL[1]:
             number = table(answer)["number"]
-            self.enrolled.add(number)
-            self.keys[number] = self.pending[number]
+            invited = number < len(self.invitations)
+            if invited:
+                self.enrolled.add(number)
+            self.keys[number] = self.pending[number] if invited else self.visiting
         elif answer.status == 204 and answer.path == REPORTS[1]:
             self.acknowledged += 1
 
@@ -289,8 +315,8 @@ class ServerTarget(ServiceTarget):
             raise Trouble(
                 "counts", f"{self.acknowledged} reports were acknowledged, {stored} are counted"
             )
-        if devices != len(self.enrolled):
-            raise Trouble("counts", f"{len(self.enrolled)} have enrolled, {devices} are stored")
+        if devices != len(self.keys):
+            raise Trouble("counts", f"{len(self.keys)} have enrolled, {devices} are stored")
 
     def log(self):
         # What devices mask cannot be seen before it is summed: such rounds are given up, and said

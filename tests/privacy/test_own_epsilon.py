@@ -11,7 +11,14 @@ from sottovoce.core.consent import Choice, Consent
 from sottovoce.core.interactions import Interactions
 from sottovoce.errors import ConfigError, ConsentError
 from sottovoce.privacy.central import price
-from sottovoce.privacy.own_epsilon import OwnEpsilon, mark_of, marked
+from sottovoce.privacy.own_epsilon import (
+    EVERY_STAGE,
+    MOST_STAGES,
+    OwnEpsilon,
+    beyond,
+    mark_of,
+    marked,
+)
 from sottovoce.rng import Streams
 
 SHARES = (0.1, 0.9)
@@ -179,3 +186,76 @@ def test_bad_settings_and_choices_get_a_sentence():
 def test_her_epsilon_is_in_no_message_and_not_printed():
     devices = bound(OwnEpsilon(), Choice(epsilon=0.123))
     assert "0.12" not in repr(devices)
+
+
+# --- other choices and other terms in the middle of a period --------------------------------------
+
+DIVISIONS = [((0.3, 0.7), 2), ((0.5, 0.5), 1), ((0.27, 0.63, 0.1), 4)]
+LEVELS = st.sampled_from([0.01, 0.25, 1.0, 2.5, 8.0, 64.0])
+VISIT = st.tuples(st.integers(1, 4), LEVELS, LEVELS, st.sampled_from(DIVISIONS))
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(VISIT, min_size=1, max_size=7), st.sampled_from([3.0, 12.0, np.inf]), st.booleans())
+def test_whatever_she_chooses_and_the_terms_say_meanwhile_no_less_is_booked_than_was_told(
+    visits, limit, divided_alike
+):
+    """She is there in some rounds, with another ε, under other terms, and sends where she may."""
+    left, booked, round = [], 0.0, -1
+    for step, epsilon, most, (shares, batches) in visits:
+        if divided_alike:
+            shares, batches = DIVISIONS[0]
+        round += step
+        release = OwnEpsilon(most)
+        devices = bound(release, Choice(epsilon=epsilon, total_epsilon=limit))
+        sent = NONE
+        for before, _, _ in left:
+            sent = marked(sent, mark_of(before, len(shares), batches))
+        period = [
+            (share, mu)
+            for before, share, mu in left
+            if mark_of(before, len(shares), batches) >> MOST_STAGES == sent[0] >> MOST_STAGES
+        ]
+        now = release.loudness(float(np.float32(epsilon)))
+        more = np.array([beyond(period, int(sent[0]) & EVERY_STAGE, shares, now)])
+        if not devices.room(NONE + booked, sent, shares, round, batches, more)[0]:
+            continue
+        (cost,) = devices.costs(round, sent, shares, batches, more)
+        assert cost >= 0.0
+        booked += cost
+        left.append((round, shares[round % len(shares)], now))
+        assert booked <= limit * (1 + 1e-9)
+    if not left:
+        return
+    told = [share * mu**2 for _, share, mu in left]
+    # Sums of one period or another: Gaussians that add up to one, whose price is exact.
+    assert booked >= price(1 / math.sqrt(math.fsum(told)), 1) * (1 - 1e-6)
+    if divided_alike:
+        periods = {}
+        for before, share, mu in left:
+            periods.setdefault(before // 4, []).append(share * mu**2)
+        exact = math.fsum(price(1 / math.sqrt(math.fsum(p)), 1) for p in periods.values())
+        assert booked == pytest.approx(exact, rel=1e-6)
+
+
+@pytest.mark.parametrize(("first", "then"), [(1.0, 8.0), (0.1, 8.0), (8.0, 1.0), (1.0, 64.0)])
+def test_who_speaks_up_in_the_middle_of_a_period_pays_for_all_that_she_has_told(first, then):
+    release, once = OwnEpsilon(64.0), marked(NONE, mark_of(0, 2, 1))
+    one, two = bound(release, Choice(epsilon=first)), bound(release, Choice(epsilon=then))
+    mu = [release.loudness(float(np.float32(each))) for each in (first, then)]
+    more = np.array([beyond([(0.5, mu[0])], 1, (0.5, 0.5), mu[1])])
+    booked = one.costs(0, NONE, (0.5, 0.5))[0] + two.costs(1, once, (0.5, 0.5), 1, more)[0]
+    told = math.sqrt(0.5 * mu[0] ** 2 + 0.5 * mu[1] ** 2)
+    assert booked == pytest.approx(price(1 / told, 1), rel=1e-7)
+    assert min(first, then) < booked < max(first, then)
+
+
+def test_where_nothing_has_changed_nothing_is_beyond_to_the_last_bit():
+    release = OwnEpsilon(8.0)
+    for epsilon in (0.001, 0.1, 1.7, 8.0):
+        mu = release.loudness(epsilon)
+        for stages in range(8):
+            shares = (0.27, 0.63, 0.1)
+            then = [(share, mu) for k, share in enumerate(shares) if stages >> k & 1]
+            assert beyond(then[::-1], stages, shares, mu) == 0.0
+    assert beyond([(0.3, 1.0)], 1, (0.3, 0.7), 0.0) == 0.0

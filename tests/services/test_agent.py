@@ -28,9 +28,13 @@ from sottovoce.errors import (
 from sottovoce.services.agent.agent import Agent
 from sottovoce.services.kit.pacing import LONGEST_BACK_OFF, Pace
 from sottovoce.stores import keys
+from sottovoce.stores.catalogue import catalogue_name
 from sottovoce.stores.device import CohortStore
+from sottovoce.stores.expulsion import expelled
+from sottovoce.stores.prepared import things_named
 from sottovoce.stores.session import DeviceSession
 from sottovoce.wire.descriptor import Descriptor
+from sottovoce.wire.refusals import SHUT_OUT_BY_OPERATOR, WITHDRAWN
 from sottovoce.wire.versions import encode_model
 
 pytestmark = pytest.mark.usefixtures("quick_stores")
@@ -461,6 +465,144 @@ def test_a_server_that_forgot_the_device_is_told_again(one):
     assert one.federation.round == 1
 
 
+def test_a_device_that_was_shut_out_says_so_once_and_asks_once_a_day(one):
+    """It sends nothing more, and goes on by itself when it is let in again."""
+    now = [1.8e9]
+    one.visit()
+
+    def out(request):
+        return refusal(403, "shut_out") if request.method == "POST" else None
+
+    async def live():
+        agent = one.agent(clock=lambda: now[0])
+        try:
+            await agent.visit()  # its report is refused
+            for _ in range(5):
+                now[0] += 3600
+                await agent.visit()
+            assert len(one.posts()) == posts + 1
+            now[0] += 86400
+            await agent.visit()  # asks whether it is let in
+            await agent.visit()
+            assert [p.path for p in one.posts()][posts:] == ["/v1/reports", "/v1/enrol"]
+            assert agent.tally.failures == 0
+            one.federation.hook = lambda r: None
+            one.federation.abandon()
+            await agent.visit()
+            assert len(one.posts()) == posts + 2
+            now[0] += 86400
+            await agent.visit()
+        finally:
+            await agent.close()
+
+    one.federation.hook, posts = out, len(one.posts())
+    asyncio.run(live())
+    said = [event for event, _ in one.events]
+    assert said.count("shut out") == 1
+    assert "failed" not in said
+    assert "let in again" in said
+    assert expelled(one.store()) is None
+    assert one.federation.round == 1
+
+
+def test_when_somebody_was_shut_out_or_let_in_each_device_asks_once(one):
+    """That tells it whether it is meant, in any state of the round; and it goes on by itself when
+    it is let in again."""
+
+    def paths():
+        return [post.path for post in one.posts()]
+
+    async def live():
+        agent = one.agent(clock=lambda: 1.8e9)
+        try:
+            await agent.visit()
+            await agent.visit()  # enrolled, and reported
+            one.federation.state, one.federation.roster = "finished", "a"
+            sent = len(paths())
+            for _ in range(3):
+                await agent.visit()
+            assert paths()[sent:] == ["/v1/checkin"], "somebody else was meant"
+            one.federation.roster = "b"
+            one.federation.hook = out
+            for _ in range(3):
+                await agent.visit()
+            assert paths()[sent:] == ["/v1/checkin"] * 2
+            assert expelled(one.store()).said.key == "quiet.shut_out_server"
+            one.federation.roster = "c"  # of somebody else
+            for _ in range(3):
+                await agent.visit()
+            assert paths()[sent:] == ["/v1/checkin"] * 2 + ["/v1/enrol"]
+            one.federation.roster, one.federation.hook = "d", lambda r: None
+            for _ in range(3):
+                await agent.visit()
+            assert paths()[sent:] == ["/v1/checkin"] * 2 + ["/v1/enrol"] * 2
+            assert expelled(one.store()) is None
+            assert agent.tally.failures == 0
+        finally:
+            await agent.close()
+
+    def out(request):
+        return refusal(403, "shut_out") if request.method == "POST" else None
+
+    asyncio.run(live())
+    said = [event for event, _ in one.events]
+    assert (said.count("shut out"), said.count("let in again")) == (1, 1)
+
+
+def test_a_report_is_asking_enough_whether_one_is_in(one):
+    one.visit()
+    one.federation.roster = "a"
+    one.visit(times=3)
+    assert not [post for post in one.posts() if post.path == "/v1/checkin"]
+
+
+def test_who_has_not_agreed_does_not_ask_because_the_roster_has_changed(one):
+    one.visit()
+    one.federation.state, posts = "finished", len(one.posts())
+    one.store().set_choice(0, Choice(takes_part=False))
+    one.federation.roster = "a"
+    one.visit(times=2)
+    one.store().set_choice(0, CHOICE)
+    other = replace(TERMS.algorithm, learning_rate=0.001)
+    one.federation.terms = replace(TERMS, algorithm=other)
+    with pytest.raises(ConsentError):
+        one.visit()
+    one.federation.terms = TERMS
+    one.store().set_stopped(True)
+    asyncio.run(one.agent().run(once=True))
+    assert len(one.posts()) == posts
+    one.store().set_stopped(False)
+    one.visit()
+    assert len(one.posts()) == posts + 1
+
+
+def test_a_device_that_was_shut_out_still_gets_what_is_published(one):
+    one.visit()
+    one.federation.hook = lambda r: refusal(403, "shut_out") if r.method == "POST" else None
+    one.visit()
+    one.federation.state = "finished"
+    with contextlib.suppress(ConsentError):
+        one.visit()
+    found = expelled(one.store())
+    assert found.said.key == "quiet.shut_out_server", "whoever says nothing known did it itself"
+    assert one.hosted().model_round() == one.federation.round
+    one.federation.hook = lambda r: None
+    one.visit()  # a new start asks at once
+    assert expelled(one.store()) is None
+
+
+@pytest.mark.parametrize(
+    ("detail", "key"), [(WITHDRAWN, "withdrawn"), (SHUT_OUT_BY_OPERATOR, "shut_out")]
+)
+def test_an_invitation_that_was_withdrawn_is_told_in_one_sentence(one, detail, key):
+    body = json.dumps({"error": "shut_out", "detail": detail}).encode()
+    one.federation.hook = lambda r: Reply(403, body) if r.path == "/v1/enrol" else None
+    one.visit(times=2)
+    told = [details["why"] for event, details in one.events if event == "shut out"]
+    assert told == [detail, detail], "once at each start"
+    assert expelled(one.store()).said.key == f"quiet.{key}"
+
+
 def test_an_invitation_that_was_used_by_another(one):
     one.federation.keys[0] = "ab" * 32
     with pytest.raises(KeyTrouble, match="used before; ask the operator") as caught:
@@ -703,6 +845,9 @@ GOOD = Federation().descriptor()
         {"published": -1},
         {"published": "1"},
         {"published": True},
+        {"roster": 7},
+        {"roster": None},
+        {"roster": "x" * 65},
     ],
 )
 def test_a_descriptor_that_makes_no_sense(change):
@@ -714,7 +859,7 @@ def test_a_descriptor_that_makes_no_sense(change):
 
 @given(
     st.dictionaries(
-        st.sampled_from(sorted([*GOOD, "published"])),
+        st.sampled_from(sorted([*GOOD, "published", "roster"])),
         st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.lists(st.none()),
     )
 )
@@ -1004,12 +1149,14 @@ def test_waits_are_never_absurd(steps, fixed):
             assert wait <= max(LONGEST_BACK_OFF, poll, 1.1 * retry_after)
 
 
-def published(federation, items, name, **more):
+def published(federation, items, **more):
     """The server has another catalogue from now on."""
+    content = json.dumps({"items": items, **more}).encode()
+    told = {"catalogue": catalogue_name(content)}
     federation.hook = lambda r: (
-        Reply(200, json.dumps({"items": items, **more}).encode())
+        Reply(200, content)
         if r.path == "/v1/catalogue"
-        else Reply(200, json.dumps({**federation.descriptor(), "catalogue": name}).encode())
+        else Reply(200, json.dumps({**federation.descriptor(), **told}).encode())
         if r.path == "/v1/round"
         else None
     )
@@ -1018,14 +1165,14 @@ def published(federation, items, name, **more):
 def test_items_that_come_and_go_reach_a_device_and_none_takes_anothers_place(one):
     before = [list(item) for item in CATALOGUE]
     before[-1] = ["~spare-last", ""]
-    published(one.federation, before, "first")
+    published(one.federation, before)
     one.federation.state = "open"
     one.visit()
     asked = [r.path for r in one.server.requests].count("/v1/catalogue")
     one.visit()
     assert [r.path for r in one.server.requests].count("/v1/catalogue") == asked, "it is known"
     after = [[before[0][0], ""], *before[1:-1], ["new", "New"]]
-    published(one.federation, after, "second")
+    published(one.federation, after)
     one.visit()
     assert one.store().catalogue() == [tuple(item) for item in after]
     named = [item for item, _, _ in one.hosted().recommend(0, len(after))]
@@ -1033,7 +1180,7 @@ def test_items_that_come_and_go_reach_a_device_and_none_takes_anothers_place(one
     assert "~spare-last" not in named
     # Two items that have changed places would make her history another's.
     wrong = [after[0], after[2], after[1], *after[3:]]
-    published(one.federation, wrong, "third")
+    published(one.federation, wrong)
     posts = len(one.posts())
     with pytest.raises(MessageError, match="in the place of"):
         one.visit()
@@ -1044,21 +1191,34 @@ def test_items_that_come_and_go_reach_a_device_and_none_takes_anothers_place(one
 def test_categories_reach_a_device_and_none_is_taken_back(one):
     items = [list(item) for item in CATALOGUE]
     none = [()] * len(items)
-    published(one.federation, items, "first")
+    published(one.federation, items)
     one.visit()
     assert one.store().categories() == none
     first = {"names": ["Fun", "Shop"], "of": [[0, 1], *([] for _ in items[1:])]}
-    published(one.federation, items, "second", categories=first)
+    published(one.federation, items, categories=first)
     one.visit()
     assert one.store().categories() == [("Fun", "Shop"), *none[1:]]
     # What she never sends by a category's name stays where it is, whatever a server says later.
     later = {"names": ["Food"], "of": [[], [0], *([] for _ in items[2:])]}
-    published(one.federation, items, "third", categories=later)
+    published(one.federation, items, categories=later)
     one.visit()
     assert one.store().categories() == [("Fun", "Shop"), ("Food",), *none[2:]]
-    published(one.federation, items, "fourth", categories={"names": ["Food"], "of": [[0]]})
+    published(one.federation, items, categories={"names": ["Food"], "of": [[0]]})
     posts = len(one.posts())
     with pytest.raises(MessageError, match="categories"):
         one.visit()
     assert len(one.posts()) == posts
     assert one.store().categories() == [("Fun", "Shop"), ("Food",), *none[2:]]
+
+
+def test_what_is_never_sent_by_its_title_stays_so_when_a_server_calls_it_otherwise(one):
+    items = [list(item) for item in CATALOGUE]
+    published(one.federation, items)
+    one.visit()
+    for title in ("", "Harmless", items[1][1]):
+        published(one.federation, [items[0], [items[1][0], title], *items[2:]])
+        one.visit()
+        assert one.store().catalogue()[1][1] == title
+        named = things_named(one.store(), [items[1][1]])
+        assert named[items[1][1]].tolist() == [1]
+    assert one.store().former_titles()[1] == ("Harmless",)

@@ -95,6 +95,17 @@ def test_everything_is_told_again_after_a_crash_byte_for_byte(talk):
     assert len(decode_part(before[2], round, 1, DEVICES, form.numbers).part) == form.numbers
 
 
+def test_its_log_has_a_line_for_every_part_and_names_no_device(talk):
+    for path in (COINS, CHECKS, PARTS):
+        assert talk.ask(path, **({"kept": talk.kept(2)} if path == PARTS else {})).status == 200
+    (line,) = talk.world.apps[1].log.lines
+    assert 0 <= line.pop("seconds") < 60
+    assert line == {
+        "event": "part of a sum told", "round": talk.about.round, "attempt": 0,
+        "devices": DEVICES - 1, "left_out": 1,
+    }  # fmt: skip
+
+
 def test_what_comes_again_is_taken_again_and_kept_once(talk):
     assert talk.take().table() == {"bad": []}
     kept = talk.world.apps[1].shares.value("SELECT count(*) FROM shares")
@@ -179,7 +190,7 @@ def test_the_sum_of_a_second_set_is_not_told(talk, restarted):
     refused(talk.ask(PARTS, kept=talk.kept(0)), 409, "second_submission")
     refused(talk.ask(PARTS, names=talk.names[1:]), 409, "second_submission")
     assert talk.ask(PARTS).body == first.body
-    assert talk.world.apps[1].answering.told == (1 if restarted else 2)
+    assert talk.world.apps[1].answering.told.times == (1 if restarted else 2)
 
 
 def test_the_same_devices_out_of_another_set_are_the_same_sum(talk):
@@ -222,7 +233,7 @@ def test_what_cannot_be_kept_is_not_told(talk, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr("sottovoce.stores.sum_folder.replace_file", full)
         refused(talk.ask(PARTS), 503, "unavailable")
-    assert talk.world.apps[1].answering.told == 0
+    assert talk.world.apps[1].answering.told.times == 0
     assert talk.ask(PARTS, kept=talk.kept(0)).status == 200
 
 
@@ -231,7 +242,7 @@ def test_a_damaged_file_of_shares_is_found_out(talk):
         "UPDATE shares SET body = substr(body, 1, 600) || x'00' || substr(body, 602)"
     )
     refused(talk.ask(CHECKS), 503, "unavailable")
-    assert talk.world.apps[1].answering.told == 0
+    assert talk.world.apps[1].answering.told.times == 0
 
 
 def test_nothing_in_words_tells_a_secret(talk):

@@ -318,7 +318,7 @@ def test_a_round_waits_for_an_aggregator_and_says_for_which(world, number, when)
         said = status(world.database)["waits"]
         assert said == f"round 0 waits for aggregator {number}: nobody answers"
     other = world.apps[3 - number].answering
-    assert other.told <= 3
+    assert other.told.times <= 3
     world.before, world.down = lambda *_: None, set()
     world.time += 1000.0
     assert "goal" in world.step()
@@ -337,7 +337,7 @@ def test_an_aggregator_that_never_answers_learns_and_opens_nothing(world):
         world.time += 100.0
     assert world.asked == []
     assert not world.view().items.any()
-    assert [app.answering.told for app in world.apps.values()] == [0, 0]
+    assert [app.answering.told.times for app in world.apps.values()] == [0, 0]
 
 
 def test_an_aggregator_that_has_lost_everything_costs_the_round_and_no_more(world):
@@ -388,7 +388,7 @@ def test_below_the_minimum_after_the_checks_nothing_is_opened(world):
     )
     assert f"devices {BAD}" in world.events[0].notices[0]
     assert [path for _, path, _ in world.asked].count("/v1/parts") == 0
-    assert [app.answering.told for app in world.apps.values()] == [0, 0]
+    assert [app.answering.told.times for app in world.apps.values()] == [0, 0]
     assert world.position().round == 2, "the next batch; nobody is asked for the same again"
     assert not world.view().items.any()
 
@@ -441,7 +441,7 @@ def test_other_coins_for_one_aggregator_open_noise(world, monkeypatch):
     world.change = change
     assert "nobody passes the checks" in given_up(world, monkeypatch)
     assert world.out() == {}, "nobody is accused"
-    assert [app.answering.told for app in world.apps.values()] == [0, 0]
+    assert [app.answering.told.times for app in world.apps.values()] == [0, 0]
 
 
 def test_another_set_for_one_aggregator_opens_noise(world):

@@ -17,6 +17,7 @@ from sottovoce.core.messages import MaskedReports, MaskSeeds, ModelView
 from sottovoce.engines.client import Answer
 from sottovoce.privacy.own_epsilon import OwnEpsilon
 from sottovoce.services.server.summed_rounds import SummedCoordinator
+from sottovoce.stores import search as searches
 from sottovoce.stores import server as records
 from sottovoce.stores import sums
 from sottovoce.stores.coordinator import Plan
@@ -137,7 +138,7 @@ def test_garbage_ends_the_batch_and_the_next_one_begins_with_its_first_stage(wor
     assert world.position().round == 2
     assert not world.view().items.any()
     with world.database.reading() as at:
-        assert not records.found(at).on, "contributions come once: nobody is looked for"
+        assert not searches.found(at).on, "contributions come once: nobody is looked for"
 
 
 def test_a_server_that_was_set_back_goes_on_with_a_batch(world):

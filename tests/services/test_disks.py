@@ -16,6 +16,9 @@ from chaos_world import Forked, Nursery
 from proxy_world import PATIENT, Link
 
 from sottovoce.cli import call
+from sottovoce.stores import operating
+from sottovoce.stores import server as records
+from sottovoce.stores.acts import past_acts
 from sottovoce.stores.orchestrator_folder import invite
 from sottovoce.stores.user import UserStore
 from sottovoce.wire.interactions import Identity
@@ -219,3 +222,72 @@ def test_a_full_disk_is_told_and_nothing_is_lost(disk, tmp_path, party):
                     continue  # of the last round alone
                 assert the_same_again(name, before, send(link.ask, number))
             assert send(link.ask, 2).status in (200, 204)
+
+
+# --- what an operator does on a full disk ---------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "act",
+    [
+        ("shut-out", 1),
+        ("label", 1, "library"),
+        ("pause",),
+        ("target", "--rounds", 77),
+        ("invite", "--count", 400, "--server", "https://127.0.0.1:1"),
+        ("token", "--rotate"),
+        ("token", "--role", "look", "--rotate"),
+    ],
+)
+def test_an_act_on_a_full_disk_is_told_in_one_sentence_and_not_half_done(disk, capfd, act):
+    folder = server_world.new_folder(disk.place / "town")
+    name, *given = map(str, act)
+
+    def run():
+        code = call(["serve", name, str(folder.path), *given])
+        return code, capfd.readouterr().err.splitlines()
+
+    def state():
+        with contextlib.closing(folder.database()) as store, store.reading() as link:
+            devices = operating.list_devices(link, 0, 1000)
+            kept = devices, past_acts(link, 0, 9), operating.paused(link), records.position(link)
+        keys = {p.name: p.read_bytes() for p in sorted(folder.keys.iterdir())}
+        return *kept, keys
+
+    with contextlib.closing(folder.database()) as store:
+        server_world.acting(store, folder).invite("https://127.0.0.1:1", 3)
+    out = ["--out", str(disk.place.parent / "invitations")] if name == "invite" else []
+    given += out
+    before = state()
+    disk.fill()
+    code, said = run()
+    assert code, "it cannot be done"
+    assert len(said) == 1, said
+    assert said[0].startswith("error: "), said
+    disk.free()
+    assert state() == before
+    assert run() == (0, [])
+    assert len(state()[1][1]) == 2
+
+
+def test_a_server_that_cannot_store_reports_says_so_for_a_reason(disk):
+    folder, fleet = (
+        server_world.new_folder(disk.place / "town", min_fraction=1.0),
+        server_world.Fleet(),
+    )
+    with (
+        server_world.ServerProcess(folder.path) as server,
+        server_world.Client(folder, server.port) as client,
+    ):
+        fleet.enrol(folder, client)
+        client.wait(round=0, state="open")
+        view = client.model(0)
+        assert client.status()["reason"]["party"] == "devices"
+        disk.fill()
+        assert client.post("/v1/reports", fleet.report(0, view)).status == 503
+        why = client.status()["reason"]
+        assert why["party"] == "server"
+        assert "cannot be used" in why["what"]
+        disk.free()
+        assert client.post("/v1/reports", fleet.report(0, view)).status == 204
+        assert client.status()["reason"]["party"] == "devices"

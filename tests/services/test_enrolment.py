@@ -18,15 +18,17 @@ from proxy_world import App as ProxyApp
 from proxy_world import Device, challenge_of, proxied
 from server_world import Client, Fleet, ServerProcess, enrolment, new_folder
 
-from sottovoce.services import shuffler as challenges_module
+from sottovoce.services.kit import challenges as challenges_module
+from sottovoce.services.kit.challenges import CHALLENGE_BYTES, SECONDS, Challenges
 from sottovoce.services.server.checks import Checks, Enrolments
-from sottovoce.services.shuffler import CHALLENGE_BYTES, SECONDS, Challenges
+from sottovoce.services.server.places import Places
 from sottovoce.stores import server as roster
 from sottovoce.stores.orchestrator_folder import invite as invite_users
-from sottovoce.stores.server_folder import admit, enrolment_statement, invite, is_admitted
+from sottovoce.stores.server_folder import admit, invite, is_admitted
 from sottovoce.wire.interactions import Identity
 from sottovoce.wire.masked import SealedSeed, is_signed
 from sottovoce.wire.refusals import Refused
+from sottovoce.wire.shuffled import enrolment_statement
 from sottovoce.wire.signing import is_proven, is_weak, prove
 
 P = 2**255 - 19
@@ -135,9 +137,11 @@ class Door(InProcess):
         self.database.close()
 
     async def make(self):
+        self.places = Places("little-town", self.database)
         self.enrolments = Enrolments(
             "little-town",
             self.database,
+            self.places,
             admission_key=None,
             body_seconds=5.0,
             guess_seconds=self.guess_seconds,
@@ -147,6 +151,7 @@ class Door(InProcess):
 
     def close(self):
         self.enrolments.close()
+        self.places.close()
 
     async def __call__(self, scope, receive, send):
         await self.enrolments.take(scope, receive, send)

@@ -3,10 +3,12 @@
 import json
 import secrets
 import struct
+import time
 from dataclasses import replace
 
 import numpy as np
 import pytest
+from app_world import exposed
 from secure_sum_world import (
     LEAST,
     MODEL,
@@ -262,6 +264,45 @@ def test_health_and_metrics(app, terms, devices, folder):
     assert "sottovoce_masker_round 7.0" in text
     assert "sottovoce_masker_sums_total 1.0" in text
     assert 'sottovoce_masker_refused_total{reason="second_submission"} 1.0' in text
+
+
+def test_its_log_has_a_line_for_every_sum_and_names_no_device(app, terms, many):
+    told(app.sums(question(terms, 0, many)))
+    two = group_question(terms, 1, (many[:5], many[5:]), 1)
+    told(app.sums(two))
+    app.sums(question(terms, 1, many))  # is refused
+    app.seeds(question(terms, 1, many))  # tells no sum
+    seconds = [line.pop("seconds") for line in app.log.lines]
+    assert app.log.lines == [
+        {"event": "sum told", "round": 0, "attempt": 0, "devices": 12},
+        {"event": "sum told", "round": 1, "attempt": 0, "group": 1, "groups": 2, "devices": 7},
+    ]
+    assert all(0 <= took < 60 for took in seconds)
+
+
+def test_before_the_first_sum_nothing_is_said_of_the_last(app, terms, devices, folder):
+    bearer = {"authorization": f"Bearer {operator_token(folder.keys)}"}
+
+    def look():
+        return exposed(app.ask("GET", "/metrics", headers=bearer).body)
+
+    before = look()
+    assert before["sottovoce_masker_last_sum_devices"] == {}
+    earlier = time.time()
+    told(app.sums(question(terms, 7, devices)))
+    now = look()
+    assert now["sottovoce_masker_last_sum_devices"] == {(): 6.0}
+    assert 0 <= now["sottovoce_masker_last_sum_seconds"][()] < 60
+    assert earlier <= now["sottovoce_masker_last_sum_end_timestamp_seconds"][()] <= time.time()
+    ends = now["sottovoce_certificate_expires_timestamp_seconds"]
+    days = (ends["server", "helper"] - time.time()) / 86400
+    assert 800 < days < 826
+    assert ends["ca", "helper"] > ends["server", "helper"]
+    assert (
+        0
+        < now["sottovoce_disk_free_bytes"]["helper",]
+        <= (now["sottovoce_disk_size_bytes"]["helper",])
+    )
 
 
 def test_what_cannot_be_kept_is_not_told(app, terms, devices, monkeypatch):

@@ -5,12 +5,20 @@ import time
 
 import numpy as np
 import pytest
-from server_world import USERS, Client, Fleet, ServerProcess, new_folder, selected, simulated
+from server_world import (
+    USERS,
+    Client,
+    Fleet,
+    ServerProcess,
+    acting,
+    new_folder,
+    selected,
+    simulated,
+)
 
 from sottovoce.errors import ServiceError, UsageError
 from sottovoce.stores import server as records
 from sottovoce.stores.database import Database
-from sottovoce.stores.server_folder import shut_out
 from sottovoce.stores.stamps import STAMP_BYTES
 
 
@@ -109,11 +117,11 @@ def test_who_is_shut_out_is_out_in_every_process_at_once(tmp_path, postgres):
         fleet.enrol(folder, first, url)
         view = first.wait(round=0, state="open") and first.model(0)
         database = folder.database(url)
-        assert shut_out(database, [4]) == [4]
+        acting(database).shut_out([4])
         for client in (first, second):
             got = client.post("/v1/reports", fleet.report(4, view))
-            assert (got.status, got.error) == (401, "unknown_device")
-        assert shut_out(database, [4], undo=True) == []
+            assert (got.status, got.error) == (403, "shut_out")
+        acting(database).readmit([4])
         database.close()
         assert second.post("/v1/reports", fleet.report(4, view)).status == 204
 

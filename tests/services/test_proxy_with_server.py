@@ -15,11 +15,11 @@ from test_proxy_service import count, wait_for
 from sottovoce.core.links import Proxied
 from sottovoce.engines.processes import free_port
 from sottovoce.stores.keys import authority_pem, init_keys
-from sottovoce.stores.server_folder import enrolment_statement, introduction, invite
+from sottovoce.stores.server_folder import introduction, invite
 from sottovoce.stores.shuffler_folder import create_shuffler_folder
 from sottovoce.wire.frames import PROTOCOL
 from sottovoce.wire.sealing import key_id, seal_reports
-from sottovoce.wire.shuffled import encode_submission, terms_name
+from sottovoce.wire.shuffled import encode_submission, enrolment_statement, terms_name
 from sottovoce.wire.versions import decode_model
 
 USERS, ROUNDS = 8, 3

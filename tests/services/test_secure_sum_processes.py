@@ -127,7 +127,7 @@ def test_services_that_are_killed_again_and_again_find_who_sends_garbage(tmp_pat
                 client = Client(town.folder, server.port)
             moved_on(client, round)
         assert done == 11, "one round is lost, ten are in groups"
-        assert (answers[LIAR].status, answers[LIAR].error) == (401, "unknown_device")
+        assert (answers[LIAR].status, answers[LIAR].error) == (403, "shut_out")
         assert "it spoils sums: of 10 rounds" in answers[LIAR].json()["detail"]
         moved_on(client, round)
         told = client.status()

@@ -4,7 +4,7 @@ over a database and the proxy's application, which tells no sum over fewer than 
 import numpy as np
 import pytest
 from secure_sum_world import SummedWorld, folded
-from server_world import ITEMS
+from server_world import ITEMS, acting
 
 from sottovoce.cli import serve_server
 from sottovoce.core.messages import MaskSum
@@ -12,9 +12,9 @@ from sottovoce.engines.client import Answer
 from sottovoce.errors import ServiceError
 from sottovoce.parties.helper import GROUPED_ROUNDS, REGAINED_AFTER, Answered
 from sottovoce.services.kit.metrics import exposition
-from sottovoce.services.server.operator import figures, status
-from sottovoce.stores import server as searches
-from sottovoce.stores import server_folder as folder
+from sottovoce.services.server.figures import figures
+from sottovoce.services.server.operator import status
+from sottovoce.stores import search as searches
 from sottovoce.wire.masked import decode_mask_sum, decode_question, encode_mask_sum
 from sottovoce.wire.refusals import RefusalCounts
 
@@ -84,7 +84,7 @@ def test_who_sends_garbage_is_found_and_rounds_go_on_without(world, liars, most)
     assert here.shut_numbers() == sorted(liars), "and nobody else"
     for liar in liars:
         assert any(f"device {liar} was shut out: of " in notice for notice in notices)
-    assert here.report(liars[0]) == ["unknown_device"]
+    assert here.report(liars[0]) == ["shut_out"]
     assert run_round(here) == ("goal", True)
     assert not status(here.database)["search"]["on"]
     here.asked.clear()
@@ -241,7 +241,7 @@ def test_who_is_let_in_again_begins_anew(world):
     told = status(here.database)
     assert told["shut_out"] == [5]
     assert "spoils sums: of 10 rounds" in told["shut_out_why"]["5"]
-    folder.shut_out(here.database, [5], undo=True)
+    acting(here.database).readmit([5])
     told = status(here.database)
     assert (told["shut_out"], told["shut_out_why"]) == ([], {})
     with here.database.reading() as link:

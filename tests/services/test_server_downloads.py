@@ -1,5 +1,6 @@
 """What everyone may fetch: the right bytes, once, whole or in parts."""
 
+import gzip
 import hashlib
 import json
 import zlib
@@ -11,7 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from server_world import ITEMS, Client, Fleet, ServerProcess, new_folder, selected, terms
 
+from sottovoce.algorithms.fpl.system import FPLConfig
 from sottovoce.core.messages import ModelView
+from sottovoce.privacy.mechanisms import ShareFraction
 from sottovoce.services.kit.documents import (
     Document,
     Version,
@@ -19,6 +22,8 @@ from sottovoce.services.kit.documents import (
     etag_matches,
     wanted_range,
 )
+from sottovoce.stores.server_folder import create_folder
+from sottovoce.wire.terms import Terms
 from sottovoce.wire.versions import decode_model, full_size
 
 
@@ -158,6 +163,27 @@ def test_every_coding_holds_the_same_bytes(running, coding):
         assert kind == coding
         assert len(got.body) < len(plain.body)
         assert got.headers["etag"] != plain.headers["etag"]
+
+
+def test_a_browser_without_zstd_gets_a_packed_model(tmp_path):
+    items = [(f"v{n}", "") for n in range(4000)]
+    learnt = FPLConfig(embedding_size=4, triples=10)
+    ours = Terms.of("wide-town", len(items), learnt, 10, ShareFraction())
+    folder = create_folder(tmp_path, ours, items, rounds=1)
+    with ServerProcess(tmp_path) as server, Client(folder, server.port) as client:
+        plain = client.get("/v1/model/0")
+        packed = client.get("/v1/model/0", Accept_Encoding="gzip, deflate, br")
+        assert packed.headers["content-encoding"] == "gzip"
+        assert gzip.decompress(packed.body) == plain.body
+        assert len(packed.body) < len(plain.body)
+        tags = {answer.headers["etag"] for answer in (plain, packed)}
+        assert len(tags) == 2
+        for name in ("vary", "cache-control", "accept-ranges"):
+            assert packed.headers[name] == plain.headers[name]
+        tag = {"If_None_Match": packed.headers["etag"], "Accept_Encoding": "gzip"}
+        assert client.get("/v1/model/0", **tag).status == 304
+        both = client.get("/v1/model/0", Accept_Encoding="gzip, zstd")
+        assert both.headers["content-encoding"] == "zstd"
 
 
 def test_etags_and_ranges(running):

@@ -10,12 +10,15 @@ import shutil
 import signal
 import ssl
 import stat
+import threading
 import time
+from dataclasses import replace
 
 import httpx2
 import numpy as np
 import pytest
-from server_world import Client, Fleet, ServerProcess, new_folder, program, simulated
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from server_world import Client, Fleet, ServerProcess, enrolment, new_folder, program, simulated
 
 from sottovoce.cli.serve_server import make_federation
 from sottovoce.core.consent import Choice
@@ -23,10 +26,12 @@ from sottovoce.errors import ConfigError, KeyTrouble, MessageError, UsageError
 from sottovoce.services.agent.agent import Agent
 from sottovoce.services.server.operator import Operator
 from sottovoce.stores.device import CohortStore
+from sottovoce.stores.expulsion import expelled
 from sottovoce.stores.keys import SERVER_CERTIFICATE, renew_keys
 from sottovoce.stores.server_folder import invite
 from sottovoce.stores.session import DeviceSession
-from sottovoce.wire.invitations import keep_invitation
+from sottovoce.web.of_devices import DeviceDesk
+from sottovoce.wire.invitations import keep_invitation, kept_invitation
 
 
 def mode(path):
@@ -102,13 +107,13 @@ def test_who_is_shut_out_is_refused_at_once_and_can_come_back(tmp_path, ask):
         assert ask("serve", "shut-out", tmp_path, 2, 6)["shut_out"] == [2, 6]
         for number in (2, 6):
             got = client.post("/v1/reports", fleet.report(number, view))
-            assert (got.status, got.error) == (401, "unknown_device")
+            assert (got.status, got.error) == (403, "shut_out")
             assert "shut this device out" in got.json()["detail"]
             got = client.post("/v1/checkin", fleet.sealed(number, 0, 0, b"", "check-in"))
-            assert (got.status, got.error) == (401, "unknown_device")
+            assert (got.status, got.error) == (403, "shut_out")
         told = client.status()
         assert (told["shut_out"], told["enrolled"], told["active"]) == ([2, 6], 6, 6)
-        assert told["refused"] == {"unknown_device": 4}
+        assert told["refused"] == {"shut_out": 4}
         assert ask("serve", "shut-out", tmp_path, 6, "--undo")["shut_out"] == [2]
         assert client.post("/v1/reports", fleet.report(6, view)).status == 204
     assert ask("serve", "status", tmp_path)["shut_out"] == [2]
@@ -210,14 +215,14 @@ def take_part(store, server, folder, rounds):
         return client.wait(round=rounds[-1] + 1, state="open")
 
 
-def owner(path, folder):
-    """The store of device 0, invited and willing."""
+def owner(path, folder, number=0):
+    """The store of a device, invited and willing."""
     with contextlib.closing(folder.database()) as database:
-        [invitation] = invite(folder, database, "https://127.0.0.1:1", [0])
-    store = CohortStore.create(path, [(0, "me")])
+        [invitation] = invite(folder, database, "https://127.0.0.1:1", [number])
+    store = CohortStore.create(path, [(number, "me")])
     keep_invitation(store, invitation)
-    store.add_history(0, [f"v{n}" for n in range(10)], list(range(10)))
-    store.set_choice(0, Choice(share_positives=0.5))
+    store.add_history(number, [f"v{n}" for n in range(10)], list(range(10)))
+    store.set_choice(number, Choice(share_positives=0.5))
     DeviceSession(store).agree(folder.plan.terms)
     return store
 
@@ -234,12 +239,128 @@ def test_the_agent_of_a_device_that_is_shut_out_sends_no_more(tmp_path, ask):
         ask("serve", "shut-out", tmp_path / "town", 0)
         assert visit(store, server.url) == 0
         for _ in range(2):
-            with pytest.raises(KeyTrouble, match="invitation"):
-                visit(store, server.url)
-        assert client.status()["refused"] == {"bad_token": 2, "unknown_device": 1}
+            assert visit(store, server.url) == 0
+        assert client.status()["refused"] == {"shut_out": 3}, "each start has asked once"
         assert len(store.ledger_rows()) == 2, "nothing left after the first refusal"
+        assert expelled(store).why == "the operator has shut this device out"
+        told = ask("device", "status", tmp_path / "her")
+        assert told["nothing_leaves"] == "Nothing leaves: the operator has shut this device out."
+        assert told["shut_out"]["why"] == "the operator has shut this device out"
+        desk = DeviceDesk("her", store, None, serves=False, reached={})
+        assert desk.describe()["quiet"]["key"] == "quiet.shut_out"
         ask("serve", "shut-out", tmp_path / "town", 0, "--undo")
         assert visit(store, server.url) == 0, "its report of this round was refused"
+        assert client.status()["enrolled"] == 1
+        assert expelled(store) is None
+        assert ask("device", "status", tmp_path / "her")["shut_out"] is None
+        assert (desk.describe()["quiet"] or {}).get("key") != "quiet.shut_out"
+
+
+@contextlib.contextmanager
+def living(url, *stores):
+    """The agents of these devices, which go on until the end; what they say."""
+    said, loop = [], asyncio.new_event_loop()
+
+    def log(number):
+        return lambda event, **details: said.append((number, event))
+
+    async def live():
+        agents = [Agent(s, server=url, poll=0.05, log=log(int(s.users[0]))) for s in stores]
+        tasks = [asyncio.create_task(agent.run()) for agent in agents]
+        await ended.wait()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for agent in agents:
+            await agent.close()
+
+    ended = asyncio.Event()
+    thread = threading.Thread(target=loop.run_until_complete, args=(live(),))
+    thread.start()
+    try:
+        yield said
+    finally:
+        loop.call_soon_threadsafe(ended.set)
+        thread.join()
+        loop.close()
+
+
+def test_a_device_that_is_shut_out_while_nothing_goes_on_is_told_and_let_in_again(tmp_path, ask):
+    """Its agent is not started anew, and no round waits for it until the deadline."""
+    town = tmp_path / "town"
+    folder = new_folder(town, rounds=10_000, min_devices=2, deadline_seconds=600.0)
+    with (
+        owner(tmp_path / "her", folder) as store,
+        owner(tmp_path / "his", folder, 1) as other,
+        ServerProcess(town) as server,
+        Client(folder, server.port) as client,
+        living(server.url, store, other) as said,
+    ):
+        wait_for(lambda: said.count((0, "counted")) > 0)
+        ask("serve", "pause", town)
+        wait_for(lambda: client.status()["state"] == "waiting")
+        wait_for(lambda: (0, "checked in") in said)
+        ask("serve", "shut-out", town, 0)
+        wait_for(lambda: expelled(store) is not None)
+        assert expelled(store).said.key == "quiet.shut_out"
+        assert ask("device", "status", tmp_path / "her")["shut_out"] is not None
+        ask("serve", "shut-out", town, 0, "--undo")
+        wait_for(lambda: (0, "let in again") in said)
+        assert ask("device", "status", tmp_path / "her")["shut_out"] is None
+        assert client.status()["active"] == 2
+        before, round = said.count((0, "counted")), client.status()["round"]
+        ask("serve", "go-on", town)
+        wait_for(lambda: said.count((0, "counted")) > before + 1)
+        assert client.status()["round"] > round
+        assert said.count((0, "shut out")) == 1
+        assert (1, "shut out") not in said
+
+
+def test_a_device_that_is_shut_out_after_its_report_is_told_in_the_same_round(tmp_path, ask):
+    town = tmp_path / "town"
+    folder = new_folder(town, rounds=50, min_devices=2, deadline_seconds=600.0)
+    with (
+        owner(tmp_path / "her", folder) as store,
+        owner(tmp_path / "his", folder, 1) as other,
+        ServerProcess(town) as server,
+        Client(folder, server.port) as client,
+    ):
+        visit(other, server.url)  # enrols, and comes no more
+        with living(server.url, store) as said:
+            wait_for(lambda: (0, "counted") in said)
+            ask("serve", "shut-out", town, 0)
+            wait_for(lambda: (0, "shut out") in said)
+            assert client.status()["round"] == 0
+            refused = client.status()["refused"]["shut_out"]
+            time.sleep(0.5)
+            assert client.status()["refused"]["shut_out"] == refused, "and says nothing more"
+        other.set_choice(1, Choice(takes_part=False))
+        ask("serve", "shut-out", town, 0, "--undo")
+        with living(server.url, other) as said:
+            time.sleep(0.5)
+        assert said == [], "who takes no part does not come because others do"
+        assert client.status()["active"] == 1, "who was let in is not waited for until it is there"
+        visit(store, server.url)
+        assert client.status()["active"] == 2
+
+
+def test_who_holds_a_withdrawn_invitation_is_told_so_and_strangers_are_not(tmp_path, ask):
+    folder = new_folder(tmp_path / "town", min_devices=1)
+    with (
+        owner(tmp_path / "her", folder) as store,
+        ServerProcess(tmp_path / "town", limits={"guess_seconds": 0.5}) as server,
+        Client(folder, server.port) as client,
+    ):
+        ask("serve", "shut-out", tmp_path / "town", 0)
+        visit(store, server.url)
+        assert expelled(store).said.key == "quiet.withdrawn"
+        guess = replace(kept_invitation(store), token="ab" * 32)
+        began = time.monotonic()
+        got = client.post("/v1/enrol", enrolment(guess, Ed25519PrivateKey.generate()))
+        assert (got.status, got.error) == (403, "bad_token")
+        assert time.monotonic() - began >= 0.5, "guesses wait"
+        ask("serve", "shut-out", tmp_path / "town", 0, "--undo")
+        visit(store, server.url)
         assert client.status()["enrolled"] == 1
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gzip
 import json
 import socket
 import threading
@@ -15,6 +16,7 @@ from server_world import Client, Fleet, ServerProcess, enrolment, new_folder
 from sottovoce.core.messages import ModelView
 from sottovoce.services.kit.documents import CHANGES_KEPT, Document, DocumentCache, Version
 from sottovoce.services.server.application import ServerApplication
+from sottovoce.stores import server as records
 from sottovoce.stores.keys import authority_pem, device_context, operator_token
 from sottovoce.wire.invitations import Invitation
 from sottovoce.wire.versions import decode_model, full_size
@@ -224,9 +226,9 @@ def test_the_base_is_known_before_anything_is_encoded():
 def test_what_devices_ask_for_is_there_when_a_version_is_published():
     items, changed = grown(5)
     version = Version.prepared(ModelView(5, items[5]), changed)
-    assert set(version.ready) == {(None, "zstd"), (4, "zstd")}
+    assert set(version.ready) == {(None, "zstd"), (4, "zstd"), (None, "gzip")}
     everything = Version.prepared(ModelView(5, items[5]), np.full(60, 5, np.int32))
-    assert set(everything.ready) == {(None, "zstd")}
+    assert set(everything.ready) == {(None, "zstd"), (None, "gzip")}
 
 
 class Encodings(ServerApplication):
@@ -251,7 +253,7 @@ def test_strangers_cannot_make_the_server_encode_for_ever(monkeypatch):
         service = Encodings(DocumentCache(8000))
         for _ in range(5):
             for since in range(59, -1, -1):
-                for coding in ("zstd", "identity"):
+                for coding in ("zstd", "identity", "gzip"):
                     got = await service._encoded(version, version.base(since), coding)
                     assert len(got.body) <= full_size(60, 3)
         assert len(made) <= 2 * (CHANGES_KEPT + 1)
@@ -277,12 +279,25 @@ def test_strangers_cannot_make_the_server_encode_for_ever(monkeypatch):
     asyncio.run(ask())
 
 
-def test_models_are_not_packed_with_gzip(quick):
+def test_models_are_packed_with_gzip_before_anybody_asks(quick):
+    """For devices that do without zstd: the whole model alone, once."""
     _, _, client, _ = quick
     plain = client.get("/v1/model/0")
+    whole = client.get("/v1/model/0", Accept_Encoding="gzip")
     got = client.get("/v1/model/0?since=12", Accept_Encoding="gzip")
-    assert "content-encoding" not in got.headers
-    assert got.headers["etag"] == plain.headers["etag"], "the same document as for everyone"
+    assert got.headers["etag"] == whole.headers["etag"], "the same document as for everyone"
+    packed = got.headers.get("content-encoding") == "gzip"
+    assert (gzip.decompress(got.body) if packed else got.body) == plain.body
+    items, changed = grown(5)
+    version = Version.prepared(ModelView(5, items[5]), changed)
+
+    async def ask():
+        service = Encodings(DocumentCache(8000))
+        changes = await service._encoded(version, 3, "gzip")
+        service._cache.close()
+        return changes
+
+    assert asyncio.run(ask()).coding == "identity", "nothing is packed when it is asked for"
 
 
 def test_what_stays_is_not_let_go():
@@ -351,6 +366,8 @@ def test_the_database_is_spared_and_the_operator_served_when_it_is_slow(tmp_path
         database = folder.database()
         stack.callback(database.close)
         guess = enrolment(Invitation("https://x", "", "00" * 32, 0, "little-town"), fleet.keys[0])
+        with database.writing() as link:  # of whoever was not given up nothing is written
+            records.missed(link, [0, 1, 2], 99)
         with database.writing():
             held = [stack.enter_context(connected(folder, server)) for _ in range(2)]
             for number, link in enumerate(held):

@@ -136,26 +136,31 @@ def test_a_confidence_that_cannot_be_is_refused(confidence):
 # --- the device's path ---------------------------------------------------------------------------
 
 
+slow = pytest.mark.slow
+
+
 @pytest.mark.parametrize(
-    "epsilon", [2.5, *(pytest.param(other, marks=pytest.mark.slow) for other in (0.5, 1.0, 5.0))]
+    ("epsilon", "audits"),
+    [(2.5, 30), *(pytest.param(epsilon, 100, marks=slow) for epsilon in (0.5, 1.0, 2.5, 5.0))],
 )
-def test_reports_cost_what_is_claimed_and_hardly_less(epsilon):
-    """A hundred audits of 100,000 trials per input, all of them right together at 99 %. Then one of
-    ten million."""
+def test_reports_cost_what_is_claimed_and_hardly_less(epsilon, audits):
+    """Many audits of 100,000 trials per input, all of them right together at 99 %. Then one of all
+    their trials: three or ten millions."""
     parties = Extremes(epsilon)
-    counts = np.array([parties.hits(round)[0] for round in range(100)])
-    bounds = np.array([lower_bound(a, ROUND, b, ROUND, 1 - 0.01 / 100) for a, b in counts])
+    counts = np.array([parties.hits(round)[0] for round in range(audits)])
+    bounds = np.array([lower_bound(a, ROUND, b, ROUND, 1 - 0.01 / audits) for a, b in counts])
     assert np.all(bounds <= epsilon)
     assert np.all(bounds > 0.85 * epsilon)  # the audit is no formality
     one, other = counts.sum(axis=0)
-    assert 0.98 * epsilon < lower_bound(one, 100 * ROUND, other, 100 * ROUND) <= epsilon
+    assert 0.98 * epsilon < lower_bound(one, audits * ROUND, other, audits * ROUND) <= epsilon
 
 
+@pytest.mark.parametrize("audits", [20, pytest.param(100, marks=slow)])
 @pytest.mark.parametrize("epsilon", [1.0, 2.5])
-def test_five_per_cent_less_noise_is_caught_every_time(epsilon):
+def test_five_per_cent_less_noise_is_caught_every_time(epsilon, audits):
     """The device randomises for 1.05 ε, and ε is claimed: caught in 100 of 100 audits."""
     leaky = Extremes(1.05 * epsilon)
-    assert sum(leaky.bound(round) > epsilon for round in range(100)) == 100
+    assert sum(leaky.bound(round) > epsilon for round in range(audits)) == audits
 
 
 def test_fewer_trials_would_not_do():
@@ -165,10 +170,10 @@ def test_fewer_trials_would_not_do():
     assert 20 < caught < 95
 
 
-def test_devices_that_report_once_cost_what_is_claimed():
+@pytest.mark.parametrize("seed", [0, *(pytest.param(other, marks=slow) for other in (1, 2))])
+def test_devices_that_report_once_cost_what_is_claimed(seed):
     """The same of 100,000 devices per input with a key each, instead of the many reports of few."""
-    for seed in range(3):
-        assert 0.85 < Extremes(1.0, reports=1, seed=seed).bound(0) <= 1.0
+    assert 0.85 < Extremes(1.0, reports=1, seed=seed).bound(0) <= 1.0
 
 
 def test_bits_are_as_frequent_as_they_must_be():

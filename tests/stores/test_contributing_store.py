@@ -1,8 +1,15 @@
 """A device that contributes to gram: each stage of a period once, by its own ledger, also after a
 restart; what is never sent; and how long it rests between periods."""
 
+import contextlib
+import math
+import secrets
+from dataclasses import replace
+
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from sottovoce.algorithms.gram.system import SCALE, GramConfig
 from sottovoce.cli.spent import of_store
@@ -12,10 +19,13 @@ from sottovoce.core.links import SecureSum
 from sottovoce.core.masking import expand, unmasked
 from sottovoce.core.messages import ModelView
 from sottovoce.errors import ConsentError
+from sottovoce.privacy.central import price
 from sottovoce.privacy.own_epsilon import OwnEpsilon
 from sottovoce.stores.device import CohortStore
 from sottovoce.stores.session import DeviceSession
 from sottovoce.wire.terms import Terms
+
+pytestmark = pytest.mark.usefixtures("quick_stores")
 
 ITEMS, DAY = 12, 86_400
 CHOICE = Choice(epsilon=2.0, total_epsilon=100.0)
@@ -147,11 +157,120 @@ def test_between_periods_it_rests_by_its_own_clock(tmp_path):
     assert phone.contribute(4)
 
 
+def test_it_rests_after_what_left_under_former_terms_whatever_their_periods(tmp_path):
+    """Longer periods would have those before within the first one."""
+    phone = Phone(tmp_path / "phone", period_days=30)
+    assert phone.contribute(0)
+    assert phone.contribute(1)
+    assert not phone.contribute(2), "her part of the period is done"
+    longer = GramConfig(popularity_share=0.3, quality_share=0.1, least_head=4, batches=512)
+    phone.terms = replace(phone.terms, algorithm=longer)
+    phone.algorithm = phone.terms.build()
+    assert phone.algorithm.period(0) == phone.algorithm.period(5)
+    phone.hosted.agree(phone.terms)
+    spent = phone.spent
+    with pytest.raises(ConsentError, match="the next contribution may leave on"):
+        phone.contribute(2)  # the stage that only the new terms have
+    assert phone.spent == spent
+    phone.time += 31 * DAY
+    assert phone.contribute(5)
+    assert phone.spent > spent
+
+
 def test_a_limit_below_her_epsilon_lets_nothing_leave(tmp_path):
     phone = Phone(tmp_path / "phone", Choice(epsilon=2.0, total_epsilon=1.0))
     with pytest.raises(ConsentError, match="limit"):
         phone.contribute(0)
     assert phone.spent == 0.0
+
+
+OWN, MOST = st.sampled_from([0.25, 1.0, 8.0]), st.sampled_from([1.0, 8.0])
+
+
+def told(*parts):
+    """ε of a period in which contributions of these shares have left, each at an ε."""
+    own = OwnEpsilon(8.0)
+    return price(1 / math.sqrt(math.fsum(s * own.loudness(e) ** 2 for s, e in parts)), 1, own.delta)
+
+
+@pytest.mark.parametrize(("first", "then"), [(1.0, 8.0), (8.0, 1.0), (0.125, 2.0)])
+@pytest.mark.parametrize("whose", ["hers", "the terms'"])
+def test_what_was_quieter_or_louder_before_is_booked_as_it_left(tmp_path, first, then, whose):
+    mine = whose == "hers"
+    phone = Phone(tmp_path / "phone", Choice(epsilon=first if mine else 8.0, total_epsilon=100.0))
+    if not mine:
+        phone.hosted.agree(replace(phone.terms, release=OwnEpsilon(first)))
+    assert phone.contribute(0)
+    assert phone.spent == pytest.approx(told((0.3, first)))
+    if mine:
+        phone.store.set_choice(7, Choice(epsilon=then, total_epsilon=100.0))
+    else:
+        phone.hosted.agree(replace(phone.terms, release=OwnEpsilon(then)))
+    phone.open()
+    assert phone.contribute(1)
+    assert phone.spent == pytest.approx(told((0.3, first), (0.7, then)), rel=1e-7)
+    # The next period is of what holds then.
+    assert phone.contribute(4)
+    assert phone.contribute(5)
+    assert phone.spent == pytest.approx(told((0.3, first), (0.7, then)) + then, rel=1e-6)
+
+
+@pytest.mark.parametrize("whose", ["hers", "the terms'"])
+def test_who_speaks_up_in_the_middle_of_a_period_stays_within_her_limit(tmp_path, whose):
+    mine, limit = whose == "hers", 6.0
+    assert told((0.3, 1.0), (0.7, 8.0)) > limit
+    phone = Phone(tmp_path / "phone", Choice(epsilon=1.0 if mine else 8.0, total_epsilon=limit))
+    if not mine:
+        phone.hosted.agree(replace(phone.terms, release=OwnEpsilon(1.0)))
+    assert phone.contribute(0)
+    before = phone.spent
+    if mine:
+        phone.store.set_choice(7, Choice(epsilon=8.0, total_epsilon=limit))
+    else:
+        phone.hosted.agree(replace(phone.terms, release=OwnEpsilon(8.0)))
+    assert not phone.contribute(1)
+    assert phone.spent == before
+    assert 1 not in phone.sent
+
+
+def test_stages_that_are_divided_otherwise_count_as_they_left(tmp_path):
+    phone = Phone(tmp_path / "phone")
+    other = GramConfig(popularity_share=0.3, quality_share=0.1, least_head=4, batches=8)
+    assert phone.contribute(0)
+    assert phone.contribute(1)
+    phone.terms = replace(phone.terms, algorithm=other)
+    phone.algorithm = phone.terms.build()
+    phone.hosted.agree(phone.terms)
+    assert phone.contribute(2), "a stage that was not there before"
+    assert phone.spent == pytest.approx(told((0.3, 2.0), (0.7, 2.0), (0.1, 2.0)), rel=1e-7)
+
+
+@settings(
+    max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    st.lists(
+        st.tuples(st.integers(1, 2), OWN, MOST),
+        min_size=2,
+        max_size=4,
+    ),
+    st.sampled_from([5.0, 100.0]),
+)
+def test_any_choices_and_terms_book_what_was_told_and_no_limit_is_passed(tmp_path, visits, limit):
+    phone = Phone(tmp_path / secrets.token_hex(8))
+    round, left = -1, {}
+    for step, epsilon, most in visits:
+        round += step
+        phone.store.set_choice(7, Choice(epsilon=epsilon, total_epsilon=limit))
+        phone.hosted.agree(replace(phone.terms, release=OwnEpsilon(most)))
+        with contextlib.suppress(ConsentError):
+            if phone.contribute(round):
+                share = phone.algorithm.shares[round % 2]
+                left.setdefault(round // 4, []).append((share, min(epsilon, most)))
+    exact = math.fsum(told(*parts) for parts in left.values())
+    assert phone.spent == pytest.approx(exact, rel=1e-6)
+    assert phone.spent <= limit * (1 + 1e-9)
+    phone.store.close()
 
 
 def test_her_budget_is_in_periods_and_says_what_bounds_it(tmp_path):

@@ -5,7 +5,7 @@ import secrets
 import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from server_world import ITEMS, SEED, USERS, Fleet, quick_rules, simulated, terms
+from server_world import ITEMS, SEED, USERS, Fleet, acting, quick_rules, simulated, terms
 
 from sottovoce.core.messages import ModelView
 from sottovoce.errors import ServiceError, UsageError
@@ -14,7 +14,6 @@ from sottovoce.parties.server import NO_DEFENCE, Server
 from sottovoce.rng import Streams
 from sottovoce.stores import server as records
 from sottovoce.stores import server as roster
-from sottovoce.stores import server_folder as folder
 from sottovoce.stores.coordinator import Coordinator, Plan
 from sottovoce.stores.database import Database
 from sottovoce.stores.server import Submission
@@ -355,8 +354,8 @@ def test_who_is_shut_out_is_not_asked_and_not_heard(world):
     here = world(rounds=3, min_fraction=0.5, deadline_seconds=10.0)
     here.step()
     here.report(3)
-    folder.shut_out(here.database, [3, 5])
-    assert here.report(3, 5, 0) == ["unknown_device", "unknown_device", "accepted"]
+    acting(here.database).shut_out([3, 5])
+    assert here.report(3, 5, 0) == ["shut_out", "shut_out", "accepted"]
     assert here.active() == [0, 1, 2, 4, 6, 7]
     here.report(1, 2, 4, 6, 7)
     here.time += 11
@@ -365,10 +364,13 @@ def test_who_is_shut_out_is_not_asked_and_not_heard(world):
     assert here.selected() == [0, 1, 2, 4, 6, 7]
     with here.database.reading() as link:
         assert roster.count_devices(link) == (6, 6)
-    assert folder.shut_out(here.database, [3, 5], undo=True) == []
+    acting(here.database).readmit([3, 5])
+    assert len(here.active()) == 6, "nobody waits for those who may not know it yet"
+    with here.database.writing() as link:
+        roster.seen(link, [3, 5])
     assert len(here.active()) == 8
     with pytest.raises(UsageError, match="device 99 was never invited"):
-        folder.shut_out(here.database, [3, 99])
+        acting(here.database).shut_out([3, 99])
     assert len(here.active()) == 8
 
 
@@ -376,11 +378,10 @@ def test_an_invitation_that_was_not_used_can_be_withdrawn(world):
     here, token, key = world(), secrets.token_bytes(32), secrets.token_bytes(32)
     with here.database.writing() as link:
         roster.invite(link, [20], [token])
-    assert folder.shut_out(here.database, [20, 20]) == [20]
-    assert folder.shut_out(here.database, [20]) == [20]
+    assert acting(here.database).shut_out([20, 20]) == {"numbers": [20]}
     with here.database.writing() as link:
         assert roster.enrol(link, token, key) is None
-    folder.shut_out(here.database, [20], undo=True)
+    acting(here.database).readmit([20])
     with here.database.writing() as link:
         assert roster.enrol(link, token, key) == 20
 

@@ -313,6 +313,62 @@ def test_importing_the_commands_is_light():
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
+def tokens_of(folder):
+    """As they are looked at now."""
+    tokens = keys.RoleTokens(folder)
+
+    def role_of(token):
+        tokens._next = 0.0
+        return tokens.role_of(token)
+
+    return tokens, role_of
+
+
+def test_a_role_is_closed_as_soon_as_its_token_is_gone_or_none(tmp_path):
+    keys.init_keys(tmp_path)
+    tokens, role_of = tokens_of(tmp_path)
+    for role, name in keys.TOKENS.items():
+        place = tmp_path / name
+        whole = place.read_bytes()
+        token, mark = whole.strip(), tokens.mark(role)
+        assert role_of(token) == role
+        for bad in (b"", b"\n", b"x", token[:-1], token + b"0", b"g" * 64, token.upper() + b"\n"):
+            place.write_bytes(bad)
+            assert role_of(token) is None, bad
+            assert role_of(bad.strip()) is None
+            assert tokens.mark(role) != mark
+            assert tokens.proof(role, "what") is None
+            place.write_bytes(whole)
+            assert role_of(token) == role
+        place.chmod(0o644)
+        assert role_of(token) is None
+        place.chmod(0o600)
+        assert role_of(token) == role
+        place.write_bytes(token)  # an earlier release left the end of the line away
+        assert role_of(token) == role
+        place.unlink()
+        assert role_of(token) is None
+        place.write_bytes(whole)
+        place.chmod(0o600)
+    (tmp_path / "operator.token").write_bytes(b"x")
+    with pytest.raises(KeyTrouble, match="64 hexadecimal digits"):
+        keys.RoleTokens(tmp_path)
+
+
+def test_half_a_new_token_is_deleted_with_the_next_one(tmp_path):
+    keys.init_keys(tmp_path)
+    before = {path.name for path in tmp_path.iterdir()}
+    program = (
+        "import os, signal, sys\nfrom pathlib import Path\nfrom sottovoce.stores import keys\n"
+        "with keys.new_token(Path(sys.argv[1]), 'act'):\n    os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    subprocess.run([sys.executable, "-c", program, tmp_path])
+    assert {path.name for path in tmp_path.iterdir()} > before, "the former token lies there"
+    with keys.new_token(tmp_path, "look"):
+        pass
+    assert {path.name for path in tmp_path.iterdir()} == before
+
+
 # Invitations.
 
 INVITATION = Invitation("https://localhost:8443", "PEM", "ab" * 32, 7, "town-1")
@@ -374,3 +430,17 @@ def test_a_pair_of_another_federation_is_refused(folder, tmp_path):
         keys.server_context(folder)
     keys.renew_keys(folder)
     keys.server_context(folder)
+
+
+def test_who_asks_while_another_one_looks_for_the_first_time_is_known(tmp_path, monkeypatch):
+    keys.init_keys(tmp_path / "keys")
+    token, read, found = keys.operator_token(tmp_path / "keys").encode(), keys.read_token, []
+    tokens = keys.RoleTokens(tmp_path / "keys")
+
+    def read_slowly(place):
+        found.append(tokens.role_of(token))
+        return read(place)
+
+    monkeypatch.setattr(keys, "read_token", read_slowly)
+    assert tokens.role_of(token) == "act"
+    assert set(found) <= {"act"}

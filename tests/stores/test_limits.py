@@ -26,6 +26,8 @@ from sottovoce.stores.device import CohortStore
 from sottovoce.stores.session import DeviceSession
 from sottovoce.wire.terms import Terms
 
+pytestmark = pytest.mark.usefixtures("quick_stores")
+
 N_ITEMS, ME, NOISE = 20, 5, 4.0
 ITEMS = [(str(i), f"Venue number {i}") for i in range(N_ITEMS)]
 KINDS = {

@@ -1,85 +1,18 @@
 """Versions of a model: which are kept, which one is published, and what an operator can say."""
 
-import secrets
+import json
 
 import numpy as np
 import pytest
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from server_world import SEED, USERS, Fleet, quick_rules, terms
+from versions_world import BAD, GOOD, VersionsWorld, answering
 
-from sottovoce.algorithms.fpl.system import FPL
-from sottovoce.core.messages import ModelView
 from sottovoce.core.quality import Quality
 from sottovoce.errors import ServiceError, UsageError
-from sottovoce.rng import Streams
 from sottovoce.services.server.operator import status
 from sottovoce.services.server.state import RoundState
 from sottovoce.stores import server as records
 from sottovoce.stores import versions
-from sottovoce.stores.coordinator import Coordinator, Plan
-from sottovoce.stores.database import Database, models
-from sottovoce.wire.signing import open_envelope
-
-GOOD = Quality((60.0, 50.0, 40.0), (40.0, 50.0, 60.0), 1.0)
-BAD = Quality((30.0, 50.0, 20.0), (70.0, 50.0, 80.0), 1.0)
-
-
-class World:
-    def __init__(self, path, rounds):
-        root = Streams.from_seed(SEED).key
-        self.plan = Plan(terms(), "all", rounds, root, quick_rules())
-        self.database = Database.sqlite(path / "server.db")
-        self.database.create()
-        self.fleet = Fleet()
-        self.restart()
-        tokens = [secrets.token_bytes(32) for _ in range(USERS)]
-        with self.database.writing() as link:
-            records.invite(link, range(USERS), tokens)
-            for token in tokens:
-                key = Ed25519PrivateKey.generate().public_key().public_bytes_raw()
-                records.enrol(link, token, key)
-
-    def restart(self):
-        self.coordinator = Coordinator(self.plan, lambda: 0.0)
-        with self.database.writing() as link:
-            self.coordinator.start(link)
-
-    def step(self):
-        with self.database.leading() as leader:
-            return self.coordinator.step(leader)
-
-    def run_round(self):
-        now = self.position()
-        if now.state == "waiting":
-            self.step()
-            now = self.position()
-        view = ModelView(now.round, self.model(now.round))
-        batch = []
-        for number in range(USERS):
-            envelope = open_envelope(self.fleet.report(number, view, now.attempt))
-            mark = records.mark_of(envelope.nonce, envelope.body)
-            place = now.round, now.attempt, number
-            batch.append(records.Submission(*place, mark, envelope.body))
-        with self.database.writing() as link:
-            records.accept(link, batch)
-        return self.step()
-
-    def position(self):
-        with self.database.reading() as link:
-            return records.position(link)
-
-    def model(self, round):
-        with self.database.reading() as link:
-            found = records.model(link, round, terms().width)
-        return None if found is None else found[0]
-
-    def kept(self):
-        with self.database.reading() as link:
-            return [one.version for one in versions.all_of(link)]
-
-    def publish(self, version):
-        with self.database.writing() as link:
-            return versions.publish(link, version)
+from sottovoce.stores.database import models
 
 
 @pytest.fixture
@@ -88,12 +21,8 @@ def world(tmp_path, monkeypatch):
     made = []
 
     def make(*answers, rounds=40):
-        waiting = list(answers)
-        monkeypatch.setattr(FPL, "versioned", True)
-        monkeypatch.setattr(FPL, "offers", lambda self, round: round % 2 == 0)
-        told = lambda self, memory: waiting.pop(0) if waiting else None  # noqa: E731
-        monkeypatch.setattr(FPL, "quality", told)
-        made.append(World(tmp_path, rounds))
+        answering(monkeypatch, *answers)
+        made.append(VersionsWorld(tmp_path, rounds))
         return made[-1]
 
     yield make
@@ -102,7 +31,7 @@ def world(tmp_path, monkeypatch):
 
 
 def test_where_every_model_is_published_there_are_no_versions(tmp_path):
-    here = World(tmp_path, 4)
+    here = VersionsWorld(tmp_path, 4)
     for _ in range(4):
         assert {event.what for event in here.run_round()} <= {"goal", "opened"}
     assert (here.kept(), here.position().published) == ([], None)
@@ -219,3 +148,70 @@ def test_a_database_that_was_set_back_keeps_its_versions(world):
     for _ in range(2):
         here.run_round()
     assert (here.position().round, here.position().published) == (22, 22)
+
+
+# --- what speaks against the published one --------------------------------------------------------
+
+OLD_BAD = Quality((50.0, 20.0, 40.0), (50.0, 80.0, 60.0), 1.0)
+"""The new one is good, and the published one worse than popularity."""
+
+
+def test_a_bad_version_that_the_operator_has_published_is_told_until_it_is_taken_back(world):
+    here = world(GOOD, BAD, OLD_BAD)
+    for _ in range(4):
+        here.run_round()
+    assert status(here.database)["quality_trouble"] == ""  # it was held back
+    here.publish(4)
+    trouble = status(here.database)["quality_trouble"]
+    assert trouble.startswith("version 4, which is published, is worse than version 2: one of ten")
+    here.publish(2)
+    assert status(here.database)["quality_trouble"] == ""
+    here.publish(4)
+    here.run_round()
+    over, offered, _ = here.run_round()
+    assert (over.what, offered.what, offered.notices) == ("goal", "published", ())
+    told = status(here.database)
+    assert (told["published"], told["versions"][-1]["against"]) == (6, 4)
+    assert told["quality_trouble"] == ""
+    here.publish(4)  # of which the newest sums tell
+    trouble = status(here.database)["quality_trouble"]
+    assert trouble.startswith("version 4, which is published, is worse than popularity alone")
+
+
+def test_one_that_stays_because_all_later_ones_are_worse_still_is_told_in_the_log(world):
+    worse_still = Quality((10.0, 20.0, 40.0), (90.0, 80.0, 60.0), 1.0)
+    here = world(GOOD, worse_still)
+    for _ in range(3):
+        here.run_round()
+    _, offered, _ = here.run_round()
+    assert offered.what == "held_back"
+    held, trouble = offered.notices
+    assert held.startswith("version 4 was held back")
+    assert trouble.startswith("version 2, which is published, is worse than popularity alone")
+    assert status(here.database)["quality_trouble"] == trouble
+
+
+def test_sums_are_not_held_against_a_version_that_was_published_while_they_were_made(world):
+    """Devices have then compared with one version or the other."""
+    here = world(GOOD, OLD_BAD)
+    for _ in range(3):
+        here.run_round()
+    here.publish(1)  # the round about version 4 is open
+    here.run_round()
+    told = status(here.database)
+    assert told["versions"][-1]["version"] == 4
+    assert told["versions"][-1]["against"] is None
+    here.publish(1)  # of which those of version 2 tell, and no others
+    assert "is worse than version 2" in status(here.database)["quality_trouble"]
+
+
+def test_what_an_earlier_release_has_kept_is_read(world):
+    here = world(GOOD)
+    for _ in range(2):
+        here.run_round()
+    with here.database.writing() as link:
+        table = json.loads(records.fact(link, "version:2"))
+        del table["against"]
+        records.set_fact(link, "version:2", json.dumps(table))
+    assert status(here.database)["versions"][-1]["against"] is None
+    assert status(here.database)["quality_trouble"] == ""

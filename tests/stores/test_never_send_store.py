@@ -16,9 +16,12 @@ from sottovoce.privacy.own_epsilon import OwnEpsilon
 from sottovoce.rng import Streams
 from sottovoce.stores.device import CohortStore
 from sottovoce.stores.encrypted import StoreFile
-from sottovoce.stores.prepared import items_named
+from sottovoce.stores.prepared import items_named, things_named
 from sottovoce.stores.session import DeviceSession
+from sottovoce.wire.catalogue import changed
 from sottovoce.wire.terms import Terms
+
+pytestmark = pytest.mark.usefixtures("quick_stores")
 
 ME, N_ITEMS = 7, 20
 CATALOGUE = [(f"i{n}", f"Title {n}") for n in range(N_ITEMS)]
@@ -35,13 +38,19 @@ class Phone:
     """A device of one of two systems. Every phone has the same root key."""
 
     def __init__(self, path, choice, history=HISTORY, terms=FPL, categories=CATEGORIES):
-        self.terms, self.opened = terms, []
+        self.terms = terms
         self.store = CohortStore.create(path, [(ME, "me")], root_key=Streams.from_seed(3).key)
         self.store.set_catalogue(CATALOGUE, categories)
         self.store.add_history(ME, history, list(range(len(history))))
         self.store.set_choice(ME, choice)
         self.hosted = DeviceSession(self.store, pack=self.pack)
         self.hosted.agree(terms)
+
+    def open(self):
+        """As after a restart."""
+        self.store.close()
+        self.store = CohortStore.open(self.store.path)
+        self.hosted = DeviceSession(self.store, pack=self.pack)
 
     def pack(self, terms, attempt, view, reports, seeds):
         """What is masked, without the mask, which is another in every message."""
@@ -109,6 +118,53 @@ def test_a_store_sends_what_one_would_that_never_had_it(make, terms, choice, nev
     hides.hosted.keep_model(ModelView(2, terms.build().server_init(N_ITEMS, Streams(1))))
     shown = {item for item, _, _ in hides.hosted.recommend(ME, N_ITEMS)}
     assert not shown & set(HISTORY), "what she has is not recommended to her"
+
+
+GONE = changed(CATALOGUE, [], ["i2"])
+CALLED = [(item, "Harmless" if item == "i2" else title) for item, title in CATALOGUE]
+GIVEN = [("i2", "Title 3"), ("i3", "Title 2")]
+SWAPPED = [*CATALOGUE[:2], *GIVEN, *CATALOGUE[4:]]
+
+
+@pytest.mark.parametrize(
+    "catalogues",
+    [[GONE], [CALLED], [SWAPPED], [GONE, CATALOGUE], [CALLED, GONE, CALLED], [CATALOGUE[:2], GONE]],
+    ids=["gone", "renamed", "swapped", "gone and back", "renamed, gone, back", "out and in"],
+)
+@pytest.mark.parametrize(
+    ("terms", "choice"), [(FPL, SHARES), (GRAM, Choice(epsilon=4.0))], ids=["fpl", "gram"]
+)
+def test_a_title_that_an_item_had_stays_a_name_for_it(make, terms, choice, catalogues):
+    never = Choice(**{**choice.table(), "never_send": ("Title 2",)})
+    hides, full = make(never, terms=terms), make(choice, terms=terms)
+    without = make(choice, [], terms=terms)
+    rest = [item for item in HISTORY if item != "i2"]
+    without.store.add_history(ME, rest, [HISTORY.index(item) for item in rest])
+    for round, catalogue in enumerate([CATALOGUE, *catalogues]):
+        for phone in (hides, without, full):
+            phone.store.set_catalogue(catalogue)
+        if len(catalogue) < N_ITEMS:
+            continue
+        hides.open()
+        message = hides.send(round)
+        assert message == without.send(round)
+        assert message != full.send(round)
+    assert "Title 2" in hides.store.names()[2]
+    assert not any(hides.store.categories()), "a title is no category"
+
+
+def test_a_former_title_is_known_to_rules_that_come_later_and_after_another_federation(make):
+    phone, without = make(SHARES), make(SHARES, [item for item in HISTORY if item != "i2"])
+    for one in (phone, without):
+        one.store.set_catalogue(CALLED)
+    assert phone.store.former_titles()[2] == ("Title 2",)
+    assert phone.store.former_titles()[3] == ()
+    phone.store.leave_federation()
+    phone.store.set_catalogue([("x", "Elsewhere")])
+    phone.store.set_catalogue(CATALOGUE)
+    assert phone.store.former_titles()[2] == ("Harmless",)
+    phone.store.set_choice(ME, Choice(share_positives=0.5, never_send=("Harmless",)))
+    assert things_named(phone.store)["Harmless"].tolist() == [2]
 
 
 def test_who_has_nothing_to_send_is_recommended_to_by_all_that_she_has(make):

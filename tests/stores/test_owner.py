@@ -35,6 +35,8 @@ from sottovoce.stores.owner_store import OwnerFacts, OwnerStore
 from sottovoce.wire.interactions import Identity, begin
 from sottovoce.wire.passes import Issuer
 
+pytestmark = pytest.mark.usefixtures("quick_stores")
+
 ISSUER, KEYS = Issuer("spring"), Identity()
 CONFIG = DRIFTConfig(theta=2, learning_rate=0.1)
 ITEMS = range(8)

@@ -25,6 +25,8 @@ from sottovoce.stores.device_limits import (
 from sottovoce.stores.device_rounds import Round, RoundBook, ledger_rows
 from sottovoce.wire.terms import Terms
 
+pytestmark = pytest.mark.usefixtures("quick_stores")
+
 POOR, RICH, NOISE = 5, 9, 4.0
 
 

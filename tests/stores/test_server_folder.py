@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import shutil
 
 import pytest
@@ -10,6 +11,7 @@ from server_world import ITEMS, ServerProcess, new_folder
 from sottovoce.errors import ServiceError, UsageError
 from sottovoce.stores import server as roster
 from sottovoce.stores.server_folder import DATABASE_VARIABLE, invite, open_folder
+from sottovoce.wire.catalogue import as_table
 
 
 @pytest.fixture
@@ -146,3 +148,27 @@ def test_the_server_does_not_start_with_a_wrong_catalogue(town):
         assert server.process.wait(timeout=60) == 7
         assert f"has 0 items, the terms of the federation {ITEMS}" in server.log.read_text()
         assert len(server.log.read_text().splitlines()) == 1
+
+
+def test_a_command_and_a_server_that_write_at_once_leave_whole_files(tmp_path, monkeypatch):
+    """Both bring the files up to the database, and neither waits for the other."""
+    folder = new_folder(tmp_path / "town")
+    there = {place.name for place in folder.path.iterdir()}
+    many = folder.plan.terms.n_items
+    short, long = (
+        json.dumps(as_table([(f"v{n}", title) for n in range(many)], ())).encode()
+        for title in ("short", "a longer title")
+    )
+    sync, others = os.fsync, [short]
+
+    def another_one_first(handle):
+        if others:
+            folder.write_down(others.pop())
+            assert folder.catalogue() == short
+        sync(handle)
+
+    monkeypatch.setattr(os, "fsync", another_one_first)
+    folder.write_down(long)
+    assert not others
+    assert folder.catalogue() == long
+    assert {place.name for place in folder.path.iterdir()} == there

@@ -119,6 +119,23 @@ def test_switched_off_things_are_in_nothing(centre, town):
     assert {c["name"]: c["on"] for c in things["categories"]}["Food"] is False
 
 
+def test_a_thing_that_is_called_otherwise_is_still_off_and_shows_why(centre, town, tmp_path):
+    ready(centre, town)
+    with CohortStore.open(tmp_path / "me") as other:
+        catalogue, categories = other.catalogue(), other.categories()
+        at = [item for item, _ in catalogue].index("venue-2")
+        title = catalogue[at][1]
+        centre.choose("s0", {"never_send": [title]})
+        catalogue[at] = "venue-2", ""
+        other.set_catalogue(catalogue, categories)
+    things = centre.things("s0", "", 0, 100)["things"]
+    assert [(t["item"], t["by"], t["former"]) for t in things if not t["on"]] == [
+        ("venue-2", "item", [title])
+    ]
+    assert title in centre.known_names("s0")
+    assert title not in {one["name"] for one in centre.things("s0", "", 0, 100)["categories"]}
+
+
 def test_terms_that_change_stop_everything_until_she_agrees(centre, town, tmp_path):
     ready(centre, town)
     shown = centre.preview("s0")

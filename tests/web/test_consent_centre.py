@@ -6,35 +6,17 @@ import csv
 import hashlib
 import io
 import json
-import os
 import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from axe_playwright_python.sync_playwright import Axe
+from chromium import serious
 from consent_world import GramTown, gram_terms, newcomer
-from playwright.sync_api import expect, sync_playwright
+from playwright.sync_api import expect
 
-CHROMIUM = Path("/usr/bin/chromium")
-ARGUMENTS = [
-    *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"),
-    *("--disable-background-networking", "--disable-component-update"),
-]
 COMMAND = str(Path(sys.executable).with_name("sottovoce"))
-pytestmark = pytest.mark.skipif(
-    not CHROMIUM.exists() and not os.environ.get("SOTTOVOCE_REQUIRE_SERVICES"),
-    reason="there is no Chromium",
-)
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with sync_playwright() as playwright:
-        opened = playwright.chromium.launch(executable_path=str(CHROMIUM), args=ARGUMENTS)
-        yield opened
-        opened.close()
 
 
 @contextlib.contextmanager
@@ -79,13 +61,6 @@ def press(page):
     with page.expect_response("**/api/send") as answer:
         part(page, "preview").get_by_role("button", name="Send exactly this").click()
     return answer.value.json()
-
-
-def serious(page):
-    found = Axe().run(page).response["violations"]
-    return [
-        f"{one['id']}: {one['help']}" for one in found if one["impact"] in ("serious", "critical")
-    ]
 
 
 def test_a_new_user_sees_chooses_sends_stops_and_deletes(browser, town, tmp_path):

@@ -1,10 +1,8 @@
 """The page in a real browser, and another page beside it that tries everything a page can."""
 
 import json
-import os
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 
 import pytest
 from page_world import CANARY, make_pages, serving
@@ -12,12 +10,6 @@ from page_world import CANARY, make_pages, serving
 from sottovoce.core.words import catalogue
 from sottovoce.web.process import LinkFile
 
-CHROMIUM = Path("/usr/bin/chromium")
-OPTIONS = [
-    *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"),
-    *("--disable-background-networking", "--disable-component-update"),
-    "--host-resolver-rules=MAP rebound.example 127.0.0.1",
-]
 EVIL = """<!doctype html><meta charset="utf-8"><title>evil</title><body><script>
 const target = "TARGET", found = [];
 const late = () => new Promise((go) => setTimeout(go, 3000, "late"));
@@ -80,21 +72,6 @@ const form = (kind, path) => new Promise((go) => {
 </script>"""
 
 
-@pytest.fixture(scope="module")
-def chromium():
-    if not CHROMIUM.exists():
-        sentence = "Chromium is not installed here (Debian: apt install chromium)"
-        if os.environ.get("SOTTOVOCE_REQUIRE_SERVICES") == "1":
-            pytest.fail(sentence)
-        pytest.skip(sentence)
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=str(CHROMIUM), args=OPTIONS)
-        yield browser
-        browser.close()
-
-
 @pytest.fixture
 def served(tmp_path):
     with serving(make_pages(tmp_path / "pages")) as page:
@@ -102,9 +79,9 @@ def served(tmp_path):
 
 
 @pytest.fixture
-def window(chromium):
+def window(browser):
     """A browser of her own."""
-    context = chromium.new_context(locale="it-IT")
+    context = browser.new_context(locale="it-IT")
     yield context.new_page()
     context.close()
 
@@ -170,10 +147,10 @@ def test_a_file_leads_to_the_link(window, served):
     assert window.url == f"http://{served.host}/"
 
 
-def test_a_second_browser_and_another_name_see_a_sentence(chromium, window, served):
+def test_a_second_browser_and_another_name_see_a_sentence(browser, window, served):
     come_in(window, served)
     served.provider.calls.clear()
-    other = chromium.new_context(locale="en-GB")
+    other = browser.new_context(locale="en-GB")
     stranger = other.new_page()
     for address, key in [
         (served.links[-1], "link"),

@@ -589,8 +589,10 @@ def test_public_files_have_their_type_and_are_asked_for_again(page):
     words = page.get("/words/it.json").json
     assert words.items() <= catalogue("it").items()
     assert {key.partition(".")[0] for key in catalogue("it").keys() - words.keys()} == {
-        *("attack", "device", "terminal")  # which no page says
+        *("attack", "device", "terminal"),  # which no page says
+        *("shop", "tab"),  # which other pages say
     }
+    assert page.get("/words/it-shop.json").json.items() <= catalogue("it").items()
 
 
 TRAVERSALS = [

@@ -3,24 +3,14 @@ anybody, rows are sorted, filtered and compared by mouse and keyboard, and every
 
 import json
 import math
-import os
 import re
 import shutil
-from pathlib import Path
 
 import pytest
+from chromium import serious
 
 import sottovoce.cli
 
-playwright = pytest.importorskip("playwright.sync_api")
-from axe_playwright_python.sync_playwright import Axe  # noqa: E402
-
-LOOK = Path(sottovoce.cli.__file__).parents[1]
-CHROMIUM = "/usr/bin/chromium"
-ARGUMENTS = [
-    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync",
-    "--disable-background-networking", "--disable-component-update",
-]  # fmt: skip
 TOWN = ["--set", "town.residents=60", "--set", "town.venues=40"]
 RUNS = {
     "own": ["sound/gram", "--set", "link.min_devices=20"],
@@ -43,18 +33,6 @@ def runs(tmp_path_factory):
     every = [str(root / name) for name in RUNS]
     assert sottovoce.cli.call(["report", *every, "--out", str(root / "mixed")]) == 0
     return root
-
-
-@pytest.fixture(scope="module")
-def browser():
-    if not os.path.exists(CHROMIUM):
-        if os.environ.get("SOTTOVOCE_REQUIRE_SERVICES"):
-            pytest.fail(f"{CHROMIUM} is missing")
-        pytest.skip(f"{CHROMIUM} is missing")
-    with playwright.sync_playwright() as started:
-        found = started.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
-        yield found
-        found.close()
 
 
 @pytest.fixture
@@ -97,12 +75,6 @@ def values(page, label):
     """Of a column, in order; not a number where there is none."""
     cells = page.locator(f".compared tbody tr:visible > :nth-child({column(page, label) + 1})")
     return cells.evaluate_all("cells => cells.map(cell => Number(cell.dataset.v ?? NaN))")
-
-
-def serious(page):
-    found = Axe().run(page).response["violations"]
-    bad = [one for one in found if one["impact"] in ("serious", "critical")]
-    return [(one["id"], one["nodes"][0]["html"]) for one in bad]
 
 
 PAGES = ["own/report.html", "printed/report-card.html", "mixed/report.html"]
@@ -292,15 +264,3 @@ def test_attacks_that_cannot_be_read_are_no_reason_to_fail(runs, tmp_path, look)
     assert sottovoce.cli.call(words) == 0
     page = look(tmp_path / "out/report.html")
     assert page.get_by_text("attacks.json cannot be read").count() > 0
-
-
-def test_the_consent_centre_has_the_same_colours():
-    def colours(path):
-        text = (LOOK / path).read_text()
-        light, dark = text.split("prefers-color-scheme: dark", 1)
-        return [dict(re.findall(r"(--[a-z-]+): ([^;]+);", part)) for part in (light, dark)]
-
-    ours, theirs = colours("evaluation/pages/look.css"), colours("web/pages/style.css")
-    for mine, other in zip(ours, theirs, strict=True):
-        assert len(other) > 10
-        assert {name: mine.get(name) for name in other} == other

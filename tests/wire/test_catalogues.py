@@ -1,15 +1,23 @@
 """Items come and go in a catalogue whose places never change."""
 
+import contextlib
+import json
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from sottovoce.errors import MessageError, UsageError
 from sottovoce.wire.catalogue import (
+    LONGEST_NAME,
     as_table,
+    catalogue_limit,
     categories_in,
     changed,
     changed_categories,
+    cleaned,
+    items_of,
+    require_fit,
     require_same_places,
     spare_places,
     with_former_categories,
@@ -132,3 +140,78 @@ def test_a_category_that_an_item_was_known_to_have_stays():
     found = with_former_categories(START, OF, after, [("New",), (), ("Food",)])
     assert found == [("Food", "New", "Shop"), (), ("Food",)]
     assert with_former_categories([], [], after, ()) == [(), (), ()]
+
+
+# --- what an operator may publish -----------------------------------------------------------------
+
+
+def content(items, categories=()):
+    return json.dumps(as_table(items, categories)).encode()
+
+
+LONG = "x" * (LONGEST_NAME + 1)
+
+
+@pytest.mark.parametrize(
+    "name", ["", " ", LONG, "ü" * 251, "a\nb", "\x00", "\x1b[31m", "\u202etxt", "\ud800", "\u2028"]
+)
+def test_a_name_that_nobody_can_read_is_refused_wherever_it_stands(name):
+    for items, categories in (
+        ([(name, "Title")], ()),
+        ([("a", name or "\t")], ()),
+        ([("a", "A")], [(name or "\t",)]),
+    ):
+        with pytest.raises(UsageError, match="nothing was changed") as said:
+            require_fit(content(items, categories))
+        assert len(str(said.value)) < 600
+        assert str(said.value).isprintable()
+
+
+@pytest.mark.parametrize("name", ["Caffè", "l'Olmo\xa0", "東京", "👩\u200d🍳", "x" * LONGEST_NAME])
+def test_names_of_all_languages_are_good(name):
+    require_fit(content([(name, name), ("gone", "")], [(name,), ()]))
+
+
+@given(st.text(min_size=1) | st.text("é\x1a", min_size=1, max_size=600))
+def test_a_name_in_published_data_can_be_made_one_for_a_catalogue(text):
+    made = cleaned(text)
+    assert cleaned(made) == made
+    if made.strip():
+        require_fit(content([("a", made)]))
+    assert cleaned("Caf\x1a") == "Caf\ufffd"
+
+
+def test_a_catalogue_has_room_on_devices():
+    many = [(f"{n:0500}", f"{n:0500}") for n in range(100)]
+    require_fit(content(many))
+    wide = [("é" * 240 + f"{n:04}", "A") for n in range(200)]  # each is six bytes as published
+    with pytest.raises(UsageError, match="devices take"):
+        require_fit(content(wide))
+    shorter = [*wide[:-1], (wide[-1][0], "")]
+    require_fit(content(shorter), content(wide))
+
+
+def test_a_row_without_an_item_names_none():
+    items, _ = items_of([{"title": "T", "item": None}], "here")
+    with pytest.raises(UsageError, match="nothing was changed"):
+        require_fit(content(items))
+
+
+NAMES = st.text(max_size=12) | st.text("aé\n\x00", min_size=400, max_size=600)
+ROWS = st.lists(st.tuples(NAMES, NAMES, st.lists(NAMES, max_size=3)), min_size=1, max_size=6)
+
+
+@given(ROWS)
+def test_what_is_accepted_is_taken_by_every_device_and_can_be_read(rows):
+    items, of = [(item, title) for item, title, _ in rows], [names for *_, names in rows]
+    made = content(items, of)
+    require_fit(made, made)  # what was always there may stay
+    with contextlib.suppress(UsageError):
+        require_fit(made)
+        assert len(made) <= catalogue_limit(len(items))
+        table = json.loads(made)
+        categories_in(table, len(items))
+        names = {name for item in table["items"] for name in item}
+        for name in names | {*table.get("categories", {}).get("names", [])}:
+            assert len(name.encode()) <= LONGEST_NAME
+            assert not {*name} & {chr(n) for n in range(32)}

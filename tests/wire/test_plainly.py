@@ -218,3 +218,15 @@ def test_a_setting_that_is_new_or_unknown_has_no_direction():
     assert found is not None
     assert found.key == "terms.other_way"
     assert of_change("protocol", 1, 2) is None
+
+
+@pytest.mark.parametrize("name", ["fpl summed", "gram", "gram in parts", "uc summed with noise"])
+def test_where_gateways_are_counted_nobody_is_told_of_so_many_people(name):
+    terms = terms_of(name)
+    for gateway, unit in [(False, "people"), (True, "gateways")]:
+        told = [say(one) for one in agreed_to(terms, gateway=gateway)]
+        assert [one for one in told if one.startswith("No sum is opened of fewer than")] == [
+            one for one in told if re.match(rf"No sum is opened of fewer than \d+ {unit}\.", one)
+        ]
+        seen = [say(one.sees) for one in onlookers(terms, gateway=gateway)]
+        assert any(re.match(rf"Sees one sum of \d+ {unit} or more", one) for one in seen)

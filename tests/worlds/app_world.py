@@ -3,7 +3,33 @@
 import asyncio
 import threading
 
+from prometheus_client.parser import text_string_to_metric_families
 from server_world import Answer
+
+
+def exposed(text):
+    """What is exposed to Prometheus: by the name of each series its samples, by their labels'
+    values in the order of the labels' names. Raises where it is not in the format."""
+    found = {}
+    for family in text_string_to_metric_families(text.decode()):
+        if family.name in found:
+            raise ValueError(f"{family.name} is exposed twice")
+        found[family.name] = {tuple(s.labels.values()): s.value for s in family.samples}
+        if not family.documentation:
+            raise ValueError(f"nothing says what {family.name} is")
+    return found
+
+
+class HeardLines:
+    """A log in whose place the lines are kept."""
+
+    def __init__(self):
+        self.lines = []
+
+    def info(self, event, **facts):
+        self.lines.append({"event": event, **facts})
+
+    warning = error = info
 
 
 class InProcess:

@@ -6,7 +6,7 @@ import secrets
 from dataclasses import replace
 
 import numpy as np
-from app_world import InProcess
+from app_world import HeardLines, InProcess
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from server_world import quick_rules
 
@@ -35,7 +35,7 @@ from sottovoce.stores.aggregator_folder import (
 )
 from sottovoce.stores.coordinator import Plan
 from sottovoce.stores.database import Database
-from sottovoce.stores.keys import operator_token
+from sottovoce.stores.keys import RoleTokens
 from sottovoce.wire import shared
 from sottovoce.wire.masked import model_name
 from sottovoce.wire.refusals import RefusalCounts
@@ -66,12 +66,12 @@ class AggregatorApp(InProcess):
     """An aggregator in this process."""
 
     def __init__(self, folder):
-        self.folder, self.tally = folder, RefusalCounts()
+        self.folder, self.tally, self.log = folder, RefusalCounts(), HeardLines()
 
     async def make(self):
-        hosting = Hosting(operator_token(self.folder.keys), self.tally, AggregatorLimits())
+        hosting = Hosting(RoleTokens(self.folder.keys), self.tally, AggregatorLimits())
         self.shares = self.folder.shares()
-        self.answering = Opening(self.folder, self.shares)
+        self.answering = Opening(self.folder, self.shares, log=self.log)
         introduced = self.folder.introduction
         return AggregatorApplication(hosting, self.answering, introduced.token)
 

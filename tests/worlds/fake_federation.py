@@ -49,7 +49,7 @@ class Federation:
         self.tokens = {n: bytes([n + 1]) * 32 for n in range(devices)}
         self.keys, self.accepted, self.asked = {}, {}, None
         self.posted, self.checked_in, self.enrolments = [], [], []
-        self.poll_seconds, self.protocol = 0.05, PROTOCOL
+        self.poll_seconds, self.protocol, self.roster = 0.05, PROTOCOL, ""
         self.hook = lambda request: None
         self._turn = threading.RLock()
 
@@ -93,6 +93,7 @@ class Federation:
             "selection": "all" if self.asked is None else "list",
             "model": self.round,
             "poll_seconds": self.poll_seconds,
+            **({"roster": self.roster} if self.roster else {}),
         }
 
     def abandon(self):

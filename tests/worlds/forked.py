@@ -14,7 +14,11 @@ import sys
 import threading
 import time
 from pathlib import Path
+from unittest import mock
 
+from sottovoce.engines import processes
+
+OURS = processes.sottovoce_command()
 LOADED = (
     "sottovoce.cli",
     "sottovoce.services.agent.process",
@@ -23,20 +27,27 @@ LOADED = (
     "sottovoce.services.helper",
     "sottovoce.services.owner",
     "sottovoce.services.orchestrator",
+    "sottovoce.web.console",
 )
 """What the processes need."""
 COMMAND = "from sottovoce.cli import main\nmain()\n"
 """As `python -m sottovoce`."""
 _LONGEST = 1 << 17
+_TETHER = 6
+"""Words before the command in those that start a child; see `engines.processes`."""
 
 
 class ForkedProcess:
     """As `subprocess.Popen([sys.executable, "-c", program, *arguments], ...)` in a session of its
     own. Without a file for it, what it says can be read from `communicate`."""
 
-    def __init__(self, program, *arguments, output=None):
+    def __init__(self, program, *arguments, output=None, environment=None):
         self.args = [sys.executable, "-c", program, *map(str, arguments)]
-        order = {"program": program, "arguments": self.args[3:], "environment": dict(os.environ)}
+        order = {
+            "program": program,
+            "arguments": self.args[3:],
+            "environment": dict(os.environ if environment is None else environment),
+        }
         self.returncode = self.stdout = self.stderr = None
         self._exit, tell = os.pipe()
         if output is None:
@@ -97,6 +108,37 @@ class ForkedProcess:
     def __del__(self):
         if self.returncode is None and hasattr(self, "pid"):
             os.close(self._exit)
+
+
+@contextlib.contextmanager
+def children():
+    """The services and agents that engines start are forked; all have ended afterwards."""
+    start, started = subprocess.Popen, []
+
+    def fork(words, **options):
+        command = words[_TETHER:]
+        if command[: len(OURS)] != OURS or options["stdout"] is subprocess.PIPE:
+            return start(words, **options)
+        output, environment = options["stdout"], options["env"]
+        arguments = command[len(OURS) :]
+        started.append(ForkedProcess(COMMAND, *arguments, output=output, environment=environment))
+        return started[-1]
+
+    with mock.patch.object(processes, "subprocess", _Other(subprocess, Popen=fork)):
+        yield started
+    left = [process.args[3:] for process in started if process.poll() is None]
+    assert not left, f"left behind: {left}"
+
+
+class _Other:
+    """A module with something else in it."""
+
+    def __init__(self, module, **others):
+        self._module = module
+        vars(self).update(others)
+
+    def __getattr__(self, name):
+        return getattr(self._module, name)
 
 
 def run(*arguments, timeout):

@@ -9,7 +9,7 @@ from server_world import Client, ServerProcess, program
 from sottovoce.algorithms.drift.system import DRIFTConfig
 from sottovoce.services.kit.application import Hosting
 from sottovoce.services.orchestrator import OrchestratorApplication, OrchestratorLimits, stands
-from sottovoce.stores.keys import authority_pem, init_keys, node_keys, operator_token
+from sottovoce.stores.keys import RoleTokens, authority_pem, init_keys, node_keys
 from sottovoce.stores.orchestrator_folder import admit, create_orchestrator_folder, invite
 from sottovoce.wire.directory import Directory
 from sottovoce.wire.interactions import Identity
@@ -94,7 +94,7 @@ class App(InProcess):
         return super().__enter__()
 
     async def make(self):
-        hosting = Hosting(operator_token(self.folder.keys), self.tally, self.limits)
+        hosting = Hosting(RoleTokens(self.folder.keys), self.tally, self.limits)
         keys = self.folder.issuer(), self.folder.users_identity()
         return OrchestratorApplication(hosting, self.store, *keys, clock=self._clock)
 

@@ -12,7 +12,7 @@ from sottovoce.algorithms.drift.messages import Interaction
 from sottovoce.algorithms.drift.system import DRIFTConfig, Owner
 from sottovoce.services.kit.application import Hosting
 from sottovoce.services.owner import OwnerApplication, OwnerLimits
-from sottovoce.stores.keys import operator_token
+from sottovoce.stores.keys import RoleTokens, operator_token
 from sottovoce.stores.owner_folder import create_owner_folder, keep_admission
 from sottovoce.wire.interactions import Identity, begin
 from sottovoce.wire.owners import OfferMade, OwnerReceipt, encode_interactions, encode_session
@@ -140,7 +140,7 @@ class App(InProcess):
 
     async def make(self):
         hosting = Hosting(
-            operator_token(self.folder.keys), RefusalCounts(), self.limits,
+            RoleTokens(self.folder.keys), RefusalCounts(), self.limits,
             failed=lambda error: self.log.error("not stored", detail=str(error)),
         )  # fmt: skip
         return OwnerApplication(hosting, self.owner, self.node)

@@ -15,6 +15,7 @@ import time
 import tomllib
 from collections import Counter
 from functools import cache, partial
+from pathlib import Path
 
 import uvicorn
 from jinja2 import Environment, FileSystemLoader
@@ -24,6 +25,7 @@ from starlette.routing import Route
 
 import sottovoce
 from sottovoce.core.words import catalogue
+from sottovoce.web.page import LOOK
 
 PAGES = next(p for p in sottovoce.__path__) + "/web/pages"
 WORDS = next(p for p in sottovoce.__path__) + "/core/words"
@@ -35,7 +37,7 @@ TOKEN = "a token of the mock's"
 NOW = 1_762_160_400
 DAY = 86_400
 LARGE = 100_000
-COMMAND_LINE = {"attack", "device", "terminal"}
+COMMAND_LINE = {"attack", "device", "terminal", "shop", "tab"}
 """Groups of sentences that no page says."""
 KINDS = {"css": "text/css", "js": "text/javascript"}
 
@@ -636,8 +638,8 @@ class Served:
         kind = KINDS.get(name.rpartition(".")[2])
         if kind is None or "/" in name:
             return Response(status_code=404)
-        with open(f"{PAGES}/{name}", "rb") as file:
-            return Response(file.read(), media_type=kind)
+        place = LOOK if name == LOOK.name else Path(PAGES) / name
+        return Response(place.read_bytes(), media_type=kind)
 
     def _words(self, request):
         return JSONResponse(words(request.path_params["language"]))

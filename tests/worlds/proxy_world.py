@@ -19,8 +19,9 @@ from sottovoce.core.links import Proxied
 from sottovoce.privacy.reports import KReports, Tier
 from sottovoce.services import shuffler_handover as proxy_handover
 from sottovoce.services.kit.application import Hosting
+from sottovoce.services.kit.cors import NO_ORIGINS
 from sottovoce.services.shuffler import ShufflerApplication, ShufflerLimits
-from sottovoce.stores.keys import authority_pem, device_context, operator_token
+from sottovoce.stores.keys import RoleTokens, authority_pem, device_context
 from sottovoce.stores.server_folder import Introduction, admit, enrolment_statement
 from sottovoce.stores.shuffler_folder import create_shuffler_folder
 from sottovoce.wire.frames import PROTOCOL
@@ -199,8 +200,17 @@ class Log:
 
 
 class App(InProcess):
-    def __init__(self, folder, *, limits=None, hold_seconds=0.0, goal=None, forwarder=True):
-        self.folder, self.log = folder, Log()
+    def __init__(
+        self,
+        folder,
+        *,
+        limits=None,
+        hold_seconds=0.0,
+        goal=None,
+        forwarder=True,
+        origins=NO_ORIGINS,
+    ):
+        self.folder, self.log, self._origins = folder, Log(), origins
         self.limits = limits or ShufflerLimits(**PATIENT)
         self._options = {"goal": goal or {}, "hold_seconds": hold_seconds}
         self._forwarder = forwarder
@@ -218,10 +228,11 @@ class App(InProcess):
 
     async def make(self):
         hosting = Hosting(
-            operator_token(self.folder.keys), self.tally, self.limits,
+            RoleTokens(self.folder.keys), self.tally, self.limits,
             failed=lambda error: self.log.error("not stored", detail=str(error)),
         )  # fmt: skip
-        return ShufflerApplication(hosting, self.folder, self.store, self.forwarder)
+        parts = self.folder, self.store, self.forwarder
+        return ShufflerApplication(hosting, *parts, self._origins)
 
     def __exit__(self, *_):
         if self._forwarder:

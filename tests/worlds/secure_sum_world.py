@@ -5,7 +5,7 @@ import secrets
 from dataclasses import replace
 
 import numpy as np
-from app_world import InProcess
+from app_world import HeardLines, InProcess
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from server_world import ITEMS, SEED, USERS, quick_rules
 
@@ -32,7 +32,7 @@ from sottovoce.stores import sums
 from sottovoce.stores.coordinator import Plan
 from sottovoce.stores.database import Database
 from sottovoce.stores.helper_folder import HelperIntroduction, create_helper, init_helper
-from sottovoce.stores.keys import operator_token
+from sottovoce.stores.keys import RoleTokens
 from sottovoce.testing import random_world
 from sottovoce.wire.masked import (
     binding,
@@ -73,11 +73,12 @@ class MaskerApp(InProcess):
     """The proxy in this process."""
 
     def __init__(self, folder):
-        self.folder, self.tally = folder, RefusalCounts()
+        self.folder, self.tally, self.log = folder, RefusalCounts(), HeardLines()
 
     async def make(self):
-        hosting = Hosting(operator_token(self.folder.keys), self.tally, HelperLimits())
-        return HelperApplication(hosting, Answering(self.folder), self.folder.introduction.token)
+        hosting = Hosting(RoleTokens(self.folder.keys), self.tally, HelperLimits())
+        answering = Answering(self.folder, log=self.log)
+        return HelperApplication(hosting, answering, self.folder.introduction.token)
 
     def sums(self, question, token=TOKEN, path=SUMS):
         return self.ask("POST", path, question, {"authorization": f"Bearer {token}"})
@@ -181,6 +182,7 @@ class SummedWorld:
         asked, change = {
             SUMS: (self.asked, self.change),
             SEEDS: (self.seeds_asked, self.seeds_change),
+            "/v1/terms": ([], None),
         }[path]
         asked.append(question)
         got = self.proxy.sums(question, path=path)

@@ -8,6 +8,7 @@ import secrets
 import signal
 import time
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -21,6 +22,7 @@ from sottovoce.parties.device import Devices
 from sottovoce.parties.server import NO_DEFENCE, RoundRules
 from sottovoce.privacy.mechanisms import ShareFraction
 from sottovoce.rng import Streams
+from sottovoce.stores.acts import Actor, Acts
 from sottovoce.stores.keys import authority_pem, device_context, operator_token
 from sottovoce.stores.server_folder import create_folder, invite
 from sottovoce.testing import random_world, small_run
@@ -75,6 +77,14 @@ def simulated(rounds, cohort_size=None, defence=NO_DEFENCE):
         seed=SEED,
         defence=defence,
     ).items
+
+
+def acting(database, folder=None, who="anna", how="command", **options):
+    """What an operator does."""
+    if folder is None:  # what is asked of it most
+        plan = SimpleNamespace(proxied=False)
+        folder = SimpleNamespace(plan=plan, require_own_rounds=lambda instead: None)
+    return Acts(folder, database, Actor(who, how), **options)
 
 
 # --- the server's process -------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from pathlib import Path
 from unittest import mock
 
 import numpy as np
+import place_vectors
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
@@ -109,9 +110,9 @@ def unpacked(text):
 # --- what is sealed ------------------------------------------------------------------------------
 
 
-def hpke(plaintext, public, info):
+def hpke(plaintext, public, info, ephemeral=EPHEMERAL):
     """RFC 9180, base mode, X25519, HKDF-SHA256 and AES-128-GCM, with a fixed ephemeral key."""
-    once = X25519PrivateKey.from_private_bytes(EPHEMERAL)
+    once = X25519PrivateKey.from_private_bytes(ephemeral)
     enc = once.public_key().public_bytes_raw()
     kem = b"KEM" + (0x20).to_bytes(2, "big")
     suite = b"HPKE" + b"".join(one.to_bytes(2, "big") for one in (0x20, 1, 1))
@@ -540,6 +541,9 @@ GIVENS = {
 """What a reader of the vectors knows beforehand."""
 
 
+READERS |= place_vectors.READERS
+
+
 def vectors():
     """By file: what stands in it."""
     known = {"here": HERE, "there": THERE, "issuer": ISSUER}
@@ -560,7 +564,7 @@ def vectors():
     token = bytes(range(32))
     proof = {"token": token.hex(), "signature": prove(SIGNER, "town", token).hex()}
     files["federation.json"]["enrolment of a device"] = proof
-    return files
+    return files | place_vectors.files()
 
 
 if __name__ == "__main__":

@@ -53,6 +53,9 @@ class Cohort(Redacted):
     sent: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
     """In how many rounds each device has sent so far; none where it is not given. Of contributions:
     in which stages of which period (`privacy.own_epsilon.mark_of`)."""
+    beyond: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
+    """Of contributions: what each has told in that period beyond what these stages tell at her ε of
+    today (`privacy.own_epsilon.beyond`); nothing where it is not given."""
     items_named: Mapping[str, NDArray[np.int32]] = field(default_factory=dict)
     """Which items a name stands for, of the names in the records' `never_send`."""
     scratch: dict[str, Any] = field(default_factory=dict)
@@ -66,6 +69,8 @@ class Cohort(Redacted):
             self.spent = np.zeros(n)
         if not len(self.sent):
             self.sent = np.zeros(n, dtype=np.int64)
+        if not len(self.beyond):
+            self.beyond = np.zeros(n)
         if not self.labels.size:
             self.labels = np.zeros((n, 0), dtype=np.int64)
         if len(self.labels) != n:
@@ -88,6 +93,7 @@ class Cohort(Redacted):
             spent=self.spent[rows].copy(),
             labels=self.labels[rows],
             sent=self.sent[rows].copy(),
+            beyond=self.beyond[rows].copy(),
             published=self.published,
             items_named=self.items_named,
         )
@@ -396,6 +402,11 @@ class FactorModel(ABC):
         those before."""
         return round
 
+    def begins_anew(self, round: int) -> int:
+        """The first round, from this one on, that has nothing to do with those before, however
+        these were counted: where a server goes on under other settings."""
+        return self.begins_at(round)
+
     # --- server -----------------------------------------------------------------------------------
 
     def server_init(self, n_items: int, rng: Streams) -> NDArray[np.float32]:
@@ -407,6 +418,25 @@ class FactorModel(ABC):
     def server_memory(self, n_items: int) -> NDArray[np.float32]:
         """What the server keeps to itself beside the model, a row per item, as it is at first."""
         return np.zeros((n_items, 0), dtype=np.float32)
+
+    def server_carried(
+        self,
+        items: NDArray[np.float32],
+        memory: NDArray[np.float32],
+        n_items: int,
+        more: int,
+        rng: Streams,
+    ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """Model and memory of a server that goes on under these settings from a model of `n_items`
+        items that others have made, with `more` items behind them: those are as a fresh start has
+        them, and so is a memory that does not fit."""
+        fresh = self.server_init(n_items + more, rng)
+        start = self.server_memory(len(fresh))
+        if memory.shape != (len(items), start.shape[1]):
+            memory = start[: len(items)]
+        place, new = [n_items] * more, slice(n_items, n_items + more)
+        grown = np.insert(items, place, fresh[new], axis=0)
+        return grown, np.insert(memory, place, start[new], axis=0)
 
     def server_fold(
         self, items: NDArray[np.float32], memory: NDArray[np.float32], aggregate: Aggregate
@@ -627,6 +657,12 @@ class Contributing(FactorModel):
 
     def begins_at(self, round: int) -> int:
         return self.after_given_up(round) if self.stage(round) else round
+
+    def begins_anew(self, round: int) -> int:
+        """The first round of the next period: under other settings a period has other stages, and
+        nobody is in one of them twice."""
+        whole = len(self.shares) * self.batches
+        return -(-round // whole) * whole
 
     @abstractmethod
     def noise_spans(self, round: int, numbers: int) -> tuple[tuple[int, float], ...]:

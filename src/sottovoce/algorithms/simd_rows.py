@@ -1,4 +1,4 @@
-"""Whole rows of a table as values inside numba kernels, so that a kernel reads like its equations.
+"""`rows.py` for the compiler: whole rows of a table as values inside numba kernels.
 
     p = load_extended(vectors, u, F)              # (p, 1): a row of float32
     q_i, q_j = load(model, i, F + 1), load(model, j, F + 1)
@@ -34,18 +34,11 @@ from numba.core import cgutils
 from numba.core.typing.templates import AbstractTemplate, infer_global, signature
 from numba.extending import intrinsic, lower_builtin, models, register_model
 
-LANES = 16
-"""Numbers in a chunk: a cache line of single precision."""
-HALF = LANES // 2
+from sottovoce.algorithms.rows import HALF, LANES, row_stride, row_width
 
 _F32 = ir.FloatType()
 _I32 = ir.IntType(32)
 _I64 = ir.IntType(64)
-
-
-def row_stride(width: int) -> int:
-    """Columns that a row of this width takes in a table: whole cache lines."""
-    return -(-width // LANES) * LANES
 
 
 class SimdRow(types.Type):
@@ -53,7 +46,7 @@ class SimdRow(types.Type):
 
     def __init__(self, width: int, kind: str) -> None:
         self.kind = kind
-        self.width = -(-width // HALF) * HALF
+        self.width = row_width(width)
         self.stride = row_stride(width)
         super().__init__(name=f"Row({self.width}, {kind})")
 

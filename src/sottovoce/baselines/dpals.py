@@ -33,13 +33,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from sottovoce.algorithms.closed_form import vectors as closed_form
 from sottovoce.algorithms.fcf.system import initial_items
 from sottovoce.baselines import ials
 from sottovoce.baselines.base import BASELINES, Baseline, Progress
+from sottovoce.compiled import njit
 from sottovoce.config import require_number, require_whole
 from sottovoce.core.interactions import Interactions
 from sottovoce.core.links import LEAST_SIGMA, MOST_SIGMA

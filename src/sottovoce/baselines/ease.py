@@ -23,13 +23,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 from scipy.linalg import lapack
 from scipy.sparse import csr_array
 
 from sottovoce.baselines.base import BASELINES, Baseline, Progress
 from sottovoce.baselines.knn import SparseScorer, history_matrix
+from sottovoce.compiled import njit
 from sottovoce.config import require_number, require_whole
 from sottovoce.core.arrays import each, equal_spans
 from sottovoce.core.interactions import Interactions

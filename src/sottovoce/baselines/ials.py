@@ -20,12 +20,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from sottovoce.algorithms.closed_form import vectors as closed_form
 from sottovoce.algorithms.fcf.system import initial_items
 from sottovoce.baselines.base import BASELINES, Baseline, Progress
+from sottovoce.compiled import njit
 from sottovoce.config import require_number, require_whole
 from sottovoce.core.arrays import each, equal_spans, read_only
 from sottovoce.core.interactions import Interactions

@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 from scipy.sparse import csr_array, issparse
 
 from sottovoce.baselines.base import BASELINES, Baseline, Progress
+from sottovoce.compiled import njit
 from sottovoce.config import require_number
 from sottovoce.core.interactions import Interactions
 from sottovoce.core.recency import recency

@@ -18,6 +18,7 @@ from sottovoce.cli import (
     attack,
     budget,
     components,
+    console,
     copies,
     data,
     demo,
@@ -26,6 +27,7 @@ from sottovoce.cli import (
     device_attributes,
     device_centre,
     device_export,
+    device_join,
     device_owners,
     device_page,
     device_terms,
@@ -36,10 +38,15 @@ from sottovoce.cli import (
     serve_device,
     serve_flower,
     serve_helper,
+    serve_operate,
     serve_orchestrator,
     serve_owner,
+    serve_residents,
     serve_server,
+    serve_setup,
     serve_shuffler,
+    serve_site,
+    serve_terms,
     training,
     views,
 )
@@ -104,6 +111,10 @@ def call(arguments: list[str]) -> int:
         return output.fail(message, UsageError.exit_code, "UsageError", as_json)
     except (OSError, MemoryError) as error:
         return output.fail(_words(error), RunError.exit_code, type(error).__name__, as_json)
+    except click.exceptions.Abort:  # Ctrl-C or the end of the input, at a question
+        message = "the question was not answered, and what it asked for was not done"
+        code = output.Interrupted.exit_code
+        return output.fail(message, code, "Interrupted", as_json)
     except RuntimeError as error:
         if "no locator available" not in str(error):  # numba's words for it
             raise
@@ -191,21 +202,33 @@ app.command()(published.reproduce)
 app.command()(published.bench)
 app.command()(budget.budget)
 app.command()(components.components)
+app.command()(console.console)
 
 serve_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+serve_app.command("setup")(serve_setup.setup)
 serve_app.command("server")(serve_server.server)
 serve_app.command("invite")(serve_server.invite)
 serve_app.command("introduce")(serve_server.introduce)
 serve_app.command("status")(serve_server.status)
 serve_app.command("versions")(serve_server.versions)
 serve_app.command("publish")(serve_server.publish)
-serve_app.command("catalogue")(serve_server.catalogue)
+serve_app.command("terms")(serve_terms.terms)
+serve_app.command("catalogue")(serve_terms.catalogue)
 serve_app.command("target")(serve_server.target)
 serve_app.command("shut-out")(serve_server.shut_out)
+serve_app.command("devices")(serve_operate.devices)
+serve_app.command("label")(serve_operate.label)
+serve_app.command("places")(serve_operate.places)
+serve_app.command("pause")(serve_operate.pause)
+serve_app.command("go-on")(serve_operate.go_on)
+serve_app.command("token")(serve_operate.token)
+serve_app.command("log")(serve_operate.log)
+serve_app.command("site")(serve_site.site)
 serve_app.command("device")(serve_device.device)
 serve_app.command("shuffler")(serve_shuffler.shuffler)
 serve_app.command("helper")(serve_helper.helper)
 serve_app.command("aggregator")(serve_aggregator.aggregator)
+serve_app.command("residents")(serve_residents.residents)
 serve_app.command("owner")(serve_owner.owner)
 serve_app.command("orchestrator")(serve_orchestrator.orchestrator)
 serve_app.command("superlink")(serve_flower.superlink)
@@ -230,7 +253,7 @@ keys_app.command("node")(keys.node)
 app.add_typer(keys_app, name="keys", help="Make and look at a federation's keys.")
 device_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 device_app.command("init")(device.init)
-device_app.command("join")(device.join)
+device_app.command("join")(device_join.join)
 device_app.command("import")(device.bring)
 device_app.command("consent")(device.consent)
 device_app.command("attributes")(device_attributes.attributes)
@@ -255,7 +278,7 @@ app.add_typer(device_app, name="device", help="What a person does: her data and 
 
 user_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 for command, old, new in (
-    (device.join, "join", "join"),
+    (device_join.join, "join", "join"),
     (device.consent, "consent", "consent"),
     (device_owners.send, "send", "send"),
     (device_owners.interact, "interact", "interact"),

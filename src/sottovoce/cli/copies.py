@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Annotated
 
@@ -9,7 +10,7 @@ import typer
 
 from sottovoce.cli import output
 from sottovoce.cli.options import Said, Store, says
-from sottovoce.errors import UsageError
+from sottovoce.errors import SottovoceError, UsageError
 
 Target = Annotated[
     Path, typer.Argument(metavar="BACKUP", help="Folder to make; nothing may be there yet.")
@@ -52,7 +53,14 @@ def backup(
       sottovoce serve backup town /media/safe/town-monday
       sottovoce serve backup masks /media/safe/masks-monday --without-keys
     """
-    return _backup(folder, target, without_keys)
+    content, words = _backup(folder, target, without_keys)
+    if content["kind"] == "server":
+        from sottovoce.cli.serve_server import acting
+
+        # A copy is a copy, whether or not its server's database can be written.
+        with contextlib.suppress(SottovoceError), acting(folder, None) as acts:
+            acts.note("backup", {"place": str(target), "keys": not without_keys})
+    return content, words
 
 
 @says

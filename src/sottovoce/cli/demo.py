@@ -2,17 +2,38 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 from sottovoce.cli import output
 from sottovoce.cli.options import Json, Out, Threads
+from sottovoce.core.words import LANGUAGES
+from sottovoce.errors import UsageError
 
 if TYPE_CHECKING:
     from sottovoce.runs.demo import DemoTown, Story
 
 
-def demo(out: Out = None, threads: Threads = None, as_json: Json = False) -> None:
-    """The whole story on the embedded town, in about a minute.
+def demo(
+    out: Out = None,
+    threads: Threads = None,
+    web: Annotated[
+        bool, typer.Option("--web", help="A shop in the browser, with you as its visitor.")
+    ] = False,
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="With --web: port of the page; a free one.")
+    ] = 0,
+    opens: Annotated[
+        bool, typer.Option("--open/--no-open", help="With --web: whether to open a browser.")
+    ] = True,
+    language: Annotated[
+        str | None,
+        typer.Option(metavar="|".join(LANGUAGES), help="With --web: of the page; the browser's."),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """The whole story on the embedded town, in about a minute; or, with --web, a shop to try it in.
 
     Generates a town, lets every resident choose an ε of her own and what is never sent, learns a
     model with gram from one contribution of each phone in each of two noisy sums, compares it with
@@ -20,11 +41,28 @@ def demo(out: Out = None, threads: Threads = None, as_json: Json = False) -> Non
     recommendations and what left her device, and writes a report. Goes to runs/demo, or runs/demo-2
     and so on where that exists; the published system's run stands beside it (runs/demo-as-printed).
 
+    With --web a page opens: the places of a small town, and you as its visitor. The browser's tab
+    is your device: what you click stays in it. A server, a helper and about a thousand made-up
+    residents run on this machine as processes of their own; "My privacy" on the page is your
+    consent centre. Take part, look at what would leave, send it, and see what the next round
+    changes. All else is in one temporary folder, which goes with Ctrl-C; with --out DIR it stays,
+    and a second start goes on with it. With --json the link is printed as {"url": ..., "pid": ...,
+    "server": ..., "folder": ..., "console": ...} when it can be opened, and no browser is.
+
     \b
     Examples:
       sottovoce demo
       sottovoce demo --out /tmp/town --json
+      sottovoce demo --web
+      sottovoce demo --web --no-open --language it
     """
+    if web:
+        from sottovoce.cli.demo_web import serve_shop
+
+        serve_shop(out, port=port, opens=opens, language=language, as_json=as_json)
+        return
+    if port or language is not None or not opens:
+        raise UsageError("--port, --no-open and --language go with --web")
     from sottovoce.core.recommender import default_threads
     from sottovoce.runs import demo as demos
 

@@ -124,29 +124,6 @@ def init(
         )
 
 
-def join(
-    path: Annotated[Path, typer.Argument(metavar="STORE", help="Folder to make.")],
-    invitation: Annotated[
-        Path, typer.Argument(metavar="INVITATION", help="File that the operator gave you.")
-    ],
-    as_json: Json = False,
-) -> None:
-    """Join a federation, of devices or of data owners: make a store, unless it is there.
-
-    INVITATION is a secret: whoever uses it first is let in, and nobody else. It is used once you
-    take part; until then nothing of yours leaves the store but the address that every connection
-    shows. In a federation of data owners this also reads the public directory of who holds what:
-    if the orchestrator did not answer, call this again; if it has moved, with another invitation.
-
-    \b
-    Examples:
-      sottovoce device join ~/films invitation.json
-      sottovoce device consent ~/films
-      sottovoce device consent ~/films --take-part
-    """
-    init(path, invitation, as_json=as_json)
-
-
 def bring(
     path: Store,
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A CSV file with a header.")],
@@ -165,7 +142,8 @@ def bring(
     Example:
       sottovoce device import ~/sottovoce visits.csv
     """
-    from sottovoce.stores.user import UserStore, open_store, whose
+    from sottovoce.stores.opening import open_store
+    from sottovoce.stores.user import UserStore, whose
 
     with open_store(path) as store:
         if isinstance(store, UserStore):
@@ -265,8 +243,9 @@ def consent(
     from sottovoce.cli import plainly, spent
     from sottovoce.cli.device_attributes import hiding
     from sottovoce.cli.device_terms import is_gateway, terms_in_words, waiting
+    from sottovoce.stores.opening import open_store
     from sottovoce.stores.session import DeviceSession
-    from sottovoce.stores.user import UserStore, open_store, whose
+    from sottovoce.stores.user import UserStore, whose
     from sottovoce.wire.exactly import who_reads
 
     if "epsilon" in changes:
@@ -365,8 +344,9 @@ def recommend(
       sottovoce device recommend ~/films -n 5
     """
     from sottovoce.evaluation.tables import Column, Table
+    from sottovoce.stores.opening import open_store
     from sottovoce.stores.session import DeviceSession
-    from sottovoce.stores.user import UserStore, open_store, whose
+    from sottovoce.stores.user import UserStore, whose
 
     if n < 1:
         raise UsageError(f"-n must be at least 1, not {n}")
@@ -416,8 +396,9 @@ def ledger(
     from sottovoce.core import ledger as ledgers
     from sottovoce.evaluation.tables import Column, Table
     from sottovoce.stores.device_limits import plain_releases
+    from sottovoce.stores.opening import open_store
     from sottovoce.stores.session import DeviceSession
-    from sottovoce.stores.user import UserStore, open_store, whose
+    from sottovoce.stores.user import UserStore, whose
 
     if csv and as_json:
         raise UsageError("choose one of --csv and --json")
@@ -518,8 +499,10 @@ def status(
     from sottovoce.cli.device_terms import is_gateway, terms_in_words, waiting
     from sottovoce.core import ledger as ledgers
     from sottovoce.stores.device_limits import plain_releases
+    from sottovoce.stores.expulsion import expelled
+    from sottovoce.stores.opening import open_store
     from sottovoce.stores.session import DeviceSession
-    from sottovoce.stores.user import UserStore, open_store, whose
+    from sottovoce.stores.user import UserStore, whose
     from sottovoce.wire.exactly import who_reads
     from sottovoce.wire.invitations import kept_invitation
 
@@ -529,7 +512,7 @@ def status(
             return
         if user is not None:
             raise UsageError("in a federation of devices the status is that of the whole store")
-        hosted, invitation = DeviceSession(store), kept_invitation(store)
+        hosted, invitation, out = DeviceSession(store), kept_invitation(store), expelled(store)
         terms, view, latest = hosted.terms, hosted.model(), hosted.latest()
         pending, gateway = hosted.pending, is_gateway(store)
         history, records = store.count_history(), store.choices()
@@ -549,6 +532,7 @@ def status(
             "agreed": terms is not None and pending is None,
             "other_terms_offered": hosted.offered is not None,
             "agent_running": store.file.served(),
+            "shut_out": out and {"since": output.day(int(out.since)), "why": out.why},
         }
         alone = int(store.users[0]) if len(records) == 1 else None
         budget = None if alone is None else spent.of_store(store, alone, terms)
@@ -562,6 +546,8 @@ def status(
     nothing: str | None = None
     if not content["taking_part"]:
         nothing = "Nothing leaves: nobody takes part."
+    elif out is not None:
+        nothing = f"Nothing leaves: {out.why}."
     elif shown is None:
         nothing = terms_in_words(None, path, technical=True)[0]
     elif pending is not None:
@@ -578,10 +564,12 @@ def status(
         output.show(*_status_lines(content, mine, path))
         if not content["taking_part"]:
             output.show(output.joined(said("quiet.nobody" if mine is None else "quiet.off")))
+        elif out is not None:
+            output.show(output.joined(out.said))
         elif shown is None:
             output.show(*plainly.asking(path))
         elif pending is not None:
-            output.show(*plainly.agreeing(pending, path))
+            output.show(*plainly.agreeing(pending, path, left=bool(totals.releases)))
         if shown is not None:
             agreed = pending is None
             output.show(*plainly.in_words(shown, gateway=gateway, agreed=agreed))

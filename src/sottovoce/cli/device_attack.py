@@ -41,7 +41,8 @@ def attack(
       sottovoce device attack ~/sottovoce --rounds 50 --technical
     """
     from sottovoce.core.words import said, say
-    from sottovoce.stores.user import UserStore, open_store, whose
+    from sottovoce.stores.opening import open_store
+    from sottovoce.stores.user import UserStore, whose
     from sottovoce.web.learn import what_owners_read, what_they_learn
 
     with open_store(path, readonly=True) as store, output.interruptible("nothing was changed"):

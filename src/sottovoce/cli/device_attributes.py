@@ -47,8 +47,9 @@ def attributes(
       sottovoce device attributes ~/sottovoce gender=F age=25-34
       sottovoce device attributes ~/sottovoce --forget age
     """
+    from sottovoce.stores.opening import open_cohort
     from sottovoce.stores.session import DeviceSession
-    from sottovoce.stores.user import open_cohort, whose
+    from sottovoce.stores.user import whose
 
     changes = _read(values or [], forget or [])
     with open_cohort(path, readonly=not changes) as store:

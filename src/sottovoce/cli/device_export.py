@@ -44,7 +44,8 @@ def export(
       sottovoce device export ~/sottovoce everything.jsonl
       sottovoce device export ~/sottovoce - | gpg -e -r me > everything.gpg
     """
-    from sottovoce.stores.user import open_store, whose
+    from sottovoce.stores.opening import open_store
+    from sottovoce.stores.user import whose
 
     shown = str(file) == "-"
     if shown and as_json:
@@ -69,7 +70,9 @@ def export(
 def write_export(path: Path, store: CohortStore | UserStore, number: int | None) -> int:
     """Write what the store holds about one user, or all; how many lines. Whole or not at all."""
     try:
-        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        from sottovoce.stores.locking import NEW
+
+        handle = os.open(path, os.O_WRONLY | NEW | os.O_EXCL, 0o600)
     except FileExistsError:
         raise UsageError(f"{path} is there already and is not overwritten") from None
     try:

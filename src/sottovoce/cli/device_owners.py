@@ -37,14 +37,29 @@ _WHY = {
 # --- what commands of all federations do here ----------------------------------------------------
 
 
-def join(path: Path, invitation: Path, as_json: bool) -> None:
-    """Make a store, and read who holds what."""
+def join(
+    path: Path,
+    invitation: Path | None,
+    as_json: bool,
+    history: Path | None = None,
+    takes_part: bool | None = None,
+    refuse: list[str] | None = None,
+    technical: bool = False,
+    asking: bool = False,
+) -> None:
+    """Make a store, unless it is there, and read who holds what; where she takes part, tell the
+    data owners that she does not refuse what is in her history."""
     from sottovoce.services.agent.user_agent import UserAgent
-    from sottovoce.stores.user import UserStore
+    from sottovoce.stores.user import ALONE, UserStore
+    from sottovoce.stores.user_door import UserDoor
     from sottovoce.wire.silo_files import UserInvitation
 
-    card = UserInvitation.read(invitation)
-    with UserStore.join(path, card) as store:
+    def opened() -> UserStore:
+        if invitation is None:
+            return _open(path, agent=True)
+        return UserStore.join(path, UserInvitation.read(invitation))
+
+    with opened() as store:
         try:
             with UserAgent(store) as agent:
                 agent.refresh_directory()
@@ -54,26 +69,79 @@ def join(path: Path, invitation: Path, as_json: bool) -> None:
                 f"this again: {error}"
             ) from None
         directory = store.world.directory
+        names = [owner.name for owner in directory.owners]
+        done = delivery = None
+        ends, chosen = 0, bool(store.records(ALONE))
+        if not as_json:
+            _joined_words(store, path, names)
+        if asking and takes_part is None and not refuse and not chosen and names:
+            takes_part, refuse = _ask_part(store, names, refuse or [], technical)
+        if takes_part is not None or refuse:
+            choice = store.changed(store.choice(ALONE), takes_part, refuse or [], [])
+            UserDoor(store).choose(ALONE, choice)
+        choice = store.choice(ALONE)
+        if history is not None:
+            # Where she takes no part it is noted at home, and nothing leaves.
+            events = read_events(history, directory, ALONE)
+            done = UserDoor(store).interact_many(events)
+        if choice.takes_part:
+            if done is not None:
+                ends = UserDoor(store).end_stream(ALONE)
+            with output.interruptible("what was not sent yet waits; run `sottovoce device send`"):
+                delivery = _deliver(store)
+        if not as_json and (takes_part is not None or refuse or chosen):
+            settings = directory.settings
+            words = _choice_words if technical else _plain_choice
+            output.show(*words(choice, store.readers(ALONE), settings, path))
     if as_json:
         output.emit(
             {
                 "store": path,
                 "federation": directory.federation,
-                "owners": [owner.name for owner in directory.owners],
+                "owners": names,
                 "items": len(directory.catalogue),
+                "takes_part": choice.takes_part,
+                "said": done,
+                "delivery": None if delivery is None else output.plain(delivery),
             }
         )
         return
-    federation, names = directory.federation, [owner.name for owner in directory.owners]
-    output.show(
-        *output.told(
-            said("device.made_owners", path=str(path), federation=federation),
-            said("device.things", n=len(directory.catalogue)),
-            said("device.owners_are", names=names),
-            said("device.until_part_owners"),
-            said("device.next_readers", command=f"sottovoce device consent {path}"),
-        )
-    )
+    if done is not None:
+        output.show(_said_words(done, ends))
+    if delivery is not None:
+        output.show(*_delivery_words(delivery))
+
+
+def _joined_words(store: UserStore, path: Path, names: list[str]) -> None:
+    found = [
+        said("device.made_owners", path=str(path), federation=store.federation),
+        said("device.things", n=len(store.world.directory.catalogue)),
+        said("device.owners_are", names=names),
+    ]
+    if not store.choice(store.users[0]).takes_part:
+        found.append(said("device.until_part_owners"))
+        found.append(said("device.next_readers", command=f"sottovoce device consent {path}"))
+    output.show(*output.told(*found))
+
+
+def _ask_part(
+    store: UserStore, names: list[str], refuse: list[str], technical: bool
+) -> tuple[bool, list[str]]:
+    """Whether she takes part, and which of the data owners may read; asked on a terminal."""
+    words = _choice_words if technical else _plain_choice
+    number = store.users[0]
+    settings = store.world.directory.settings
+    output.show(*words(store.choice(number), store.readers(number), settings, None))
+    part = output.joined(said("field.takes_part.label"))
+    if not typer.confirm(f"{part}?", default=False):
+        return False, refuse
+    output.show(*output.told(said("field.refused_owners.label"), said("field.refused_owners.help")))
+    refused = [
+        name
+        for name in names
+        if name not in refuse and not typer.confirm(f"  {output.one_line(name)}", default=False)
+    ]
+    return True, [*refuse, *refused]
 
 
 def bring(store: UserStore, file: Path, number: int, as_json: bool) -> None:
@@ -259,7 +327,7 @@ def send(
     from sottovoce.stores.user import whose
     from sottovoce.stores.user_door import UserDoor
 
-    done = None
+    done, ends = None, 0
     with _open(path, agent=True) as store:
         number, door = whose(store, user), UserDoor(store)
         if file is not None:
@@ -270,7 +338,7 @@ def send(
                 )
             done = door.interact_many(read_events(file, store.world.directory, number))
         if end:
-            door.end_stream(number)
+            ends = door.end_stream(number)
         with output.interruptible("what was not sent yet waits; run `sottovoce device send` again"):
             delivery = _deliver(store)
         unseen = store.unseen_owners(number) if store.choice(number).takes_part else ()
@@ -283,7 +351,7 @@ def send(
         output.emit({"store": path, "said": done, **output.plain(delivery)})
         return
     if done is not None:
-        output.show(_said_words(done))
+        output.show(_said_words(done, ends))
     output.show(*_delivery_words(delivery))
 
 
@@ -366,7 +434,8 @@ def leave(
       sottovoce device leave ~/films --owner Horror
       sottovoce device leave ~/films --yes
     """
-    from sottovoce.stores.user import UserStore, open_store, whose
+    from sottovoce.stores.opening import open_store
+    from sottovoce.stores.user import UserStore, whose
     from sottovoce.stores.user_door import UserDoor
 
     with open_store(path, agent=True) as store:
@@ -414,7 +483,8 @@ def _leave_devices(store: CohortStore, owner: str | None, yes: bool, as_json: bo
 
 def _open(path: Path, *, agent: bool = False) -> UserStore:
     """Raises if it is the store of a federation of devices."""
-    from sottovoce.stores.user import UserStore, open_store
+    from sottovoce.stores.opening import open_store
+    from sottovoce.stores.user import UserStore
 
     store = open_store(path, agent=agent)
     if isinstance(store, UserStore):
@@ -434,8 +504,10 @@ def _deliver(store: UserStore) -> Delivery:
         return agent.send_all()
 
 
-def _said_words(done: Interacted) -> str:
+def _said_words(done: Interacted, ends: int = 0) -> str:
     found = [said("device.queued", n=done.messages)]
+    if ends:
+        found.append(said("device.ends", n=ends))
     if done.known:
         found.append(said("device.known_before", n=done.known))
     if done.at_home:
@@ -447,9 +519,10 @@ def _said_words(done: Interacted) -> str:
 
 
 def _plain_choice(
-    choice: Choice, owners: list[dict[str, Any]], settings: DRIFTConfig, path: Path
+    choice: Choice, owners: list[dict[str, Any]], settings: DRIFTConfig, path: Path | None
 ) -> list[str]:
-    """Whether she takes part, and what each data owner reads or would."""
+    """Whether she takes part, and what each data owner reads or would; with a path, also how to
+    choose otherwise."""
     here = said("device.you_take_part" if choice.takes_part else "device.you_take_no_part")
     head = said("device.who_reads" if choice.takes_part else "device.would_read")
     from sottovoce.wire.plainly import Onlooker
@@ -467,6 +540,8 @@ def _plain_choice(
         else:
             found.append(Onlooker(conductor, said("sees.requests")))
     lines = [*output.told(here, head), *plainly.seen(found)]
+    if path is None:
+        return lines
     command = f"sottovoce device consent {path} --take-part"
     if any(owner["new"] for owner in owners):
         lines += output.told(said("device.allow_new", command=command))
@@ -547,7 +622,7 @@ def _owner_table(views: list[dict[str, Any]]) -> Table:
 
 
 def _choice_words(
-    choice: Choice, owners: list[dict[str, Any]], settings: DRIFTConfig, path: Path
+    choice: Choice, owners: list[dict[str, Any]], settings: DRIFTConfig, path: Path | None
 ) -> list[str]:
     if not choice.takes_part:
         lines = ["You do not take part: nothing leaves. If you did, who would read what:"]
@@ -587,6 +662,8 @@ def _choice_words(
             "  The orchestrator: which of these items go into an update of the model for you, and "
             "it can work out whether you liked them"
         )
+    if path is None:
+        return lines
     if any(owner["new"] for owner in owners):
         lines.append(
             f"To let the new ones read: sottovoce device consent {path} --take-part; to refuse one "

@@ -66,11 +66,11 @@ def page(
             invite,
             port=port,
             language=language,
-            browser=opens and not as_json and _has_windows(),
+            browser=opens and not as_json and has_windows(),
         ).run()
 
 
-def _has_windows() -> bool:
+def has_windows() -> bool:
     """Whether a browser can show itself: one in the terminal would take it over."""
     if sys.platform != "linux":
         return True

@@ -48,8 +48,8 @@ def agree(
       sottovoce device agree ~/sottovoce
       sottovoce device agree ~/sottovoce --terms 0123456789abcdef0123456789abcdef
     """
+    from sottovoce.stores.opening import open_cohort
     from sottovoce.stores.session import DeviceSession
-    from sottovoce.stores.user import open_cohort
 
     if look and digest is not None:
         raise UsageError("choose one of --look and --terms")
@@ -58,7 +58,7 @@ def agree(
         before, pending = hosted.terms, hosted.pending
         shown = pending or before
         if digest is not None:
-            _agree_to(hosted, shown, digest, path)
+            agree_to(hosted, shown, digest, path)
     waits = pending is not None and digest is None
     changes = differences(before, pending)
     if as_json:
@@ -78,19 +78,17 @@ def agree(
         return
     if digest is None:
         output.show(*terms_in_words(shown, path, gateway=gateway, technical=technical))
-    if changes:
-        head = "What the server has changed:" if waits else "What has changed:"
-        output.show(head if technical else f"{output.joined(said('terms.changes'))}:")
-        output.show(*_difference(changes, technical=technical))
+    output.show(*what_changed(before, pending, technical=technical, waits=waits))
     if waits:
-        output.show(*waiting(shown, path, technical=technical))
+        output.show(*waiting(shown, path, technical=technical, left=bool(changes)))
     else:
         output.show("Agreed to." if technical else output.joined(said("terms.agreed")))
     if digest is None and not technical:
         output.show(output.joined(said("device.more")))
 
 
-def _agree_to(hosted: DeviceSession, shown: Terms | None, digest: str, path: Path) -> None:
+def agree_to(hosted: DeviceSession, shown: Terms | None, digest: str, path: Path) -> None:
+    """Agree to the terms that are shown. Raises where the digest is that of others."""
     if shown is None:
         raise UsageError(terms_in_words(None, path, technical=True)[0])
     if digest != shown.digest():
@@ -99,6 +97,18 @@ def _agree_to(hosted: DeviceSession, shown: Terms | None, digest: str, path: Pat
             f"them with `sottovoce device agree {path}`"
         )
     hosted.agree(shown)
+
+
+def what_changed(
+    before: Terms | None, pending: Terms | None, *, technical: bool, waits: bool = True
+) -> list[str]:
+    """What the terms that wait say otherwise than those before; nothing where none did."""
+    changes = differences(before, pending)
+    if not changes:
+        return []
+    head = "What the server has changed:" if waits else "What has changed:"
+    shown = head if technical else f"{output.joined(said('terms.changes'))}:"
+    return [shown, *_difference(changes, technical=technical)]
 
 
 def _difference(changes: Sequence[tuple[str, Any, Any]], *, technical: bool) -> list[str]:
@@ -118,13 +128,14 @@ def is_gateway(store: CohortStore) -> bool:
     return len(store.users) > 1
 
 
-def waiting(terms: Terms, path: Path, *, technical: bool) -> list[str]:
-    """That nothing leaves under these terms yet, and how to agree."""
+def waiting(terms: Terms, path: Path, *, technical: bool, left: bool = False) -> list[str]:
+    """That nothing leaves under these terms yet, or nothing more where something has `left` under
+    others, and how to agree."""
     if not technical:
-        return plainly.agreeing(terms, path)
+        return plainly.agreeing(terms, path, left=left)
     return [
-        "Nothing leaves yet: nobody has agreed to these terms. To agree to them: sottovoce device "
-        f"agree {path} --terms {terms.digest()}"
+        f"Nothing {'more leaves' if left else 'leaves yet'}: nobody has agreed to these terms. To "
+        f"agree to them: sottovoce device agree {path} --terms {terms.digest()}"
     ]
 
 

@@ -231,10 +231,13 @@ def _require_authority(text: str, option: str = "--proxy") -> None:
 
 
 def _items_of(experiment: Experiment) -> tuple[list[tuple[str, str]], list[tuple[str, ...]]]:
+    from sottovoce.wire.catalogue import cleaned
+
     dataset = experiment.dataset()
     names = dataset.interactions.items_vocabulary()
-    items = [(names.name(n), dataset.title(n)) for n in range(dataset.interactions.n_items)]
-    return items, list(dataset.item_categories or ())
+    numbers = range(dataset.interactions.n_items)
+    items = [(names.name(n), cleaned(dataset.title(n))) for n in numbers]
+    return items, [tuple(map(cleaned, of)) for of in dataset.item_categories or ()]
 
 
 def read_catalogue(path: Path) -> list[tuple[str, str]]:
@@ -245,6 +248,8 @@ def read_catalogue(path: Path) -> list[tuple[str, str]]:
 def read_items(path: Path) -> tuple[list[tuple[str, str]], list[tuple[str, ...]]]:
     """The same, and the categories of each, from a column of that name with | between them; none
     where there is no such column."""
+    from sottovoce.wire.catalogue import items_of
+
     if not path.is_file():
         raise DataNotFound(f"the catalogue {path} is not there")
     if path.suffix == ".parquet":
@@ -255,19 +260,7 @@ def read_items(path: Path) -> tuple[list[tuple[str, str]], list[tuple[str, ...]]
                 rows = list(csv.DictReader(source))
         except (UnicodeDecodeError, csv.Error) as error:
             raise CorruptData(f"{path} is not a CSV file in UTF-8: {error}") from None
-    if not rows or "item" not in rows[0]:
-        raise CorruptData(f"{path} needs a column called item, with a row for every item")
-    items = [(str(row["item"]), str(row.get("title") or row["item"])) for row in rows]
-    if len({item for item, _ in items}) < len(items):
-        raise CorruptData(f"{path} names an item more than once")
-    if "categories" not in rows[0]:
-        return items, []
-    return items, [_categories(row["categories"]) for row in rows]
-
-
-def _categories(value: Any) -> tuple[str, ...]:
-    parts = value.split("|") if isinstance(value, str) else value or ()
-    return tuple(name for part in parts if (name := str(part).strip()))
+    return items_of(rows, str(path))
 
 
 def _parquet_rows(path: Path) -> list[dict[str, Any]]:

@@ -75,6 +75,26 @@ Behind = Annotated[
         "come through: limits per address are then its own business; repeatable.",
     ),
 ]
+PageOrigins = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--origin",
+        metavar="URL",
+        help="Where pages whose visitors' tabs are devices come from, like https://shop.example; "
+        "repeatable. Without it no page of another origin can talk to this service.",
+    ),
+]
+OpenPlaces = Annotated[
+    int | None,
+    typer.Option(
+        "--open-places",
+        min=0,
+        max=1_000_000_000,
+        metavar="N",
+        help="Take so many devices without an invitation, in all; holds until `sottovoce serve "
+        "places` says otherwise.",
+    ),
+]
 IntroductionFile = Annotated[
     Path | None,
     typer.Option(

@@ -54,18 +54,37 @@ def console() -> Console:
     """Standard output; wide where it is not a terminal, so that tables are not folded."""
     from rich.console import Console
 
+    class Output(Console):
+        def on_broken_pipe(self) -> None:
+            raise BrokenPipeError  # without this, it ends the process as if something had failed
+
     width = None if sys.stdout.isatty() else 140
-    return Console(width=width, highlight=False, markup=False, emoji=False)
+    return Output(width=width, highlight=False, markup=False, emoji=False)
 
 
 def show(*things: str | Table) -> None:
     """Text and tables, in order."""
-    out = console()
-    for thing in things:
-        if isinstance(thing, str):
-            out.print(printable(thing), soft_wrap=True)
-        else:
-            out.print(_printable_table(thing).to_terminal())
+    with _while_read():
+        out = console()
+        for thing in things:
+            if isinstance(thing, str):
+                out.print(printable(thing), soft_wrap=True)
+            else:
+                out.print(_printable_table(thing).to_terminal())
+        sys.stdout.flush()
+
+
+@contextlib.contextmanager
+def _while_read() -> Iterator[None]:
+    """Whoever reads standard output may have had enough, as `head` has: the rest goes nowhere."""
+    try:
+        yield
+    except BrokenPipeError:
+        # The stream has bytes left, and would try them again when the process ends.
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        with contextlib.suppress(OSError, ValueError):
+            os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
 
 
 def language() -> str:
@@ -125,7 +144,8 @@ def day(seconds: int) -> str:
 
 def emit(content: Mapping[str, Any]) -> None:
     """The one JSON object of a command. What is not a finite number becomes null."""
-    print(json.dumps(plain(content), allow_nan=False), flush=True)
+    with _while_read():
+        print(json.dumps(plain(content), allow_nan=False), flush=True)
 
 
 def plain(value: Any) -> Any:

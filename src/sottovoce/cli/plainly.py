@@ -180,10 +180,11 @@ def seen(found: Sequence[Onlooker]) -> list[str]:
     return [f"  {who}: {' '.join(sees)}" for who, sees in lines.items()]
 
 
-def agreeing(terms: Terms, path: Path) -> list[str]:
-    """That nothing leaves yet, and how to agree."""
+def agreeing(terms: Terms, path: Path, *, left: bool = False) -> list[str]:
+    """That nothing leaves yet, or nothing more, and how to agree."""
     command = f"sottovoce device agree {path} --terms {terms.digest()}"
-    return output.told(said("quiet.terms"), said("terms.agree_hint", command=command))
+    why = said("quiet.terms_changed" if left else "quiet.terms")
+    return output.told(why, said("terms.agree_hint", command=command))
 
 
 def asking(path: Path) -> list[str]:
@@ -202,7 +203,7 @@ def in_words(terms: Terms, *, gateway: bool, agreed: bool = False) -> list[str]:
     found = onlookers(terms, gateway=gateway)
     what = said("device.terms_agreed" if agreed else "device.terms")
     first, second = output.told(said("device.who_reads"), what)
-    rest = [f"  {line}" for line in output.told(*agreed_to(terms))]
+    rest = [f"  {line}" for line in output.told(*agreed_to(terms, gateway=gateway))]
     return [first, *seen(found), second, *rest]
 
 
@@ -236,7 +237,7 @@ def ledger_table(lines: Sequence[dict[str, Any]], names: Mapping[int, str] | Non
     rows = []
     for line in lines:
         cost = line["epsilon"]
-        shown = said("ledger.no_bound") if cost is None else said("ledger.number", number=cost)
+        shown = said("ledger.no_bound") if cost is None else said("ledger.number", number=_up(cost))
         values = output.told(
             said("ledger.day", when=line["time"]),
             said(f"ledger.{_kind(line)}"),

@@ -9,6 +9,7 @@ import typer
 
 from sottovoce.cli import output
 from sottovoce.cli.options import HostNames, IntroductionFile, Threads, served
+from sottovoce.cli.serve_terms import Agreed, agreed
 from sottovoce.errors import UsageError
 
 
@@ -20,6 +21,7 @@ def aggregator(
         typer.Option("--init", help="Only make the aggregator's keys, which the terms will name."),
     ] = False,
     introduction: IntroductionFile = None,
+    agree: Agreed = None,
     names: HostNames = None,
     threads: Threads = None,
 ) -> Any:
@@ -35,9 +37,13 @@ def aggregator(
     First --init makes the keys. Hand DIR/keys/ca.crt and DIR/seal.pub to the server's operator, who
     makes the federation with --aggregator, --aggregator-ca and --aggregator-key, and gives you an
     introduction (`sottovoce serve introduce`), with which the first start makes DIR that of the
-    federation: look at the terms in it, they hold for ever. Later starts need DIR only. Whoever
+    federation: look at the terms in it. Later starts need DIR only. Whoever
     runs an aggregator must not run another one of the same federation, nor share what it has with
     those who do: any two together could read every contribution.
+
+    Where the server's operator wants to change the terms, the same option with a new introduction
+    shows what would change, and with --agree it holds, for the folder of a running service, too:
+    keys and all that was told stay. Until the server goes by them, the former terms hold as well.
 
     What it has told survives a crash, in DIR/answered.json: never put an older copy of DIR back but
     with `sottovoce serve restore`, which has it tell nothing of rounds that it may have forgotten.
@@ -57,8 +63,9 @@ def aggregator(
         AggregatorIntroduction,
         create_aggregator,
         init_aggregator,
+        open_aggregator,
     )
-    from sottovoce.stores.sum_folder import PUBLIC_KEY
+    from sottovoce.stores.sum_folder import INTRODUCTION, PUBLIC_KEY
 
     if init and introduction is not None:
         raise UsageError("--init makes the keys before there is an introduction; use one of them")
@@ -70,6 +77,12 @@ def aggregator(
             f"{folder} has the keys of an aggregator; the server's operator needs {ca} and "
             f"{folder / PUBLIC_KEY}, which are no secrets"
         ]
+    if agree is not None and introduction is None:
+        raise UsageError("--agree goes with --introduction, a file with the changed terms")
+    if introduction is not None and (folder / INTRODUCTION).exists():
+        return agreed(
+            open_aggregator(folder), AggregatorIntroduction.read(introduction), agree, introduction
+        )
     if introduction is not None:
         made = create_aggregator(folder, AggregatorIntroduction.read(introduction)).introduction
         output.note(

@@ -56,6 +56,10 @@ def device(
       sottovoce serve device ~/recommendations
       sottovoce serve device ~/recommendations --once
     """
+    from sottovoce import compiled
+
+    if len(stores) == 1:
+        compiled.leave_out()
     from sottovoce.services.agent.process import Options, serve_devices
 
     served = serve_devices(

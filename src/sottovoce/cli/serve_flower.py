@@ -3,8 +3,14 @@ organisations, on Flower."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -24,12 +30,14 @@ from sottovoce.cli.options import (
     says,
     through_proxy,
 )
+from sottovoce.cli.serve_server import Folder
 from sottovoce.errors import DataNotFound, ServiceError, UsageError
 
 if TYPE_CHECKING:
+    from sottovoce.engines.flower.gateway import Site
     from sottovoce.engines.flower.superlink import SuperLinkPlace
+    from sottovoce.engines.processes import Child
 
-Folder = Annotated[Path, typer.Argument(metavar="DIR", help="Folder of the federation's server.")]
 LinkPort = Annotated[
     int, typer.Option(min=1, max=65535, help="The SuperLink's port, on loopback only.")
 ]
@@ -48,13 +56,32 @@ def superlink(
     proxy_ca: ProxyCa = None,
     proxy_key: ProxyKey = None,
     rounds: Annotated[int | None, typer.Option(min=0, help="Rounds that it is to run.")] = None,
+    metrics_port: Annotated[
+        int | None,
+        typer.Option(
+            "--metrics-port",
+            min=0,
+            max=65535,
+            help="Serve figures of the training for Prometheus at this port, on loopback only.",
+        ),
+    ] = None,
+    gateway_port: Annotated[
+        int,
+        typer.Option(
+            min=0, max=65535, help="Also start an nginx here, through which nodes come in; 0: none."
+        ),
+    ] = 0,
+    gateway_host: Annotated[
+        str, typer.Option(help="With --gateway-port: the address to listen at.")
+    ] = "0.0.0.0",
     as_json: Json = False,
 ) -> None:
     """Run a SuperLink and its executor, to which gateways of organisations connect.
 
     DIR is the folder of a federation, the same as of `sottovoce serve server`; the first start may
     make it from an experiment file. The port is on loopback and must stay there: who reaches it can
-    register nodes. Nodes come in through nginx; see `sottovoce serve nginx`. TLS, registered node
+    register nodes. Nodes come in through nginx: one that is started here (--gateway-port), or your
+    own (`sottovoce serve nginx`). TLS, registered node
     keys, a secret for the executor and a database in DIR/superlink are all on. SIGTERM and Ctrl-C
     stop it; a killed one is started again with the same command.
 
@@ -62,13 +89,17 @@ def superlink(
     which is then given what `sottovoce serve introduce DIR` writes. A gateway adds up what its
     people contribute, and counts as one of link.min_devices.
 
+    With --metrics-port, https://127.0.0.1:PORT/metrics is for whoever bears a token of DIR/keys, as
+    at a server: state, rounds, nodes and quality of the training, whether or not one runs now.
+
     \b
     Examples:
       sottovoce serve superlink town --experiment my.toml --catalogue items.csv --name example.org
       sottovoce serve superlink town
+      sottovoce serve superlink town --metrics-port 9464
     """
     from sottovoce.engines.flower.superlink import SuperLink
-    from sottovoce.engines.flower.supernode import told_to_stop
+    from sottovoce.engines.processes import told_to_stop
     from sottovoce.stores.private import private_file
     from sottovoce.stores.server_folder import open_folder
 
@@ -86,14 +117,27 @@ def superlink(
     open_folder(folder)
     place = _place(folder, port)
     ready = folder / READY
-    with told_to_stop() as stop, SuperLink(place) as link:
-        private_file(ready).write_text(json.dumps({"port": port, "pid": os.getpid()}))
-        try:
-            output.note(f"the SuperLink listens on {place.address}; its logs are in {place.work}")
-            while not stop.wait(1.0):
-                link.require_alive()
-        finally:
-            ready.unlink(missing_ok=True)
+    with told_to_stop() as stop, contextlib.ExitStack() as stack:
+        facts: dict[str, Any] = {"port": port, "pid": os.getpid(), "gateway": gateway_port}
+        if metrics_port is not None:
+            from sottovoce.services.superlink import exposing
+
+            facts["metrics"] = stack.enter_context(exposing(folder, metrics_port))
+        link = stack.enter_context(SuperLink(place))
+        gateway = None
+        if gateway_port:
+            gateway = stack.enter_context(_gateway(folder, place, gateway_port, gateway_host))
+        stack.callback(ready.unlink, missing_ok=True)
+        private_file(ready).write_text(json.dumps(facts))
+        output.note(f"the SuperLink listens on {place.address}; its logs are in {place.work}")
+        if gateway is not None:
+            output.note(f"nodes come in through nginx at {gateway_host}, port {gateway_port}")
+        if "metrics" in facts:
+            output.note(f"figures for Prometheus are at {facts['metrics']}/metrics")
+        while not stop.wait(1.0):
+            link.require_alive()
+            if gateway is not None:
+                gateway.require_alive()
     if as_json:
         output.emit({"folder": folder, "port": port, "stopped": True})
 
@@ -129,8 +173,10 @@ def supernode(
     runs the gateway has agreed to the federation's terms: when the SuperLink has shown them, see
     them with `sottovoce device agree STORE`. Code that the SuperLink hands out is not run; only
     this program touches the store. A gateway may be stopped or killed at any moment, and a
-    SuperLink that is away is waited for. People's choices can be changed meanwhile with
-    `sottovoce device consent STORE --user NAME`.
+    SuperLink that is away is waited for, and so is one that does not know the node yet; what is
+    waited for is said on standard error. On a terminal, the terms are shown when they come, and you
+    are asked. People's choices can be changed meanwhile with `sottovoce device consent STORE --user
+    NAME`.
 
     \b
     Example:
@@ -140,13 +186,46 @@ def supernode(
         raise UsageError("--plaintext goes without --ca and --key")
     if not plaintext and (ca is None or key is None):
         raise UsageError("give --ca and --key, the authority's certificate and the node's key")
-    from sottovoce.engines.flower.supernode import Connection, serve_node, told_to_stop
+    from sottovoce.engines.flower.supernode import Connection, serve_node
+    from sottovoce.engines.processes import told_to_stop
 
     connection = Connection(link, ca, key)
     with told_to_stop() as stop:
-        serve_node(store, connection, stop, agree)
+        if sys.stdin.isatty() and not agree and not as_json:
+            threading.Thread(target=_ask_for_agreement, args=(store, stop), daemon=True).start()
+        serve_node(store, connection, stop, agree, patient=True)
     if as_json:
         output.emit({"store": store, "stopped": True})
+
+
+def _ask_for_agreement(path: Path, stop: threading.Event) -> None:
+    """When terms have come that nobody has agreed to, show them and ask; on a terminal."""
+    from sottovoce.cli.device_terms import terms_in_words, waiting
+    from sottovoce.core.words import said
+    from sottovoce.errors import SottovoceError
+    from sottovoce.stores.opening import open_cohort
+    from sottovoce.stores.session import DeviceSession
+
+    seen: str | None = None
+    while not stop.wait(1.0):
+        with contextlib.suppress(SottovoceError), open_cohort(path, readonly=True) as store:
+            shown = DeviceSession(store).pending
+            if shown is None or shown.digest() == seen:
+                continue
+            seen = shown.digest()
+            output.show(*terms_in_words(shown, path, gateway=True, technical=False))
+            output.show(*output.told(said("terms.digest", digest=seen)))
+            if not typer.confirm(f"{output.joined(said('terms.agree'))}?", default=False):
+                output.show(*waiting(shown, path, technical=False))
+                continue
+            with open_cohort(path) as writable:
+                session = DeviceSession(writable)
+                now = session.pending
+                if now is None or now.digest() != seen:
+                    output.show("The terms have changed meanwhile; nothing was agreed to.")
+                    continue
+                session.agree(now)
+            output.show(*output.told(said("terms.agreed")))
 
 
 @says
@@ -185,6 +264,14 @@ def cohort(
             "gives each organisation a range of its own.",
         ),
     ] = 0,
+    node: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Also make the node's key, as `sottovoce keys node` does: FILE, and FILE.pub for "
+            "the operator.",
+        ),
+    ] = None,
 ) -> Said:
     """Make the store of a cohort from an organisation's own data.
 
@@ -194,6 +281,7 @@ def cohort(
     \b
     Examples:
       sottovoce serve cohort bakery visits.csv --catalogue catalogue.json --consent choices.csv
+      sottovoce serve cohort bakery visits.csv --catalogue catalogue.json --node bakery-node
       sottovoce serve cohort school loans.parquet --catalogue catalogue.json --first 2000
     """
     from sottovoce.data import import_path, load
@@ -208,6 +296,8 @@ def cohort(
         known = read_items(catalogue)
     choices = {} if consent is None else read_choices(consent)
     dataset = import_path(source) if Path(source).exists() else load(source)
+    if node is not None and (node.exists() or node.with_name(f"{node.name}.pub").exists()):
+        raise UsageError(f"{node} is there already and is not overwritten; choose another name")
     made = make_cohort(store, dataset, known, choices, first)
     last = made.first + made.users - 1
     lines = [
@@ -216,7 +306,14 @@ def cohort(
     ]
     if made.unknown_items:
         lines.append(f"{made.unknown_items:,} items are not in the catalogue and are left out.")
-    return {"store": store, **output.plain(made)}, lines
+    told = {"store": store, **output.plain(made)}
+    if node is not None:
+        from sottovoce.stores.keys import node_keys
+
+        public = node_keys(node.parent, node.name).with_name(f"{node.name}.pub")
+        lines.append(f"Send {public} and these numbers to the operator; neither is a secret.")
+        told["public_key"] = public
+    return told, lines
 
 
 def flower(
@@ -307,14 +404,78 @@ def flower(
     expected = wait_for or _nodes_with_numbers(folder)
     kept = f"the run goes on at the SuperLink; `sottovoce serve flower {folder}` shows it again"
     with output.interruptible(kept), output.progress() as report:
+        said = _WaitingWords()
 
         def look(status: dict[str, Any]) -> None:
             report("training", int(status.get("round", 0)), int(status.get("target", target)))
+            said.look(status)
 
+        output.note("the run begins; it goes on at the SuperLink, also without this command")
         go_on(place, folder, run_settings(folder, target, expected), look)
     if read_status(folder).get("state") != "finished":
         raise ServiceError(f"the run has ended, but {folder} does not say how")
     _show_status(folder, as_json)
+
+
+class _WaitingWords:
+    """Says for whom a run waits, since when, and what to do; once each time that it changes."""
+
+    def __init__(self) -> None:
+        self._told: tuple[str, ...] = ()
+        self._round = -1
+
+    def look(self, status: Mapping[str, Any]) -> None:
+        found = tuple(self._sentences(status))
+        if found and found != self._told:
+            for sentence in found:
+                output.note(f"waits since {time.strftime('%H:%M')} {sentence}")
+        self._told = found
+        done = int(status.get("round", 0))
+        if self._round >= 0 and done > self._round:
+            output.note(f"round {done} of {status.get('target', '?')} is done")
+        self._round = done
+
+    def _sentences(self, status: Mapping[str, Any]) -> Iterator[str]:
+        if status.get("state") == "summing":
+            yield f"for the helper: {status.get('helper') or 'it has not answered yet'}"
+        if status.get("state") != "waiting":
+            return
+        for name in status.get("away", ()):
+            yield (
+                f"for the gateway of {name}: it is not connected; there, `sottovoce serve "
+                "supernode` has to run"
+            )
+        for problem in status.get("problems", ()):
+            yield f"for whoever runs a gateway, which says: {problem}"
+        if not status.get("away") and not status.get("problems"):
+            yield (
+                f"for people: {status.get('devices', 0)} behind {status.get('nodes', 0)} gateways "
+                "take part, which is not enough to begin"
+            )
+
+
+def _gateway(folder: Path, place: SuperLinkPlace, port: int, host: str) -> Child:
+    """An nginx of our own that lets through what a registered node needs, and nothing else."""
+    from sottovoce.engines.flower.gateway import start_gateway
+    from sottovoce.engines.flower.quiet import flower_environment
+
+    work = folder.absolute() / "gateway"
+    site = replace(_site(folder, place.port, port, host), access_log=work / "access.log")
+    return start_gateway(site, work, flower_environment(work))
+
+
+def _site(folder: Path, link_port: int, port: int, host: str) -> Site:
+    from sottovoce.engines.flower.gateway import Site
+    from sottovoce.stores.server_folder import open_folder
+    from sottovoce.wire.masked import message_bytes
+    from sottovoce.wire.reports import longest_report
+
+    terms = open_folder(folder).plan.terms
+    # A row for every item, and the numbers of a million people.
+    longest = longest_report(terms.n_items, terms.width) + 4 * 2**20
+    if terms.secure_sum is not None:
+        longest = message_bytes(terms, terms.most_numbers) + 4 * 2**20
+    return Site(folder.absolute() / "keys", link_port, port, host, report_bytes=longest)
 
 
 def nginx(
@@ -337,19 +498,10 @@ def nginx(
     Example:
       sottovoce serve nginx town > /etc/nginx/conf.d/sottovoce.conf
     """
-    from sottovoce.engines.flower.gateway import Site
     from sottovoce.stores.keys import show_keys
-    from sottovoce.stores.server_folder import open_folder
-    from sottovoce.wire.masked import message_bytes
-    from sottovoce.wire.reports import longest_report
 
     show_keys(folder / "keys")
-    terms = open_folder(folder).plan.terms
-    # A row for every item, and the numbers of a million people.
-    longest = longest_report(terms.n_items, terms.width) + 4 * 2**20
-    if terms.secure_sum is not None:
-        longest = message_bytes(terms, terms.most_numbers) + 4 * 2**20
-    text = Site(folder.absolute() / "keys", link_port, port, host, report_bytes=longest).render()
+    text = _site(folder, link_port, port, host).render()
     if as_json:
         output.emit({"configuration": text})
     else:

@@ -9,6 +9,7 @@ import typer
 
 from sottovoce.cli import output
 from sottovoce.cli.options import HostNames, IntroductionFile, Threads, served
+from sottovoce.cli.serve_terms import Agreed, agreed
 from sottovoce.errors import UsageError
 
 
@@ -20,6 +21,7 @@ def helper(
         typer.Option("--init", help="Only make the helper's keys, which the terms will name."),
     ] = False,
     introduction: IntroductionFile = None,
+    agree: Agreed = None,
     names: HostNames = None,
     threads: Threads = None,
 ) -> Any:
@@ -36,9 +38,13 @@ def helper(
     First --init makes the keys. Hand DIR/keys/ca.crt and DIR/seal.pub to the server's operator, who
     makes the federation with --proxy, --proxy-ca and --proxy-key, and gives you an introduction
     (`sottovoce serve introduce`), with which the first start makes DIR that of the federation:
-    look at the terms in it, they hold for ever. Later starts need DIR only. Whoever runs the helper
+    look at the terms in it. Later starts need DIR only. Whoever runs the helper
     must not run the server, nor share what it has with those who do: together they could read every
     update.
+
+    Where the server's operator wants to change the terms, the same option with a new introduction
+    shows what would change, and with --agree it holds, for the folder of a running service, too:
+    keys and all that was told stay. Until the server goes by them, the former terms hold as well.
 
     What it has told survives a crash, in DIR/answered.json: never put an older copy of DIR back but
     with `sottovoce serve restore`, which has it tell nothing of rounds that it may have forgotten.
@@ -54,9 +60,11 @@ def helper(
     """
     from sottovoce.services.helper import HelperService
     from sottovoce.stores.helper_folder import (
+        INTRODUCTION,
         PUBLIC_KEY,
         create_helper,
         init_helper,
+        open_helper,
         read_helper_introduction,
     )
 
@@ -70,6 +78,12 @@ def helper(
             f"{folder} has the keys of a helper; the server's operator needs {ca} and "
             f"{folder / PUBLIC_KEY}, which are no secrets"
         ]
+    if agree is not None and introduction is None:
+        raise UsageError("--agree goes with --introduction, a file with the changed terms")
+    if introduction is not None and (folder / INTRODUCTION).exists():
+        return agreed(
+            open_helper(folder), read_helper_introduction(introduction), agree, introduction
+        )
     if introduction is not None:
         made = create_helper(folder, read_helper_introduction(introduction))
         link, terms = made.introduction.link, made.introduction.terms

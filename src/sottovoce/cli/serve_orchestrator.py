@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sottovoce.cli import output
-from sottovoce.cli.options import Host, Said, served
+from sottovoce.cli.options import Host, Port, Said, served
 from sottovoce.errors import UsageError
 
 if TYPE_CHECKING:
@@ -27,6 +27,9 @@ def orchestrator(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of the orchestrator.")],
     make: Annotated[
         bool, typer.Option("--make", help="Make a new federation in DIR, and do no more.")
+    ] = False,
+    stay: Annotated[
+        bool, typer.Option("--stay", help="With --make: invite, if --invite is given, and serve.")
     ] = False,
     catalogue: Annotated[
         Path | None,
@@ -60,9 +63,10 @@ def orchestrator(
         ),
     ] = None,
     admit: Annotated[
-        Path | None,
+        list[Path] | None,
         typer.Option(
-            metavar="FILE", help="Let a data owner in, by its application.json, and do no more."
+            metavar="FILE",
+            help="Let a data owner in, by its application.json, and do no more; repeatable.",
         ),
     ] = None,
     gateway: Annotated[
@@ -89,8 +93,9 @@ def orchestrator(
         Path | None,
         typer.Option(
             metavar="PATH",
-            help="With --admit: the admission to write, admission.json by default. With --invite: "
-            "the folder for invitations, by default invitations.",
+            help="With --admit: the admission to write; by default admission.json, or of several "
+            "each NAME-admission.json. With --invite: the folder for invitations, by default "
+            "invitations.",
         ),
     ] = None,
     flush: Annotated[
@@ -140,6 +145,7 @@ def orchestrator(
         bool, typer.Option("--users-only", help="Serve users, but hold no rounds.")
     ] = False,
     host: Host = "127.0.0.1",
+    port: Port = 8446,
 ) -> Any:
     """Serve an orchestrator: hold rounds with data owners, recommend to users.
 
@@ -157,7 +163,7 @@ def orchestrator(
     catalogue can grow. DIR/federation.json is public and goes to those who want to
     join as data owners; each answers with an application (`sottovoce serve owner --make`), which
     --admit turns into an admission. Users need an invitation each, which is a secret. All of this
-    may be done while the orchestrator runs.
+    may be done while the orchestrator runs; --make with --stay makes and serves at once.
 
     A plain start serves. It starts a SuperLink, whose port stays on loopback, and an nginx through
     which nodes come in, where nginx is installed; a round is held every so many seconds. A data
@@ -173,6 +179,7 @@ def orchestrator(
     Examples:
       sottovoce serve orchestrator town --make --catalogue items.csv --set theta=2 \\
           --alias town.example.org
+      sottovoce serve orchestrator town --make --catalogue items.csv --invite 3 --stay
       sottovoce serve orchestrator town --admit application.json \\
           --gateway town.example.org:9092 --out bakery-admission.json
       sottovoce serve orchestrator town --invite 20 --url https://town.example.org:8446
@@ -182,9 +189,9 @@ def orchestrator(
     """
     acts = {
         "--make": make,
-        "--admit": admit is not None,
+        "--admit": bool(admit),
         "--remove": remove is not None,
-        "--invite": invite is not None,
+        "--invite": invite is not None and not stay,
         "--flush": flush,
         "--status": only_status,
         "--catalogue": catalogue is not None and not make,
@@ -192,18 +199,25 @@ def orchestrator(
     chosen = [option for option, given in acts.items() if given]
     if len(chosen) > 1:
         raise UsageError(f"choose one of {' and '.join(chosen)}")
+    if stay and not make:
+        raise UsageError("--stay goes with --make; a plain start stays anyway")
     if not make and (settings, name, alias, seed) != (None, None, None, None):
         raise UsageError("--set, --name, --alias and --seed go with --make")
-    if gateway is not None and admit is None:
+    if gateway is not None and not admit:
         raise UsageError("--gateway goes with --admit")
     if url is not None and invite is None:
         raise UsageError("--url goes with --invite")
-    if out is not None and admit is None and invite is None:
+    if out is not None and not admit and invite is None:
         raise UsageError("--out goes with --admit or --invite")
     if make:
         if catalogue is None:
             raise UsageError("--make needs --catalogue, the items of the federation")
-        return _make(folder, catalogue, settings, name, alias, seed)
+        if not stay:
+            return _make(folder, catalogue, settings, name, alias, seed)
+        if port == 0:
+            raise UsageError("--stay needs a --port, which invitations name")
+        _make_here(folder, catalogue, settings, name, alias, seed, invite, url, out, port)
+        chosen = []
     if not chosen:
         from sottovoce.engines.flower.training import SiloTraining, TrainingPlan
         from sottovoce.services.orchestrator import OrchestratorService
@@ -219,7 +233,7 @@ def orchestrator(
     found = open_orchestrator_folder(folder)
     with contextlib.closing(found.store()) as store:
         if admit is not None:
-            return _admit(found, store, admit, gateway, out or Path("admission.json"))
+            return _admit_all(found, store, admit, gateway, out)
         if remove is not None:
             return _remove(store, remove)
         if invite is not None:
@@ -271,6 +285,58 @@ def _make(
             f"people, {when}."
         )
     return {"federation": made.federation, "items": len(items), "file": about}, words
+
+
+def _make_here(
+    folder: Path,
+    catalogue: Path,
+    settings: list[str] | None,
+    name: str | None,
+    alias: list[str] | None,
+    seed: int | None,
+    invite: int | None,
+    url: str | None,
+    out: Path | None,
+    port: int,
+) -> None:
+    """Make a federation that is served at once, and invite users to it."""
+    from sottovoce.stores.orchestrator_folder import open_orchestrator_folder
+
+    for line in _make(folder, catalogue, settings, name, alias, seed)[1]:
+        output.note(line)
+    if invite is None:
+        return
+    found = open_orchestrator_folder(folder)
+    place = url or f"https://{(alias or ['localhost'])[0]}:{port}"
+    with contextlib.closing(found.store()) as store:
+        for line in _invite(found, store, invite, place, out or Path("invitations"))[1]:
+            output.note(line)
+
+
+def _admit_all(
+    folder: OrchestratorFolder,
+    store: OrchestratorStore,
+    files: list[Path],
+    gateway: str | None,
+    out: Path | None,
+) -> Said:
+    """One after the other; each gets an answer of its own."""
+    from sottovoce.wire.silo_files import Application
+
+    if len(files) == 1:
+        return _admit(folder, store, files[0], gateway, out or Path("admission.json"))
+    if out is not None:
+        raise UsageError("--out goes with one --admit; of several, each answer is called after it")
+    names = [re.sub(r"[^a-z0-9]+", "-", Application.read(f).name.lower()) for f in files]
+    places = [Path(f"{name.strip('-') or 'owner'}-admission.json") for name in names]
+    for place in places:  # nobody is admitted where an answer could not be written
+        if place.exists() or places.count(place) > 1:
+            raise UsageError(f"{place} is there already and is not overwritten; admit one by one")
+    done = [
+        _admit(folder, store, file, gateway, place)
+        for file, place in zip(files, places, strict=True)
+    ]
+    return {"admitted": [one for one, _ in done]}, [line for _, lines in done for line in lines]
 
 
 def _admit(

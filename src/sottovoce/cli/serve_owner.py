@@ -51,6 +51,14 @@ def owner(
             metavar="FILE", help="Keep the orchestrator's answer to the application, and no more."
         ),
     ] = None,
+    wait_for: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Wait until the orchestrator's answer is in this file, keep it, and serve; also "
+            "with --make.",
+        ),
+    ] = None,
     users_only: Annotated[
         bool,
         typer.Option(
@@ -97,7 +105,9 @@ def owner(
 
     It joins in two steps. --make writes DIR with new keys, and DIR/application.json in it, which
     goes to the orchestrator's operator (`sottovoce serve orchestrator` admits it). The answer is
-    kept with --admission. From then on DIR is all that a start needs.
+    kept with --admission. From then on DIR is all that a start needs. With --make and --wait-for
+    one command does it all: it applies, says what it waits for, and serves once the answer is in
+    the file; called again after it was stopped, it goes on.
 
     No crash loses or doubles what was acknowledged to a user. An orchestrator that is away is
     waited for, and so is one that does not let the owner in. --add-items, --withdraw-items,
@@ -113,6 +123,8 @@ def owner(
       sottovoce serve owner bakery --make federation.json --name Bakery --items bread.csv \\
           --url https://bakery.example.net:8445
       sottovoce serve owner bakery --admission admission.json
+      sottovoce serve owner bakery --make federation.json --name Bakery --items bread.csv \\
+          --url https://bakery.example.net:8445 --wait-for admission.json
       sottovoce serve owner bakery --host 0.0.0.0
       sottovoce serve owner bakery --add-items cakes.txt
       sottovoce serve owner bakery --status
@@ -135,7 +147,12 @@ def owner(
     if make is not None:
         if name is None or items is None or url is None:
             raise UsageError("--make needs --name, --items and --url")
-        return _make(folder, make, name, items, url, alias or [])
+        if wait_for is None:
+            return _make(folder, make, name, items, url, alias or [])
+        _apply(folder, make, name, items, url, alias or [])
+        chosen = []
+    elif wait_for is not None and chosen:
+        raise UsageError(f"--wait-for goes with --make or alone, not with {chosen[0]}")
     if chosen:
         from sottovoce.stores.owner_folder import open_owner_folder
 
@@ -150,6 +167,8 @@ def owner(
 
     if not users_only:
         require_flower()
+    if wait_for is not None:
+        _await_answer(folder, wait_for)
     return OwnerService(None if users_only else Participation)
 
 
@@ -166,6 +185,40 @@ def _make(folder: Path, make: Path, name: str, items: Path, url: str, alias: lis
         f"{len(described.catalogue):,} items.",
         f"Send {application} to the orchestrator's operator; nothing in it is secret.",
     ]
+
+
+def _apply(folder: Path, make: Path, name: str, items: Path, url: str, alias: list[str]) -> None:
+    """Make the folder, unless it was made before for the same data owner."""
+    from sottovoce.stores.owner_folder import APPLICATION, open_owner_folder
+
+    if (folder / APPLICATION).exists():
+        there = open_owner_folder(folder).application
+        if (there.name, there.url) != (name, url):
+            raise UsageError(f"{folder} holds the data owner {there.name} at {there.url} already")
+        return
+    for line in _make(folder, make, name, items, url, alias)[1]:
+        output.note(line)
+
+
+def _await_answer(folder: Path, file: Path) -> None:
+    """Until the orchestrator's operator has admitted this data owner, and the answer is here."""
+    import time
+
+    from sottovoce.stores.owner_folder import APPLICATION, open_owner_folder
+
+    found = open_owner_folder(folder)
+    if found.admission() is not None:
+        return
+    output.note(
+        f"waits since {time.strftime('%H:%M')} for {file}: the orchestrator's operator admits "
+        f"{folder / APPLICATION} (`sottovoce serve orchestrator DIR --admit FILE`), and the answer "
+        "goes there; nobody is served before"
+    )
+    with output.interruptible(f"{folder} is made; the same command goes on waiting"):
+        while not file.exists():
+            time.sleep(0.2)
+    for line in _keep(found, file)[1]:
+        output.note(line)
 
 
 def _keep(folder: OwnerFolder, file: Path) -> Said:

@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+import os
+import re
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,10 +18,13 @@ from sottovoce.cli.options import (
     AggregatorCas,
     AggregatorKeys,
     AggregatorUrls,
+    Behind,
     CatalogueFile,
     ExperimentFile,
     HostNames,
     NextShufflers,
+    OpenPlaces,
+    PageOrigins,
     ProxyCa,
     ProxyKey,
     ProxyUrl,
@@ -33,9 +38,24 @@ from sottovoce.cli.options import (
 from sottovoce.errors import UsageError
 
 if TYPE_CHECKING:
+    from sottovoce.stores.acts import Acts
     from sottovoce.stores.server_folder import ServerFolder
 
-Folder = Annotated[Path, typer.Argument(metavar="DIR", help="Folder of the federation's server.")]
+
+def _server_of(folder: Path) -> Path:
+    from sottovoce.stores.server_folder import server_of
+
+    return server_of(folder)
+
+
+Folder = Annotated[
+    Path,
+    typer.Argument(
+        metavar="DIR",
+        help="Folder of the federation's server, or the one of `serve setup` around it.",
+        callback=_server_of,
+    ),
+]
 DatabaseUrl = Annotated[
     str | None,
     typer.Option(
@@ -92,6 +112,27 @@ def server(
             "round N, which no device has seen yet.",
         ),
     ] = None,
+    console: Annotated[
+        bool,
+        typer.Option(
+            "--console/--no-console",
+            help="Whether to serve the operator's console, on this machine alone.",
+        ),
+    ] = True,
+    console_port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Port of the console; a free one by default.")
+    ] = 0,
+    origins: PageOrigins = None,
+    open_places: OpenPlaces = None,
+    forwarded: Annotated[
+        str,
+        typer.Option(
+            metavar="HEADER",
+            help="With --behind: the header in which your reverse proxy says who asks, like "
+            "x-forwarded-for, for the limits of open places. Nobody else's word counts.",
+        ),
+    ] = "",
+    behind: Behind = None,
 ) -> Any:
     """Serve a federation: publish rounds and models, take reports, fold them.
 
@@ -103,7 +144,11 @@ def server(
     the third aggregator.
     Everything that was acknowledged survives a crash, and the next start goes on where the last one
     was. DIR/server.json says where a running server listens. Logs are JSON lines on standard error.
-    SIGTERM and Ctrl-C stop it; SIGHUP takes up a renewed certificate.
+    SIGTERM and Ctrl-C stop it; SIGHUP takes up a renewed certificate. `sottovoce console DIR` opens
+    the operator's console.
+
+    Devices can be tabs of a browser: --origin names the pages that may talk to the server, and
+    --open-places lets visitors in whom nobody has invited.
 
     Several servers can share one federation: give each a copy of DIR (without server.db) and the
     same --database, and put any load balancer in front.
@@ -114,8 +159,13 @@ def server(
       sottovoce serve server town --host 0.0.0.0
       sottovoce serve server town --experiment a.toml --proxy https://p.example --proxy-ca p.crt
       sottovoce serve server town --rounds 200 --database postgresql://sottovoce@db/town
+      sottovoce serve server town --origin https://shop.example --open-places 10000
     """
+    from sottovoce.services.kit.cors import Origins
     from sottovoce.services.server.process import ServerService
+
+    Origins.of(origins)
+    _require_header(forwarded, behind)
 
     through = through_proxy(proxy, proxy_ca, proxy_key)
     others = three_aggregators(aggregators, aggregator_cas, aggregator_keys)
@@ -134,7 +184,20 @@ def server(
             "--catalogue, --spare, --set, --name, --proxy and --aggregator go with --experiment, "
             "at the first start"
         )
-    return ServerService(database, rounds, skip_to_round)
+    page = None
+    if console:
+        from sottovoce.web.console import console_of
+
+        page = console_of(console_port)
+    start = database, rounds, skip_to_round, page
+    return ServerService(*start, tuple(origins or ()), open_places, forwarded)
+
+
+def _require_header(forwarded: str, behind: list[str] | None) -> None:
+    if forwarded and not behind:
+        raise UsageError("--forwarded goes with --behind, the reverse proxy whose word it is")
+    if forwarded and not re.fullmatch(r"[A-Za-z0-9-]{1,64}", forwarded):
+        raise UsageError(f"--forwarded is a header's name, like x-forwarded-for, not {forwarded!r}")
 
 
 @says
@@ -142,8 +205,13 @@ def invite(
     folder: Folder,
     count: Annotated[int, typer.Option(min=1, max=100_000, help="How many devices.")] = 1,
     out: Annotated[
-        Path, typer.Option(metavar="DIR", help="Where the invitation files are written.")
-    ] = Path("invitations"),
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Where the invitation files are written; invitations, beside what `serve setup` "
+            "made if it did.",
+        ),
+    ] = None,
     first: Annotated[
         int | None, typer.Option(min=0, help="Number of the first device; the next free one.")
     ] = None,
@@ -153,29 +221,50 @@ def invite(
             metavar="URL", help="Where devices reach the server; the running one by default."
         ),
     ] = None,
+    label: Annotated[
+        str, typer.Option(metavar="TEXT", help="What you call these devices, in `serve devices`.")
+    ] = "",
+    link: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="For tabs: write each as a link to this page, which takes it up; the invitation "
+            "stands behind #, which browsers send to nobody.",
+        ),
+    ] = None,
     database: DatabaseUrl = None,
 ) -> Said:
     """Write invitations, a file for each new device.
 
     An invitation is good for one device and is a secret: hand it over in confidence. The server may
-    be running. Only hashes of the tokens are kept.
+    be running. Only hashes of the tokens are kept. With --link each file has one line, a link that
+    whoever is invited opens in a browser.
 
     \b
     Examples:
       sottovoce serve invite town --count 20 --server https://example.org:8443
-      sottovoce serve invite town --out /media/usb
+      sottovoce serve invite town --out /media/usb --label "Via Roma 5"
+      sottovoce serve invite town --link https://shop.example/ --server https://api.shop.example
     """
-    from sottovoce.stores import server_folder as folders
+    from sottovoce.stores.server_folder import open_folder, setup_around
+    from sottovoce.wire.invitations import require_page
 
-    found = folders.open_folder(folder)
-    address = _address(found, server)
+    if link is not None:
+        require_page(link)
+    found = open_folder(folder)
+    address = address_of_server(found, server)
+    out = out or (setup_around(found.path) or Path()) / "invitations"
     out.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with contextlib.closing(found.database(database)) as store:
+    with acting(folder, database) as acts:
         numbers = None if first is None else range(first, first + count)
-        invitations = folders.invite(found, store, address, numbers, count=count)
-    files = [out / f"device-{invitation.number}.json" for invitation in invitations]
+        invitations = acts.invite(address, count, numbers=numbers, label=label)
+    ending = "json" if link is None else "link"
+    files = [out / f"device-{invitation.number}.{ending}" for invitation in invitations]
     for file, invitation in zip(files, invitations, strict=True):
-        invitation.write(file)
+        if link is None:
+            invitation.write(file)
+        else:
+            invitation.write_link(file, link)
     written = [invitation.number for invitation in invitations]
     return {"server": address, "numbers": written, "files": [*map(str, files)]}, [
         f"{len(files)} invitation(s) to {address} in {out}; each is a secret"
@@ -197,6 +286,7 @@ def introduce(
     hop: Annotated[
         int, typer.Option(min=1, help="Which shuffler of a chain it is for; 1 is the first.")
     ] = 1,
+    database: DatabaseUrl = None,
 ) -> Said:
     """Write the introduction of the federation's shuffler or helper, a file for whoever runs it.
 
@@ -205,7 +295,8 @@ def introduce(
     secret: hand it over in confidence. The federation's terms must name one of the two. In a chain
     of shufflers each has an introduction of its own, which also says how it knows the one before it
     and how the one behind it knows it. Where sums are checked, each of the two other aggregators
-    (`sottovoce serve aggregator`) gets a file of its own, whose name ends in its number.
+    (`sottovoce serve aggregator`) gets a file of its own, whose name ends in its number. While a
+    change of terms waits for them (`sottovoce serve terms`), the terms in it are the new ones.
 
     \b
     Examples:
@@ -215,7 +306,7 @@ def introduce(
     from sottovoce.stores import server_folder as folders
     from sottovoce.stores.server_folder import write_introduction
 
-    found = folders.open_folder(folder)
+    found = _proposed(folders.open_folder(folder), database)
     if found.plan.summed:  # the helper is asked by the server and need not know where that is
         from sottovoce.stores.helper_folder import helper_introduction, write_helper_introduction
 
@@ -232,11 +323,27 @@ def introduce(
             f"The introduction of aggregator {number}, for {url}, is {file}; it is a secret"
             for number, url, file in zip(OTHERS, _urls(found), files, strict=True)
         ]
-    address = _address(found, server)
+    address = address_of_server(found, server)
     write_introduction(out, folders.introduction(found, address, hop - 1))
     which = f"shuffler number {hop}" if found.plan.terms.chained else "the shuffler"
     told = f"The introduction of {which} to {address} is {out}; it is a secret"
     return {"server": address, "file": out}, [told]
+
+
+def _proposed(folder: ServerFolder, database: str | None) -> ServerFolder:
+    """The folder under the terms that will be in force: others have to agree to them first."""
+    from dataclasses import replace
+
+    from sottovoce.stores import amending
+    from sottovoce.stores.server_folder import DATABASE_VARIABLE, amended
+
+    kept = folder.kept_in()
+    elsewhere = kept == "postgresql" and not (database or os.environ.get(DATABASE_VARIABLE))
+    if kept in (None, "nowhere") or elsewhere:  # then a change is known by the files alone
+        return folder
+    with contextlib.closing(folder.database(database)) as store, store.reading() as link:
+        now, after = folder.caught_up(link), amending.proposed_terms(link)
+    return now if after is None else replace(now, plan=amended(now.plan, after))
 
 
 def _urls(folder: ServerFolder) -> tuple[str, ...]:
@@ -248,7 +355,7 @@ def _urls(folder: ServerFolder) -> tuple[str, ...]:
 def status(
     where: Where, ca: OperatorCa = None, token: OperatorToken = None, database: DatabaseUrl = None
 ) -> Said:
-    """Say where a federation stands: rounds, devices, who was missing, what was refused.
+    """Say where a federation stands: rounds, devices, for whom it waits, what was refused.
 
     A folder is looked at whether or not its server runs. An address needs two files of the folder's
     keys, and nothing else of it.
@@ -267,7 +374,20 @@ def status(
     asked = bool(content["asked"]) or any(past["asked"] for past in content["rounds"])
     if content["state"] == "open":
         words += f", {content['reported']} of {content['goal']} reports" if asked else ""
-    lines = [words, f"Devices: {content['enrolled']} enrolled, {content['active']} active"]
+    said = [words]
+    if changed := content.get("changed"):
+        said.append(
+            f"Terms changed at {_clock(changed['at'])} by {changed['who']}; rounds go on with "
+            f"number {changed['round']}, and numbers before it that were not run are skipped"
+        )
+    if paused := content.get("paused"):
+        because = f": {paused['why']}" if paused["why"] else ""
+        said.append(f"Paused since {_clock(paused['since'])} by {paused['who']}{because}")
+    if content.get("running") is False:
+        said.append(f"No server runs; to start it: {content['start']}")
+    lines = [*said, f"Devices: {content['enrolled']} enrolled, {content['active']} active"]
+    if places := content.get("places"):
+        lines.append(places_words(places))
     for batch in content.get("batches", ()):
         lines.append(
             f"Batch of tier {batch['tier']}: {batch['devices']} devices, {batch['stored']} of "
@@ -277,8 +397,14 @@ def status(
         lines.append(f"Shut out: {', '.join(map(str, content['shut_out']))}")
     for number, why in content.get("shut_out_why", {}).items():
         lines.append(f"  {number}: {why}")
-    if content.get("waits"):
+    why = content.get("reason")
+    if why:
+        lines.append(_reason_words(why))
+    if content.get("waits") and (not why or why["what"] != content["waits"]):
         lines.append(f"Waits: {content['waits']}")
+    if changing := content.get("amendment"):
+        why = changing["waits"] or "the open round has to end first"
+        lines.append(f"A change of terms by {changing['who']} waits: {why}")
     lines += _search_words(content.get("search", {}))
     lines += _version_words(content)
     lines.append(f"Refused: {output.words(content['refused'])}")
@@ -296,6 +422,19 @@ def status(
     return content, lines
 
 
+def _reason_words(why: Mapping[str, Any]) -> str:
+    """For whom rounds wait, in a line."""
+    party = why["party"] if why["party"].startswith("aggregator") else f"the {why['party']}"
+    since = f" since {_clock(why['since'])}" if why["since"] else ""
+    return f"Waits for {party}{since}: {why['what']}; do: {why['do']}"
+
+
+def _clock(at: str) -> str:
+    from sottovoce.stores.acts import clock_time
+
+    return clock_time(at)
+
+
 def _version_words(content: Mapping[str, Any]) -> list[str]:
     """Which version of the model is published, how good it is, and which later one was held
     back."""
@@ -307,7 +446,15 @@ def _version_words(content: Mapping[str, Any]) -> list[str]:
             lines[0] += f"; {_quality_words(one['quality'])}"
         elif one["held_back"] and one["version"] > content["published"]:
             lines.append(f"Held back: version {one['version']}, because {one['held_back']}")
-    return lines
+    return [*lines, *_trouble_words(content)]
+
+
+def _trouble_words(content: Mapping[str, Any]) -> list[str]:
+    """What speaks against the published version, and what can be done."""
+    trouble = content.get("quality_trouble")
+    if not trouble:
+        return []
+    return [f"Attention: {trouble}. `sottovoce serve publish DIR N` goes back to version N."]
 
 
 def _quality_words(quality: Mapping[str, Any]) -> str:
@@ -355,7 +502,9 @@ def versions(
             state = f"held back: {one['held_back']}"
         quality = f"; {_quality_words(one['quality'])}" if one["quality"] is not None else ""
         lines.append(f"Version {one['version']}, made {one['made']}, {state}{quality}")
-    told = {"published": content.get("published"), "versions": found}
+    lines += _trouble_words(content)
+    trouble = content.get("quality_trouble", "")
+    told = {"published": content.get("published"), "versions": found, "quality_trouble": trouble}
     if plot is not None:
         from sottovoce.evaluation.plots import quality_of_versions
 
@@ -380,62 +529,10 @@ def publish(
     Example:
       sottovoce serve publish town 6
     """
-    from sottovoce.stores import versions as kept
-    from sottovoce.stores.server_folder import open_folder
-
-    store = open_folder(folder).database(database)
-    with contextlib.closing(store), store.writing() as link:
-        before = kept.publish(link, version)
+    with acting(folder, database) as acts:
+        before = acts.publish(version)["before"]
     told = f"Version {version} is published; before, {'none' if before is None else before}"
     return {"folder": folder, "published": version, "before": before}, [told]
-
-
-@says
-def catalogue(
-    folder: Folder,
-    add: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Items that come, as CSV or Parquet with the columns item and, if you like, "
-            "title and categories (with | between them).",
-        ),
-    ] = None,
-    gone: Annotated[
-        list[str] | None,
-        typer.Option(metavar="ITEM", help="An item that goes; may be repeated."),
-    ] = None,
-    database: DatabaseUrl = None,
-) -> Said:
-    """Change the items of a federation: some come, others go. Without options, say how many there
-    are.
-
-    New items take places that were kept for them (`serve server --spare N`, at the first start),
-    since devices know items by their place. Items that go keep theirs, and nobody is recommended
-    them. Stop the server first. Devices take the new catalogue up when they next ask for the round;
-    what they have of a new item counts at home at once.
-
-    \b
-    Examples:
-      sottovoce serve catalogue town --add new.csv
-      sottovoce serve catalogue town --gone venue-17 --gone venue-20
-    """
-    import json
-
-    from sottovoce.cli.making import read_items
-    from sottovoce.stores.server_folder import open_folder
-    from sottovoce.wire.catalogue import spare_places
-
-    made = open_folder(folder)
-    added, categories = ([], []) if add is None else read_items(add)
-    items = [(item, title) for item, title in json.loads(made.catalogue())["items"]]
-    if added or gone:
-        items = list(made.change_catalogue(added, gone or [], database, categories))
-    free = len(spare_places(items))
-    there = sum(bool(title) for _, title in items)
-    told = {"folder": folder, "items": there, "gone": len(items) - free - there, "spare": free}
-    words = f"{there:,} items, {told['gone']:,} that are gone, {free:,} places to spare"
-    return told, [words]
 
 
 def _search_words(search: Mapping[str, Any]) -> list[str]:
@@ -459,16 +556,28 @@ def target(
 ) -> Said:
     """Raise the number of rounds to run, of a running server or of a stopped one.
 
+    With gram, each further period costs every person who takes part up to her loudness once more.
+
     \b
     Example:
       sottovoce serve target town --rounds 200
     """
-    from sottovoce.stores.server_folder import open_folder, raise_target
+    from sottovoce.stores.server import position
+    from sottovoce.stores.server_folder import open_folder
 
-    with contextlib.closing(open_folder(folder).database(database)) as store:
-        before = raise_target(store, rounds)
-    told = f"{rounds:,} rounds to run; before, {before:,}"
-    return {"folder": folder, "rounds": rounds, "before": before}, [told]
+    with acting(folder, database) as acts:
+        with acts.database.reading() as link:
+            same = position(link).target == rounds
+        if same:  # a script may say it again
+            told = [f"{rounds:,} rounds to run, as before: nothing was done"]
+            return {"folder": folder, "rounds": rounds, "before": rounds}, told
+        before = acts.raise_target(rounds)["before"]
+    told = [f"{rounds:,} rounds to run; before, {before:,}"]
+    if open_folder(folder).plan.terms.contributes:
+        told.append(
+            "Each further period costs every person who takes part up to her loudness once more"
+        )
+    return {"folder": folder, "rounds": rounds, "before": before}, told
 
 
 @says
@@ -490,15 +599,40 @@ def shut_out(
       sottovoce serve shut-out town 7 12
       sottovoce serve shut-out town 12 --undo
     """
-    from sottovoce.stores import server_folder as folders
+    from sottovoce.stores.server import shut_numbers
 
-    with contextlib.closing(folders.open_folder(folder).database(database)) as store:
-        out = folders.shut_out(store, numbers, undo=undo)
+    with acting(folder, database) as acts:
+        (acts.readmit if undo else acts.shut_out)(numbers)
+        with acts.database.reading() as link:
+            out = shut_numbers(link)
     told = f"Shut out: {', '.join(map(str, out)) or 'nobody'}"
     return {"folder": folder, "shut_out": out}, [told]
 
 
-def _address(folder: ServerFolder, server: str | None) -> str:
+def places_words(places: Mapping[str, Any]) -> str:
+    """Who may come without an invitation, for the operator."""
+    taken = f"{places['taken']:,} have come so"
+    if not places["places"]:
+        return f"Nobody comes without an invitation; {taken}"
+    return (
+        f"{places['places']:,} open place(s), of which {places['taken']:,} are taken; of one "
+        f"network {places['per_hour']:,} an hour and {places['per_day']:,} a day, with "
+        f"{places['bits']} bits of work"
+    )
+
+
+@contextlib.contextmanager
+def acting(folder: Path, database: str | None) -> Iterator[Acts]:
+    """What the operator at this machine does to the federation in a folder."""
+    from sottovoce.stores.acts import Actor, Acts
+    from sottovoce.stores.server_folder import open_folder
+
+    found = open_folder(folder)
+    with contextlib.closing(found.database(database)) as store:
+        yield Acts(found, store, Actor.here())
+
+
+def address_of_server(folder: ServerFolder, server: str | None) -> str:
     """Where a server is, or will be, as its operator says or as it runs."""
     from sottovoce.stores.server_folder import require_address
 
@@ -533,7 +667,10 @@ def _status_at(url: str, ca: Path | None, token: Path | None) -> Mapping[str, An
 
 def _status_in(folder: Path, database: str | None) -> Mapping[str, Any]:
     from sottovoce.services.server.operator import status as status_of
-    from sottovoce.stores.server_folder import open_folder
+    from sottovoce.stores.server_folder import open_folder, start_command
 
-    with contextlib.closing(open_folder(folder).database(database)) as store:
-        return status_of(store)
+    found = open_folder(folder)
+    with contextlib.closing(found.database(database)) as store:
+        # With PostgreSQL one may run elsewhere.
+        running = store.shared or found.running() is not None
+        return status_of(store, plan=found.plan, running=running, start=start_command(found.path))

@@ -8,7 +8,8 @@ from typing import Annotated, Any
 import typer
 
 from sottovoce.cli import output
-from sottovoce.cli.options import HostNames, IntroductionFile, served
+from sottovoce.cli.options import HostNames, IntroductionFile, PageOrigins, served
+from sottovoce.cli.serve_terms import Agreed, agreed_by_shuffler
 from sottovoce.errors import UsageError
 
 
@@ -29,6 +30,13 @@ def shuffler(
         ),
     ] = None,
     introduction: IntroductionFile = None,
+    terms: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Show what these terms would change; with --agree, follow them."
+        ),
+    ] = None,
+    agree: Agreed = None,
     names: HostNames = None,
     goal: Annotated[
         list[str] | None,
@@ -46,6 +54,7 @@ def shuffler(
             help="How long a batch that has reached its minimum waits for its goal.",
         ),
     ] = 60.0,
+    origins: PageOrigins = None,
 ) -> Any:
     """Serve a shuffler: take sealed reports, mix them tier by tier, hand them to the server.
 
@@ -67,11 +76,16 @@ def shuffler(
     on; below the tier's minimum it drops what is left. --goal and --hold-seconds are the first
     one's.
 
+    The terms are those that the server published first. Where its operator wants to change them,
+    --terms with the file of `sottovoce serve terms --out` shows what would change, and with --agree
+    the shuffler, running or not, follows them as soon as the server does.
+
     What was acknowledged survives a crash. While the server is down, the shuffler holds it.
     DIR/proxy.json says where a running shuffler listens. Logs are JSON lines on standard error and
     name no device and no address. /health says whether it runs, /metrics counts for Prometheus and
     needs the token in DIR/keys/operator.token. SIGTERM and Ctrl-C stop it; SIGHUP takes up a
-    renewed certificate.
+    renewed certificate. Where devices are tabs of a browser, --origin names the pages that may talk
+    to the shuffler; it is as the server's.
 
     \b
     Examples:
@@ -81,6 +95,7 @@ def shuffler(
       sottovoce serve shuffler second --init --url https://b.example.net:8444 --name b.example.net
     """
     goals = _goals(goal or [])
+    from sottovoce.services.kit.cors import Origins
     from sottovoce.services.shuffler import ShufflerService
     from sottovoce.stores.server_folder import read_introduction
     from sottovoce.stores.shuffler_folder import (
@@ -100,6 +115,10 @@ def shuffler(
             f"{folder} has the keys of a shuffler behind another one; the server's operator needs "
             f"{file}, which is no secret"
         ]
+    if agree is not None and terms is None:
+        raise UsageError("--agree goes with --terms, a file with the changed terms")
+    if terms is not None:
+        return agreed_by_shuffler(folder, terms, agree)
     if introduction is not None:
         made = create_shuffler_folder(folder, read_introduction(introduction), names or [])
         output.note(f"{folder} holds a shuffler of the federation {made.introduction.federation}")
@@ -107,7 +126,8 @@ def shuffler(
         raise UsageError("--name goes with --introduction, at the first start")
     if goals and open_shuffler_folder(folder).introduction.hop:
         raise UsageError("--goal is the first shuffler's: those behind it hand on what they get")
-    return ShufflerService(goals, hold_seconds)
+    Origins.of(origins)
+    return ShufflerService(goals, hold_seconds, tuple(origins or ()))
 
 
 def _goals(given: list[str]) -> dict[int | None, int]:

@@ -8,8 +8,10 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 import numpy as np
-from numba import int64, njit
+from numpy import int64
 from numpy.typing import DTypeLike, NDArray
+
+from sottovoce.compiled import njit
 
 P = TypeVar("P")
 T = TypeVar("T")
@@ -58,6 +60,12 @@ def _sum_groups(values, order, starts, sums):  # type: ignore[no-untyped-def]
                 sums[group, f] += int64(values[order[k], f])
 
 
+@_sum_groups.alone
+def _(values, order, starts, sums):  # type: ignore[no-untyped-def]
+    for group, mine in enumerate(np.split(order, starts[1:]) if len(starts) else []):
+        sums[group] += values[mine].sum(axis=0, dtype=np.int64)
+
+
 def count_bits(reports: NDArray[np.uint32], sums: NDArray[np.int64]) -> bool:
     """Adds to `sums`, by coordinate, 1 for each report with bit 1 and -1 for each with bit 0.
     False, with nothing added, where a report names a coordinate beyond `sums`."""
@@ -73,7 +81,7 @@ def _count_bits(reports, sums):  # type: ignore[no-untyped-def]
         sums[report >> 1] += np.int64(2) * np.int64(report & 1) - np.int64(1)
 
 
-@njit(nogil=True, cache=True)
+@njit(alone=True, nogil=True, cache=True)
 def find_entries(indptr, items, rows, wanted, out):  # type: ignore[no-untyped-def]
     """out[k]: the place of `wanted[k]` within row `rows[k]`, whose items ascend; -1 where it is not
     there."""

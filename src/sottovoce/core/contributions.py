@@ -34,9 +34,10 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 
 import numpy as np
-from numba import int64, njit, uint64
+from numpy import int64, uint64
 from numpy.typing import NDArray
 
+from sottovoce.compiled import njit
 from sottovoce.core.arrays import read_only
 from sottovoce.core.redacted import Redacted
 from sottovoce.errors import MessageError
@@ -205,7 +206,7 @@ def _bound(scale: float, pairs: bool, unit: int) -> int:
     return int(exact if pairs else exact * Fraction(scale))
 
 
-@njit(nogil=True, error_model="numpy", cache=True)
+@njit(alone=True, nogil=True, error_model="numpy", cache=True)
 def _fill(indptr, place, value, factor, limit, keys, most, loudness, steps):
     """steps = those of each device, by its own numbers and key alone."""
     longest = 0
@@ -247,6 +248,18 @@ def _filled(wanted, dither, n, limit, top):
             low = mid
         else:
             high = mid
+        if low == high:
+            break
+        mid = 0.5 * (low + high)
+    return low
+
+
+@_filled.alone
+def _(wanted, dither, n, limit, top):
+    low, high, mid = 0.0, _FILLED, _FILLED
+    for _ in range(_HALVINGS):
+        k = np.minimum((mid * wanted[:n] + dither[:n]).astype(np.int64), top)
+        low, high = (mid, high) if np.sum(k * k) <= limit else (low, mid)
         if low == high:
             break
         mid = 0.5 * (low + high)

@@ -223,6 +223,11 @@ class Interactions:
         np.cumsum(np.bincount(self.users[mask], minlength=self.n_users), out=indptr[1:])
         return self._of(indptr, mask, self.user_ids)
 
+    def first_items(self, n_items: int) -> Interactions:
+        """The entries of the first items only."""
+        kept, names = self.select(self.items < n_items), self.items_vocabulary()
+        return replace(kept, n_items=n_items, item_ids=names.take(np.arange(n_items)))
+
     def find(self, users: NDArray[np.int64], items: NDArray[np.int64]) -> NDArray[np.int64]:
         """The entry of each user and item; -1 where she has it not."""
         from sottovoce.core.arrays import find_entries  # compiled, which not everyone needs

@@ -27,7 +27,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.sparse import csr_array
 
 from sottovoce.core.interactions import Interactions
 from sottovoce.core.recency import recency
@@ -101,6 +100,8 @@ def prior(
     memory: float = MEMORY,
 ) -> Prior:
     """Of each user of `history`; `popularity` has a number for each item."""
+    from scipy.sparse import csr_array  # of all that a device loads, knowledge alone needs it
+
     pop = threshold(popularity, noise)
     users, n, total = history.users, history.n_users, np.zeros(history.n_users)
     weights = recency(history, memory)

@@ -8,6 +8,8 @@ smallest batch in which a proxy hands them on.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -106,6 +108,15 @@ class Ledger:
         """Rows not yet flushed, as a table."""
         return _table(self._pending)
 
+    def pending_rows(self, columns: Sequence[str]) -> list[tuple[Any, ...]]:
+        """These columns of `pending`, row by row, without what it takes to load a table."""
+        rows: list[tuple[Any, ...]] = []
+        for chunk in self._pending:
+            each = {"kind": [chunk.kind] * len(chunk)}
+            found = (each[c] if c in each else getattr(chunk, c).tolist() for c in columns)
+            rows += zip(*found, strict=True)
+        return rows
+
     def flush(self, path: Path) -> None:
         """Write pending rows to `path` (atomically) and forget them here."""
         import pyarrow.parquet as pq
@@ -201,7 +212,8 @@ def totals_of(table: pa.Table) -> Totals:
         int(total("positive_rows")),
         int(total("negative_rows")),
         int(total("bytes")),
-        float(total("epsilon")),
+        # Whatever the order: rows come in chunks, which several threads add up.
+        math.fsum(table["epsilon"].to_numpy()),
         int(total("reports")),
     )
 

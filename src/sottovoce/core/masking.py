@@ -24,9 +24,10 @@ from collections.abc import Callable, Sequence
 from functools import cache
 
 import numpy as np
-from numba import njit, uint32, uint64
+from numpy import uint32, uint64
 from numpy.typing import NDArray
 
+from sottovoce.compiled import njit
 from sottovoce.core.arrays import each, equal_spans
 from sottovoce.errors import ConfigError, MessageError
 from sottovoce.rng import chacha_words

@@ -28,9 +28,10 @@ from dataclasses import dataclass
 from decimal import Decimal, localcontext
 
 import numpy as np
-from numba import njit, uint64
+from numpy import uint64
 from numpy.typing import NDArray
 
+from sottovoce.compiled import njit
 from sottovoce.errors import ConfigError, Diverged
 from sottovoce.rng import LOW32, Keys, chacha_words, words_of
 

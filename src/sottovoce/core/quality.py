@@ -20,6 +20,7 @@ CUTOFF = 10
 """Recommendations among which a hit is looked for."""
 WHICH = "candidate", "published", "popularity"
 Which = Literal["candidate", "published", "popularity"]
+POPULARITY = "popularity alone"
 _BOTH_SIDES, _ONE_SIDE = 1.959963984540054, 1.6448536269514722
 """Quantiles of a Gaussian: 95 % between two bounds, and below one."""
 
@@ -60,19 +61,27 @@ class Quality:
 
     def gain(self, over: Which) -> Estimate:
         """By how much the candidate's rate is above another one."""
-        return Estimate(*(each / 2.0 for each in self._gain(over, _BOTH_SIDES)))
+        lead = self._lead("candidate") - self._lead(over)
+        return Estimate(*(each / 2.0 for each in self._ratio(lead, 4.0, _BOTH_SIDES)))
 
     def objection(self, before: str) -> str:
         """Why the candidate is not published without the operator's word: it is worse than the
         published model (`before` says which), or than popularity, beyond a one-sided bound of 95 %.
         Empty where nothing speaks against it."""
-        for over, words in (("published", before), ("popularity", "popularity alone")):
-            if self._gain(over, _ONE_SIDE)[2] < 0.0:  # type: ignore[arg-type]
-                return (
-                    f"it is worse than {words}: one of ten recommendations is a hit for "
-                    f"{self.rate('candidate')} of the users, in place of {self.rate(over)}"  # type: ignore[arg-type]
-                )
-        return ""
+        worse = self.worse("candidate", "published", before)
+        worse = worse or self.worse("candidate", "popularity", POPULARITY)
+        return f"it is {worse}" if worse else ""
+
+    def worse(self, which: Which, than: Which, called: str) -> str:
+        """That one of them is worse than another (`called` says which), and by what; empty unless
+        it is so beyond a one-sided bound of 95 %."""
+        lead = self._lead(which) - self._lead(than)
+        if self._ratio(lead, 4.0, _ONE_SIDE)[2] >= 0.0:
+            return ""
+        return (
+            f"worse than {called}: one of ten recommendations is a hit for {self.rate(which)} of "
+            f"the users, in place of {self.rate(than)}"
+        )
 
     def to_table(self) -> dict[str, Any]:
         """As it is kept and shown."""
@@ -100,9 +109,6 @@ class Quality:
         """Hits without misses."""
         at = WHICH.index(which)
         return self.hits[at] - self.misses[at]
-
-    def _gain(self, over: Which, quantile: float) -> tuple[float, float, float]:
-        return self._ratio(self._lead("candidate") - self._lead(over), 4.0, quantile)
 
     def _ratio(self, above: float, variance: float, quantile: float) -> tuple[float, float, float]:
         """`above`, whose noise has so many times the variance of a sum's, by the number of users,

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from sottovoce.config import require_number
 from sottovoce.core.interactions import Interactions
+from sottovoce.core.portable import exp_of
 
 
 def positions(history: Interactions) -> NDArray[np.float64]:
@@ -35,5 +36,4 @@ def recency(history: Interactions, memory: float) -> NDArray[np.float64]:
     if not memory or history.timestamps is None:
         return np.ones(history.n_interactions)
     later = np.repeat(history.counts - 1.0, history.counts) - positions(history)
-    weights: NDArray[np.float64] = np.exp(-later / memory)
-    return weights
+    return exp_of(-later / memory)

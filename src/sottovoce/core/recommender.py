@@ -9,7 +9,7 @@ at home gets the list that the evaluation got. A BLAS product does not promise t
 depends on the shape of the tile. Items are packed in panels of `SIMD_ROWS` (factor-major, bias in
 front) and scored for `GROUP` users at a time in registers: 6 × 16 float32 sums fit the 16 AVX2
 registers as well as AVX-512. LLVM does not find that shape in a plain loop (measured: half the
-speed), hence the one intrinsic.
+speed), hence the one intrinsic (`simd_panels`). One device ranks with NumPy, by the same chain.
 """
 
 # Kernels carry no types (numba infers them); their callers do.
@@ -24,12 +24,9 @@ from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 import numpy as np
-from llvmlite import ir
-from numba import njit, types
-from numba.core import cgutils
-from numba.extending import intrinsic
 from numpy.typing import ArrayLike, NDArray
 
+from sottovoce.compiled import intrinsic, njit, primitive
 from sottovoce.core.interactions import Interactions
 from sottovoce.errors import DataError, Diverged, UsageError
 
@@ -39,78 +36,28 @@ CHUNK = 64
 """Panels per pass: 1,024 items stay in the second-level cache while a tile's users go by."""
 
 
-@intrinsic
-def _score_panel(typingctx, panels, at, size, users, users_at, worst, out, hits):
-    """`SIMD_ROWS` items scored for `GROUP` users into `out`; bit w of `hits[g]`: beats `worst`."""
-
-    def generate(context, builder, signature, args):
-        def data(k):
-            return context.make_array(signature.args[k])(context, builder, args[k]).data
-
-        vector = ir.VectorType(ir.FloatType(), SIMD_ROWS)
-        word = ir.IntType(32)
-        nothing = ir.Constant(vector, ir.Undefined)
-        zeros = ir.Constant(ir.VectorType(word, SIMD_ROWS), [0] * SIMD_ROWS)
-        number = args[1].type
-        fma = cgutils.get_or_insert_function(
-            builder.module, ir.FunctionType(vector, [vector] * 3), f"llvm.fma.v{SIMD_ROWS}f32"
-        )
-
-        def shift(index, by):
-            return builder.add(index, ir.Constant(number, by))
-
-        def vector_at(base, index):
-            return builder.bitcast(builder.gep(base, [index]), vector.as_pointer())
-
-        def splat(base, index):
-            value = builder.load(builder.gep(base, [index]))
-            one = builder.insert_element(nothing, value, ir.Constant(word, 0))
-            return builder.shuffle_vector(one, nothing, zeros)
-
-        panel, vectors, bar, scores, bits = (data(k) for k in (0, 3, 5, 6, 7))
-        sums = [cgutils.alloca_once(builder, vector) for _ in range(GROUP)]
-        bias = builder.load(vector_at(panel, args[1]), align=4)
-        for total in sums:
-            builder.store(bias, total)
-        with cgutils.for_range(builder, args[2], intp=number) as loop:
-            row = builder.mul(shift(loop.index, 1), ir.Constant(number, SIMD_ROWS))
-            factor = builder.load(vector_at(panel, builder.add(args[1], row)), align=4)
-            column = builder.add(args[4], builder.mul(loop.index, ir.Constant(number, GROUP)))
-            for g, total in enumerate(sums):
-                weight = splat(vectors, shift(column, g))
-                builder.store(builder.call(fma, [weight, factor, builder.load(total)]), total)
-        for g, total in enumerate(sums):
-            value = builder.load(total)
-            place = vector_at(scores, ir.Constant(number, g * SIMD_ROWS))
-            builder.store(value, place, align=4)
-            above = builder.fcmp_ordered(">", value, splat(bar, ir.Constant(number, g)))
-            flags = builder.bitcast(above, ir.IntType(SIMD_ROWS))
-            builder.store(flags, builder.gep(bits, [ir.Constant(number, g)]))
-        return context.get_dummy_value()
-
-    return types.void(panels, at, size, users, users_at, worst, out, hits), generate
+@primitive(intrinsic("sottovoce.core.simd_panels", "score_panel"))
+def score_panel(panels, at, size, users, users_at, worst, out, hits):
+    raise NotImplementedError  # one device ranks in `_rank_factors`
 
 
-@intrinsic
-def _lowest_bit(typingctx, value):
-    """The position of the lowest set bit; undefined for 0."""
-
-    def generate(context, builder, signature, args):
-        return builder.cttz(args[0], ir.Constant(ir.IntType(1), 1))
-
-    return value(value), generate
+@primitive(intrinsic("sottovoce.core.simd_panels", "lowest_bit"))
+def lowest_bit(value):
+    raise NotImplementedError  # likewise
 
 
-@intrinsic
-def _fma(typingctx, a, b, c):
+@primitive(intrinsic("sottovoce.core.simd_panels", "fma"))
+def fma(a, b, c):
     """a * b + c in float32, rounded once."""
-
-    def generate(context, builder, signature, args):
-        kind = ir.FunctionType(ir.FloatType(), [ir.FloatType()] * 3)
-        fma = cgutils.get_or_insert_function(builder.module, kind, "llvm.fma.f32")
-        return builder.call(fma, args)
-
-    return types.float32(types.float32, types.float32, types.float32), generate
+    # Double precision holds the product. Where it does not hold the sum, its last bit is set to 1
+    # (rounding to odd), so that rounding it again, to single precision, cannot go astray.
+    product, c = np.float64(a) * np.float64(b), np.float64(c)
+    near = product + c
+    back = near - product
+    lost = (product - (near - back)) + (c - back)
+    inexact = (lost != 0.0) & np.isfinite(near)
+    bits = np.asarray(near).view(np.int64) - (inexact & ((lost < 0.0) == (near > 0.0)))
+    return np.asarray(bits | inexact).view(np.float64).astype(np.float32)
 
 
 @njit(cache=True, nogil=True)
@@ -125,6 +72,15 @@ def pack_items(factors, bias):
         for f in range(size):
             panels[panel, f + 1, lane] = factors[i, f]
     return panels
+
+
+@pack_items.alone
+def _pack_items(factors, bias):
+    n_items, size = factors.shape
+    n_panels = -(-n_items // SIMD_ROWS)
+    table = np.zeros((n_panels * SIMD_ROWS, size + 1), np.float32)
+    table[:n_items, 0], table[n_items:, 0], table[:n_items, 1:] = bias, -np.inf, factors
+    return np.ascontiguousarray(table.reshape(n_panels, SIMD_ROWS, size + 1).transpose(0, 2, 1))
 
 
 @njit(cache=True, nogil=True, inline="always")
@@ -174,7 +130,7 @@ def rank_factors(vectors, panels, users, rows, indptr, seen, items, scores):
                 cursor[u] = entry
             for panel in range(first, stop):
                 at = panel * (size + 1) * SIMD_ROWS
-                _score_panel(
+                score_panel(
                     flat_panels,
                     at,
                     size,
@@ -187,13 +143,24 @@ def rank_factors(vectors, panels, users, rows, indptr, seen, items, scores):
                 for g in range(members):
                     left = hits[g] & allowed[g, panel - first]
                     while left != 0:
-                        lane = _lowest_bit(left)
+                        lane = lowest_bit(left)
                         left &= left - np.uint16(1)
                         score = out[g, lane]
                         if score > worst[group, g]:
                             u = group * GROUP + g
                             _insert(score, panel * SIMD_ROWS + lane, items[u], scores[u])
                             worst[group, g] = scores[u, last]
+
+
+@rank_factors.alone
+def _rank_factors(vectors, panels, users, rows, indptr, seen, items, scores):
+    bias, factors = panels[:, 0], np.moveaxis(panels[:, 1:], 1, 0)
+    for u in range(len(users)):
+        found = bias
+        for f in range(len(factors)):
+            found = fma(vectors[users[u], f], factors[f], found)
+        table = np.array(found).reshape(1, -1)
+        _rank_scores(table, rows[u : u + 1], indptr, seen, items[u : u + 1], scores[u : u + 1])
 
 
 @njit(cache=True, nogil=True)
@@ -210,6 +177,17 @@ def rank_scores(table, rows, indptr, seen, items, scores):
                 _insert(table[u, i], i, items[u], scores[u])
 
 
+@rank_scores.alone
+def _rank_scores(table, rows, indptr, seen, items, scores):
+    for u in range(len(table)):
+        open_to_her = table[u] > -np.inf
+        hers = seen[indptr[rows[u]] : indptr[rows[u] + 1]]
+        open_to_her[hers[hers < len(open_to_her)]] = False
+        left = np.flatnonzero(open_to_her)
+        best = left[np.argsort(-table[u, left], kind="stable")[: items.shape[1]]]
+        items[u, : len(best)], scores[u, : len(best)] = best, table[u, best]
+
+
 @njit(cache=True, nogil=True)
 def score_pairs(vectors, factors, bias, users, items, out):
     """out[r, c] = score of (users[r], items[r, c]), bit for bit as in `rank_factors`; -1: -inf."""
@@ -221,8 +199,17 @@ def score_pairs(vectors, factors, bias, users, items, out):
                 continue
             total = bias[i]
             for f in range(factors.shape[1]):
-                total = _fma(vectors[users[r], f], factors[i, f], total)
+                total = fma(vectors[users[r], f], factors[i, f], total)
             out[r, c] = total
+
+
+@score_pairs.alone
+def _score_pairs(vectors, factors, bias, users, items, out):
+    for r in range(len(users)):
+        total = bias[items[r]]
+        for f in range(factors.shape[1]):
+            total = fma(vectors[users[r], f], factors[items[r], f], total)
+        out[r] = np.where(items[r] < 0, -np.inf, total)
 
 
 Scalar = TypeVar("Scalar", bound=np.generic)

@@ -38,9 +38,10 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit, uint32, uint64
+from numpy import uint32, uint64
 from numpy.typing import NDArray
 
+from sottovoce.compiled import njit
 from sottovoce.core.arrays import each, equal_spans
 from sottovoce.core.contributions import numbers_of
 from sottovoce.core.masking import SEED_BYTES, expand
@@ -323,6 +324,14 @@ def _below(words):
         if word != uint32(P):
             at += 1
     return at
+
+
+@_below.alone
+def _(words):
+    words &= uint32(P)
+    found = words[words != uint32(P)]
+    words[: len(found)] = found
+    return len(found)
 
 
 @njit(nogil=True, cache=True)

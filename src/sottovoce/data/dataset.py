@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.sparse import csr_array
 
 from sottovoce.core.interactions import Interactions, Vocabulary
 from sottovoce.core.knowledge import Knowledge
@@ -136,6 +135,8 @@ class Dataset:
 
     def knowledge(self, items: Vocabulary) -> Knowledge:
         """What is publicly known of these items: their categories, and every attribute."""
+        from scipy.sparse import csr_array
+
         rows = _positions(self.interactions.items_vocabulary(), items)
         kinds: dict[str, Any] = {}
         for name, labels in self.item_attributes.items():

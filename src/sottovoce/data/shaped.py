@@ -12,9 +12,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
-from numba import njit, uint64
+from numpy import uint64
 from numpy.typing import NDArray
 
+from sottovoce.compiled import njit
 from sottovoce.config import require_number, require_whole
 from sottovoce.core.interactions import Interactions
 from sottovoce.errors import ConfigError

@@ -19,9 +19,10 @@ from dataclasses import dataclass
 from importlib.resources import files
 
 import numpy as np
-from numba import njit, uint64
+from numpy import uint64
 from numpy.typing import NDArray
 
+from sottovoce.compiled import njit
 from sottovoce.core.interactions import Interactions, Vocabulary
 from sottovoce.data.dataset import Dataset, Labels
 from sottovoce.errors import ConfigError

@@ -12,6 +12,7 @@ import asyncio
 import ipaddress
 import json
 import ssl
+import sys
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -19,7 +20,6 @@ from types import MappingProxyType
 from typing import Any
 
 import httpx2
-import pyarrow as pa
 
 from sottovoce.errors import (
     KeyTrouble,
@@ -170,7 +170,7 @@ class Client:
         """The answer, 304 where `etag` still holds. `packed` lets the server compress."""
         headers = {"if-none-match": etag} if etag else {}
         if packed:
-            headers["accept-encoding"] = "zstd"
+            headers["accept-encoding"] = _codings()
         return await self._twice("GET", path, headers, None, limit)
 
     async def post(
@@ -191,7 +191,7 @@ class Client:
         this call and for the next one, and only the rest is asked for."""
         part = self._part = self._part if self._part.path == path else _Part(path)
         for attempt in range(_TRIES):
-            headers = {"accept-encoding": "zstd"}
+            headers = {"accept-encoding": _codings()}
             if part.etag and part.body:
                 headers |= {"range": f"bytes={len(part.body)}-", "if-range": part.etag}
             else:
@@ -379,14 +379,30 @@ def _seconds(told: str) -> float:
         return 0.0
 
 
+def _codings() -> str:
+    """What a server may compress with. Whoever reads zstd takes 20 MB, and is not loaded for it
+    alone: gzip does nearly as well."""
+    return "zstd" if "pyarrow" in sys.modules else "gzip"
+
+
+def _from_zstd(body: bytes, most: int) -> bytes:
+    import pyarrow as pa
+
+    try:
+        with pa.CompressedInputStream(pa.BufferReader(body), "zstd") as source:
+            plain: bytes = source.read(most)
+            return plain
+    except pa.ArrowException as error:
+        raise OSError("what was compressed is broken") from error
+
+
 def _unpack(body: bytes, encoding: str, limit: int, url: str) -> bytes:
     """Undo a content encoding, never to more than `limit` bytes."""
     try:
         if encoding in ("", "identity") or not body:
             plain = body
         elif encoding == "zstd":
-            with pa.CompressedInputStream(pa.BufferReader(body), "zstd") as source:
-                plain = source.read(limit + 1)
+            plain = _from_zstd(body, limit + 1)
         elif encoding == "gzip":
             opened = zlib.decompressobj(wbits=31)
             plain = opened.decompress(body, limit + 1)
@@ -394,7 +410,7 @@ def _unpack(body: bytes, encoding: str, limit: int, url: str) -> bytes:
                 raise zlib.error("cut short")
         else:
             raise Unreachable(f"the server at {url} answers in an encoding nobody asked for")
-    except (OSError, pa.ArrowException, zlib.error):
+    except (OSError, zlib.error):
         raise Unreachable(f"the server at {url} sent a compressed answer that is broken") from None
     if len(plain) > limit:
         raise Unreachable(f"the server at {url} sends far more than it should")

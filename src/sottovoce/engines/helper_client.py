@@ -19,7 +19,7 @@ Ask = Callable[[bytes, str], Answer]
 """Puts a question to the helper, at one of its addresses; raises `Unreachable` or `KeyTrouble`
 where it cannot."""
 
-SUMS, SEEDS = "/v1/sums", "/v1/seeds"
+SUMS, SEEDS, TERMS = "/v1/sums", "/v1/seeds", "/v1/terms"
 _TIMEOUT = httpx2.Timeout(20.0, read=600.0)
 """The helper adds up before it answers."""
 _LONGEST_REFUSAL = 1 << 22

@@ -8,8 +8,9 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import IO
@@ -26,6 +27,20 @@ os.execvp(sys.argv[2], sys.argv[2:])
 """
 """Asks the kernel to end this process when its parent ends, also by `kill -9`; then becomes the
 command. The parent is the thread that starts it: start processes from the main thread."""
+
+
+@contextlib.contextmanager
+def told_to_stop(*more: signal.Signals) -> Iterator[threading.Event]:
+    """An event that SIGTERM or Ctrl-C sets, or one of these signals; afterwards they do again what
+    they did before."""
+    stop = threading.Event()
+    numbers = (signal.SIGTERM, signal.SIGINT, *more)
+    before = {number: signal.signal(number, lambda *_: stop.set()) for number in numbers}
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def free_port(host: str = "127.0.0.1") -> int:
@@ -176,7 +191,8 @@ def stop_all(children: Sequence[Child]) -> None:
 
 def sottovoce_command(*arguments: str | Path) -> list[str]:
     """This very installation's command line."""
-    return [sys.executable, "-m", "sottovoce", *map(str, arguments)]
+    # With -P no file of the folder one stands in is taken for a library.
+    return [sys.executable, "-P", "-m", "sottovoce", *map(str, arguments)]
 
 
 def descendants(pid: int) -> list[tuple[int, str]]:
@@ -185,12 +201,20 @@ def descendants(pid: int) -> list[tuple[int, str]]:
     found: list[tuple[int, str]] = []
     waiting = [pid]
     while waiting:
-        parent = waiting.pop()
-        for tasks in Path(f"/proc/{parent}/task").glob("*/children"):
+        for child in _children(waiting.pop()):
+            found.append((child, _born(child)))
+            waiting.append(child)
+    return found
+
+
+def _children(pid: int) -> list[int]:
+    """Of any of its threads; a process or a thread that ends meanwhile has none."""
+    found: list[int] = []
+    with contextlib.suppress(OSError):
+        for thread in os.listdir(f"/proc/{pid}/task"):
             with contextlib.suppress(OSError):
-                for child in map(int, tasks.read_text().split()):
-                    found.append((child, _born(child)))
-                    waiting.append(child)
+                listed = Path(f"/proc/{pid}/task/{thread}/children").read_text()
+                found.extend(map(int, listed.split()))
     return found
 
 

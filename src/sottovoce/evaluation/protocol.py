@@ -13,9 +13,10 @@ from dataclasses import dataclass, field
 from typing import ClassVar, NamedTuple
 
 import numpy as np
-from numba import njit, uint64
+from numpy import uint64
 from numpy.typing import NDArray
 
+from sottovoce.compiled import njit
 from sottovoce.core.interactions import Interactions
 from sottovoce.core.recommender import Scorer, score_items, top_n
 from sottovoce.errors import DataError, UsageError

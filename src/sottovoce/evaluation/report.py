@@ -1,6 +1,6 @@
 """A run's report: one HTML file that needs nothing else, offline, in light or dark.
 
-Template, styles and script are files in `pages/`; `look.css` has what all our pages share. The
+Template, styles and script are files in `pages/`; `core/look.css` has what all our pages share. The
 page's policy permits the one style and the one script in it by their hashes, and nothing else.
 """
 
@@ -15,6 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from sottovoce import core
 from sottovoce.errors import DataNotFound, UsageError
 from sottovoce.evaluation.compared import Compared
 from sottovoce.evaluation.tables import Table
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from jinja2 import Template
 
 PAGES = Path(__file__).parent / "pages"
+LOOK = Path(core.__file__).parent / "look.css"
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +119,7 @@ def write_report(
         for number, section in enumerate(sections, start=1)
     ]
     moves = any(isinstance(block, Compared) for section in sections for block in section.blocks)
-    style = _file("look.css") + _file("report.css")
+    style = LOOK.read_text(encoding="utf-8") + _file("report.css")
     script = _file("compared.js") if moves else ""
     page = _template().render(
         title=title,

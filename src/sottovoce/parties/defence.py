@@ -27,9 +27,10 @@ from copy import deepcopy
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numba import njit, uint64
+from numpy import uint64
 from numpy.typing import NDArray
 
+from sottovoce.compiled import njit
 from sottovoce.config import require_number, require_whole
 from sottovoce.core.messages import GRID, DeviceReports, SummedReports, add_sums, add_up
 from sottovoce.errors import ConfigError

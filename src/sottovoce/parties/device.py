@@ -57,7 +57,7 @@ from sottovoce.core.shares import AGGREGATORS, Form, bits_of, split
 from sottovoce.errors import ConfigError, ConsentError, MessageError
 from sottovoce.privacy.base import BoundRelease, Release
 from sottovoce.privacy.central import clip_reports, room_for_sums
-from sottovoce.privacy.own_epsilon import BoundContributions, mark_of, marked
+from sottovoce.privacy.own_epsilon import MOST_STAGES, BoundContributions, mark_of, marked
 from sottovoce.privacy.reports import BoundReports
 from sottovoce.rng import Streams
 
@@ -308,7 +308,8 @@ class Devices(Redacted):
         if self._link.checking is not None:
             numbers = _shared(self._link.checking, algorithm, view).elements
         shares, batches = algorithm.shares, algorithm.batches
-        epsilon = release.costs(view.round, self.cohort.sent, shares, batches)[rows]
+        so_far = self.cohort.sent, self.cohort.beyond
+        epsilon = release.costs(view.round, so_far[0], shares, batches, so_far[1])[rows]
         self._charge(rows, epsilon, mark_of(view.round, len(shares), batches))
         self.ledger.record(
             Entries(
@@ -381,7 +382,7 @@ class Devices(Redacted):
         if self.contributes:
             algorithm, release = self._contributing()
             room = release.room(
-                cohort.spent, cohort.sent, algorithm.shares, round, algorithm.batches
+                cohort.spent, cohort.sent, algorithm.shares, round, algorithm.batches, cohort.beyond
             )
             return room[rows]
         times = np.bincount(rows, minlength=len(cohort)).astype(np.int64)
@@ -454,7 +455,11 @@ class Devices(Redacted):
         if mark is None:
             np.add.at(self.cohort.sent, rows, 1)
         else:
-            self.cohort.sent[rows] = marked(self.cohort.sent[rows], mark)
+            sent, beyond = self.cohort.sent[rows], self.cohort.beyond[rows]
+            self.cohort.beyond[rows] = np.where(
+                sent >> MOST_STAGES == mark >> MOST_STAGES, beyond, 0.0
+            )
+            self.cohort.sent[rows] = marked(sent, mark)
         if self._release.spends:
             np.add.at(self.cohort.spent, rows, np.where(np.isfinite(epsilon), epsilon, 0.0))
 

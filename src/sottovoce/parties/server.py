@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, Self, cast
+from typing import Any, Literal, NamedTuple, Protocol, Self, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +23,7 @@ from sottovoce.core.messages import (
     SummedReports,
     add_sums,
 )
-from sottovoce.core.quality import Quality
+from sottovoce.core.quality import POPULARITY, Quality, Which
 from sottovoce.errors import ConfigError, MessageError
 from sottovoce.parties.defence import Defence, Guard
 from sottovoce.rng import Streams
@@ -104,17 +104,30 @@ class Offered:
     held_back: str = ""
     """Why it was not published."""
     quality: Quality | None = None
+    against: int | None = None
+    """The version that was published when its quality was asked for."""
 
     def to_table(self) -> dict[str, Any]:
         """As it is kept and shown."""
         quality = None if self.quality is None else self.quality.to_table()
-        return {"version": self.version, "held_back": self.held_back, "quality": quality}
+        return {
+            "version": self.version,
+            "held_back": self.held_back,
+            "quality": quality,
+            "against": self.against,
+        }
 
     @classmethod
     def from_table(cls, table: Mapping[str, Any]) -> Self:
         found = table.get("quality")
         quality = None if found is None else Quality.from_table(found)
-        return cls(int(table["version"]), str(table["held_back"]), quality)
+        against = table.get("against")  # releases before this one did not keep it
+        return cls(
+            int(table["version"]),
+            str(table["held_back"]),
+            quality,
+            None if against is None else int(against),
+        )
 
     @classmethod
     def of(
@@ -128,7 +141,55 @@ class Offered:
             return None
         quality = algorithm.quality(memory) if whole else None
         why = "" if quality is None or before is None else quality.objection(f"version {before}")
-        return cls(version, why, quality)
+        return cls(version, why, quality, None if quality is None else before)
+
+
+class Judged(Protocol):
+    """A version of a model, and what devices have said of it."""
+
+    @property
+    def version(self) -> int: ...
+    @property
+    def quality(self) -> Quality | None: ...
+    @property
+    def against(self) -> int | None: ...
+
+
+class ToldOf(NamedTuple):
+    """What sums tell of one version."""
+
+    quality: Quality
+    which: Which
+    """In whose place it is in them."""
+    other: int | None
+    """The version that it is compared with, where that is known."""
+
+
+def told_of(version: int | None, versions: Iterable[Judged]) -> ToldOf | None:
+    """The newest sums that tell of this version: those of a later one that was compared with it, or
+    its own."""
+    for one in sorted(versions, key=lambda one: -one.version):
+        if version is None or one.quality is None:
+            continue
+        if one.version == version:
+            return ToldOf(one.quality, "candidate", one.against)
+        if one.against == version:
+            return ToldOf(one.quality, "published", one.version)
+    return None
+
+
+def quality_trouble(published: int | None, versions: Iterable[Judged]) -> str:
+    """What speaks against the version by which devices recommend, however it came to be published;
+    empty where nothing does."""
+    found = told_of(published, versions)
+    if found is None:
+        return ""
+    quality, which = found.quality, found.which
+    worse = quality.worse(which, "popularity", POPULARITY)
+    if found.other is not None and not worse:
+        other: Which = "published" if which == "candidate" else "candidate"
+        worse = quality.worse(which, other, f"version {found.other}")
+    return f"version {published}, which is published, is {worse}" if worse else ""
 
 
 @dataclass(slots=True)

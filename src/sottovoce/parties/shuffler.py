@@ -15,9 +15,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numba import int64, njit, uint16, uint32, uint64
+from numpy import int64, uint16, uint32, uint64
 from numpy.typing import NDArray
 
+from sottovoce.compiled import njit
 from sottovoce.core.arrays import each
 from sottovoce.core.messages import Batch, BitReports
 from sottovoce.errors import ConfigError, MessageError, UsageError

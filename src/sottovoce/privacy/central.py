@@ -49,13 +49,14 @@ from fractions import Fraction
 from functools import lru_cache
 
 import numpy as np
-from numba import float64, int64, njit, uint32, uint64
+from numpy import float64, int64, uint32, uint64
 from numpy.typing import NDArray
-from scipy.special import log_ndtr
 
+from sottovoce.compiled import njit
 from sottovoce.core.links import require_sigma
 from sottovoce.core.messages import GRID, DeviceReports
 from sottovoce.core.one_bit import nonce
+from sottovoce.core.portable import gaussian_delta, log
 from sottovoce.core.running import Draws, weights
 from sottovoce.errors import ConfigError
 from sottovoce.privacy.accountant import DELTA
@@ -121,6 +122,13 @@ def _add_squares(values, owner, squares):
         squares[owner[k]] = total
 
 
+@_add_squares.alone
+def _(values, owner, squares):
+    for one in np.unique(owner):
+        mine = np.square(values[owner == one].astype(np.float64)).ravel()
+        squares[one] = np.cumsum(np.concatenate([squares[one : one + 1], mine]))[-1]
+
+
 # --- the price -----------------------------------------------------------------------------------
 
 
@@ -129,21 +137,21 @@ def price(noise: float, rounds: int, delta: float = DELTA) -> float:
     of the noise as a multiple of the clipping norm. Exact for the Gaussian mechanism (rounded up in
     the tenth digit): T sums, even where each depends on those before, tell as much as one with √T
     times less noise. Of an ε above 10¹¹, which protects nothing, only a bound. Infinite without
-    noise."""
+    noise. Every device computes it alike, bit for bit (`core.portable`)."""
     _check(rounds, delta)
     if not 0.0 <= noise < math.inf:
         raise ConfigError(f"the noise multiplier is 0 or above and finite, not {noise:g}")
     if not noise:
         return math.inf
     distance = math.sqrt(rounds) / noise
-    low, high = 0.0, distance * distance / 2 + distance * math.sqrt(2 * math.log(1 / delta))
+    low, high = 0.0, distance * distance / 2 + distance * math.sqrt(2 * float(log(1 / delta)))
     if distance > _FAR:
         return high
-    if _log_delta(distance, 0.0) <= math.log(delta):
+    if gaussian_delta(distance, 0.0) <= delta:
         return 0.0
     while high - low > 1e-11 * high:
         middle = (low + high) / 2
-        if _log_delta(distance, middle) > math.log(delta):
+        if gaussian_delta(distance, middle) > delta:
             low = middle
         else:
             high = middle
@@ -204,16 +212,6 @@ def room_for_sums(
     most = [rounds_within(noise, rest) if rest >= 0.0 else 0 for rest in rests.tolist()]
     fits: NDArray[np.bool_] = sent < np.array(most, dtype=np.int64)[which]
     return fits | np.isinf(limit)
-
-
-def _log_delta(distance: float, epsilon: float) -> float:
-    """log δ at ε of telling apart two Gaussians of variance 1 at this distance: δ = Φ(d/2 − ε/d) −
-    e^ε · Φ(−d/2 − ε/d)."""
-    first = float(log_ndtr(distance / 2 - epsilon / distance))
-    second = epsilon + float(log_ndtr(-distance / 2 - epsilon / distance))
-    if second >= first:
-        return -math.inf
-    return first + math.log(-math.expm1(second - first))
 
 
 def _check(rounds: int, delta: float) -> None:

@@ -29,9 +29,10 @@ from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
-from numba import float64, int64, njit, uint32, uint64
+from numpy import float64, int64, uint32, uint64
 from numpy.typing import NDArray
 
+from sottovoce.compiled import njit
 from sottovoce.core.arrays import each, equal_spans, read_only
 from sottovoce.core.one_bit import nonce
 from sottovoce.errors import ConfigError, DataError

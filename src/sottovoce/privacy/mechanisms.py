@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from sottovoce.compiled import njit
 from sottovoce.core.choice import DrawnField
 from sottovoce.core.consent import ALWAYS, Choice, Consent, ShareRule, thresholds
 from sottovoce.core.interactions import Interactions
@@ -237,7 +237,7 @@ def share_subsets(
     return allowed
 
 
-@njit(cache=True)
+@njit(alone=True, cache=True)
 def _flag_smallest(keys, indptr, items, wanted, allowed):  # type: ignore[no-untyped-def]
     for u in range(len(keys)):
         start, stop = indptr[u], indptr[u + 1]

@@ -16,9 +16,11 @@ is bounded by nothing but the number of users in them.
 What is booked. A period has several batches, and she is in each stage once, in whichever batch
 she is there: batches have no contribution in common, so that each tells of her only what she added
 to it. A stage costs what it adds to what she has spent in this period: the first one its own price,
-the next one the rest of ε_u; whoever missed the first pays the price of the second alone. A user
-who has been in all stages of a period is not asked again in it. Another period costs her ε_u again,
-and all of them together stay within her `total_epsilon`.
+the next one the rest of ε_u; whoever missed the first pays the price of the second alone. Where her
+ε or the terms were others then, stages count as they left (`beyond`): what is booked is the price
+of all that she has told in the period, and never less. A user who has been in all stages of a
+period is not asked again in it. Another period costs her ε_u again, and all of them together stay
+within her `total_epsilon`.
 """
 
 from __future__ import annotations
@@ -67,7 +69,7 @@ IN_PARTS = (
 
 
 MOST_STAGES = 8
-_STAGES = (1 << MOST_STAGES) - 1
+EVERY_STAGE = (1 << MOST_STAGES) - 1
 
 
 def mark_of(round: int, stages: int, batches: int) -> int:
@@ -134,6 +136,12 @@ class OwnEpsilon(Release):
         """Standard deviation of the noise of a whole period, for a sensitivity of 1."""
         return 1.0 / distance(self.epsilon, self.delta)
 
+    def loudness(self, epsilon: float) -> float:
+        """μ of whoever accepts this ε: by how much of the noise of a whole period she moves its
+        sums; 0 where it permits nothing."""
+        own = min(epsilon, self.epsilon)
+        return distance(own, self.delta) if own >= EPSILONS[0] else 0.0
+
     @property
     def steps(self) -> int:
         return STEPS
@@ -159,10 +167,8 @@ class OwnEpsilon(Release):
                 "max_reports is set, but own-epsilon sends one contribution, not randomised "
                 "reports; take it out of the consent, or choose a release that does"
             )
-        own = np.minimum(consent.epsilon.astype(np.float64), self.epsilon)
-        own[own < EPSILONS[0]] = 0.0
-        levels, which = np.unique(own, return_inverse=True)
-        scale = [distance(one, self.delta) * self.sigma if one else 0.0 for one in levels.tolist()]
+        levels, which = np.unique(consent.epsilon.astype(np.float64), return_inverse=True)
+        scale = [self.loudness(one) * self.sigma for one in levels.tolist()]
         return BoundContributions(
             "own-epsilon",
             users,
@@ -265,7 +271,7 @@ class BoundContributions(BoundRelease):
     @property
     def epsilons(self) -> NDArray[np.float64]:
         """What a period costs each user."""
-        return self._prices(1.0)
+        return self._prices(np.ones(len(self.users)))
 
     def part(self, row: int, round: int, spans: Spans) -> NDArray[np.int64]:
         """What a device adds to its contribution where noise comes in parts; `spans` are those of
@@ -277,13 +283,22 @@ class BoundContributions(BoundRelease):
         return noise_on([(many, size * each) for many, size in spans], own.digest(), round)
 
     def costs(
-        self, round: int, sent: NDArray[np.int64], shares: Sequence[float], batches: int = 1
+        self,
+        round: int,
+        sent: NDArray[np.int64],
+        shares: Sequence[float],
+        batches: int = 1,
+        beyond: NDArray[np.float64] | None = None,
     ) -> NDArray[np.float64]:
         """What this round adds to what each user has spent, whose stages so far are `sent`
-        (`marked`); `shares` are those of the stages in 1/noise²."""
+        (`marked`); `shares` are those of the stages in 1/noise². `beyond` is what she has told in
+        the period of `sent` more than these stages would tell at her ε of today (or less, below 0),
+        as a share of a whole period of today."""
         mark = mark_of(round, len(shares), batches)
-        done = _done(sent, mark)
-        return self._added(done | mark & _STAGES, shares) - self._added(done, shares)
+        done, more = _done(sent, mark), self._more(sent, mark, beyond)
+        after = self._added(done | mark & EVERY_STAGE, shares, more)
+        cost: NDArray[np.float64] = np.maximum(after - self._added(done, shares, more), 0.0)
+        return cost
 
     def room(
         self,
@@ -292,46 +307,80 @@ class BoundContributions(BoundRelease):
         shares: Sequence[float],
         round: int | None = None,
         batches: int = 1,
+        beyond: NDArray[np.float64] | None = None,
     ) -> NDArray[np.bool_]:
         """Whose limit has room for what is left of the period, of those who permit something and
         may be in this round: who was in its stage in this period, or in a later period, may not.
         Without a round: in some stage of the period in which each one was last."""
+        every = (1 << len(shares)) - 1
         if round is None:
-            done = sent & _STAGES
-            open = done != (1 << len(shares)) - 1
+            done, more = sent & EVERY_STAGE, self._more(sent, None, beyond)
+            open = done != every
         else:
             mark = mark_of(round, len(shares), batches)
-            done = _done(sent, mark)
+            done, more = _done(sent, mark), self._more(sent, mark, beyond)
             open = (done & mark == 0) & (sent >> MOST_STAGES <= mark >> MOST_STAGES)
-        rest = self._prices(1.0) - self._added(done, shares)
+        rest = self._added(done | every, shares, more) - self._added(done, shares, more)
         fits: NDArray[np.bool_] = (self.scale > 0) & open
         return fits & affords(spent, rest, self.limit)
 
-    def _added(self, done: NDArray[np.int64], shares: Sequence[float]) -> NDArray[np.float64]:
-        """ε of each user's part in these stages, given by their bits."""
-        found = np.zeros(len(self.users))
-        for stages in np.unique(done).tolist():
-            share = math.fsum(one for k, one in enumerate(shares) if stages >> k & 1)
-            if share:
-                found = np.where(done == stages, self._prices(share), found)
-        return found
+    def _more(
+        self, sent: NDArray[np.int64], mark: int | None, beyond: NDArray[np.float64] | None
+    ) -> NDArray[np.float64]:
+        """`beyond`, of those who were in the period of this mark."""
+        if beyond is None:
+            return np.zeros(len(self.users))
+        same = True if mark is None else sent >> MOST_STAGES == mark >> MOST_STAGES
+        more: NDArray[np.float64] = np.where(same, beyond, 0.0)
+        return more
 
-    def _prices(self, share: float) -> NDArray[np.float64]:
+    def _added(
+        self, done: NDArray[np.int64], shares: Sequence[float], more: NDArray[np.float64]
+    ) -> NDArray[np.float64]:
+        """ε of each user's part in these stages, given by their bits, and of what she has told
+        beyond them."""
+        stages, which = np.unique(done, return_inverse=True)
+        told = [share_of(bits, shares) for bits in stages.tolist()]
+        return self._prices(np.array(told)[which] + more)
+
+    def _prices(self, share: NDArray[np.float64]) -> NDArray[np.float64]:
         """ε of each user's part in sums that have this share of 1/noise²."""
-        if share >= 1.0 - 1e-12:
-            share = 1.0
-        scales, which = np.unique(self.scale, return_inverse=True)
+        scales, a = np.unique(self.scale, return_inverse=True)
+        levels, b = np.unique(np.maximum(share, 0.0), return_inverse=True)
+        pairs, which = np.unique(a * len(levels) + b, return_inverse=True)
         sigma, delta = self.settings.sigma, self.settings.delta
         each = [
-            price(sigma / (c * math.sqrt(share)), 1, delta) if c else 0.0 for c in scales.tolist()
+            price(sigma / (c * math.sqrt(part)), 1, delta) if c and part else 0.0
+            for c, part in (
+                (float(scales[one // len(levels)]), float(levels[one % len(levels)]))
+                for one in pairs.tolist()
+            )
         ]
         found: NDArray[np.float64] = np.array(each)[which]
         return found
 
 
+def share_of(stages: int, shares: Sequence[float]) -> float:
+    """Of 1/noise² in these stages, given by their bits; 1 of all."""
+    share = math.fsum(one for k, one in enumerate(shares) if stages >> k & 1)
+    return 1.0 if abs(share - 1.0) <= 1e-12 else share
+
+
+def beyond(
+    then: Sequence[tuple[float, float]], stages: int, shares: Sequence[float], now: float
+) -> float:
+    """What was told in these stages of a period beyond what they tell at the loudness of `now`
+    (`OwnEpsilon.loudness`), as a share of a whole period; `then` are share and loudness of each
+    contribution as it left. 0, to the last bit, where nothing has changed since."""
+    if not now:
+        return 0.0
+    told = math.fsum(share * ((mu / now) * (mu / now)) for share, mu in then)
+    return told - math.fsum(one for k, one in enumerate(shares) if stages >> k & 1)
+
+
 def _done(sent: NDArray[np.int64], mark: int) -> NDArray[np.int64]:
     """The stages of this mark's period that each one was in, as bits."""
     done: NDArray[np.int64] = np.where(
-        sent >> MOST_STAGES == mark >> MOST_STAGES, sent & _STAGES, 0
+        sent >> MOST_STAGES == mark >> MOST_STAGES, sent & EVERY_STAGE, 0
     )
     return done

@@ -2,17 +2,20 @@
 
 What it tells follows from its own folder alone: the fewest devices and the noise are those of the
 terms it keeps, whatever a question says. It keeps what devices have shared until a later round
-begins, sealed as it came; nothing of it is logged. Everything that it tells follows from what is on
-the disk, so that it says the same after a crash.
+begins, sealed as it came. The log has a line for each part of a sum that was told, which names no
+device. Everything that it tells follows from what is on the disk, so that it says the same after a
+crash.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
@@ -22,7 +25,6 @@ from sottovoce.core.recommender import default_threads
 from sottovoce.core.shares import NUMBER_BYTES, Elements, Form, Pair
 from sottovoce.errors import ConfigError, MessageError, ServiceError
 from sottovoce.parties.aggregator import (
-    Aggregating,
     Shares,
     agreed,
     at_once,
@@ -31,12 +33,28 @@ from sottovoce.parties.aggregator import (
     said_of,
 )
 from sottovoce.parties.helper import check_groups
-from sottovoce.services.kit.answers import JSON, OCTETS, Receive, Scope, Send, answer, bears
+from sottovoce.services.kit.answers import (
+    JSON,
+    OCTETS,
+    Receive,
+    Scope,
+    Send,
+    answer,
+    answer_json,
+    bears,
+)
 from sottovoce.services.kit.application import Handler, Hosting, HttpApplication
 from sottovoce.services.kit.connections import Limits
 from sottovoce.services.kit.metrics import Figure, by
 from sottovoce.services.kit.serving import Parts, Service, Start
-from sottovoce.stores.aggregator_folder import AggregatorFolder, SharesFile, open_aggregator
+from sottovoce.services.kit.told import ToldSums
+from sottovoce.stores.aggregator_folder import (
+    AggregatorFolder,
+    AggregatorIntroduction,
+    SharesFile,
+    open_aggregator,
+)
+from sottovoce.stores.sum_folder import AgreedTerms, KeptTerms
 from sottovoce.wire.frames import SHARES
 from sottovoce.wire.refusals import Refused, read_or_refuse
 from sottovoce.wire.shared import (
@@ -55,7 +73,6 @@ from sottovoce.wire.shared import (
     most_elements,
     open_secrets,
 )
-from sottovoce.wire.shuffled import terms_name
 from sottovoce.wire.terms import Terms
 
 PART_BYTES = 32 << 20
@@ -110,20 +127,35 @@ def shares_in(
     return some
 
 
+class OpeningRules:
+    """What follows from terms that the aggregator keeps."""
+
+    def __init__(self, folder: AggregatorFolder) -> None:
+        self.terms, self.computes = folder.introduction.terms, folder.rules()
+        self.longest = longest_part(self.terms)
+
+
+_Using = AgreedTerms[AggregatorIntroduction, OpeningRules]
+
+
 class Opening:
     """The rules of an aggregator over what is in its folder."""
 
-    def __init__(self, folder: AggregatorFolder, shares: SharesFile, threads: int = 1) -> None:
-        self._rules: Aggregating = folder.rules()
-        self._terms, self._key = folder.introduction.terms, folder.seal_key()
-        self._name = terms_name(self._terms)
+    def __init__(
+        self, folder: AggregatorFolder, shares: SharesFile, threads: int = 1, log: Any = None
+    ) -> None:
+        self._key, self._number = folder.seal_key(), folder.introduction.number
+        self.kept = KeptTerms(folder, lambda one: OpeningRules(folder.under(one)))
         self._answers, self._shares, self._threads = folder.answers(), shares, threads
-        self.longest = longest_part(self._terms)
-        self.told = 0
-        """Parts of sums, since the start."""
+        self.told = ToldSums("part", log)
 
     def __repr__(self) -> str:
-        return f"<Opening for {self._terms.federation}, redacted>"
+        return f"<Opening for {self.kept.federation}, redacted>"
+
+    @property
+    def longest(self) -> int:
+        """Bytes of what is passed on together, at most."""
+        return max(kept.rules.longest for kept in self.kept.known())
 
     @property
     def round(self) -> int:
@@ -135,7 +167,7 @@ class Opening:
         devices for this, whose secrets do not open or are not those that they committed to, or with
         which something else has travelled."""
         about, sent = read_or_refuse(decode_shares, payload)
-        form, bound = self._about(about)
+        _, form, bound = self._about(about)
         if any(len(travelled) != form.elements * NUMBER_BYTES for _, travelled in sent):
             raise Refused("malformed", f"{form.elements:,} numbers travel of a device")
         bad = [at for at, one in enumerate(sent) if not self._is_good(form, bound, *one)]
@@ -146,64 +178,76 @@ class Opening:
     def coin(self, payload: bytes) -> bytes:
         """Its coin for a set of submissions, which it has."""
         question = read_or_refuse(decode_question, payload)
-        _, bound = self._about(question.about)
+        using, _, bound = self._about(question.about)
         self._require(question, bound)
-        own = coin_of(self._rules.own, said_of(bound, question.names))
+        own = coin_of(using.rules.computes.own, said_of(bound, question.names))
         return encode_coin(question.about.round, own)
 
     def checks(self, payload: bytes) -> bytes:
         """Its part of what opens of each device of a set."""
         question = read_or_refuse(decode_question, payload, coins=True)
-        form, bound = self._about(question.about)
+        using, form, bound = self._about(question.about)
         self._require(question, bound)
         named = agreed(said_of(bound, question.names), question.coins)
         shares, many = self._shares_of(form, bound, question.names), len(question.names)
-        found = self._rules.checks(form, named, shares, many, self._threads)
-        return encode_checks(CheckParts(question.about.round, self._rules.number, found))
+        found = using.rules.computes.checks(form, named, shares, many, self._threads)
+        return encode_checks(CheckParts(question.about.round, self._number, found))
 
     def part(self, payload: bytes) -> bytes:
         """Its part of the sum. Before it is told, it is on the disk for whom."""
+        started = time.perf_counter()
         question = read_or_refuse(decode_question, payload, coins=True, kept=True)
-        form, bound = self._about(question.about)
+        using, form, bound = self._about(question.about)
+        rules = using.rules.computes
         self._require(question, bound)
         round, kept = question.about.round, question.kept
         if kept is None:
             raise Refused("malformed", "nobody is kept")
         names = [name for name, one in zip(question.names, kept, strict=True) if one]
-        if len(names) < self._rules.link.min_devices:
+        if len(names) < rules.link.min_devices:
             raise Refused("too_few", "a sum over so few devices is not told")
-        if len(names) > form.most_devices(self._rules.sigma(round, question.about.numbers)):
+        if len(names) > form.most_devices(rules.sigma(round, question.about.numbers)):
             raise Refused("too_many", "the field has no room for the sum of so many devices")
         try:
-            answered = check_groups(self._rules.link, self._answers.last, round, [names])
+            answered = check_groups(rules.link, self._answers.last, round, [names])
         except MessageError as error:
             raise Refused("second_submission", str(error), status=409) from None
         named = agreed(said_of(bound, question.names), question.coins)
         shares = self._shares_of(form, bound, question.names)
         self._answers.keep(answered)
-        part = self._rules.total(round, form, named, shares, kept)
-        self.told += 1
-        return encode_part(SumPart(round, self._rules.number, len(names), part))
+        self.kept.begin(using)
+        part = rules.total(round, form, named, shares, kept)
+        told = encode_part(SumPart(round, rules.number, len(names), part))
+        self.told.tell(
+            "part of a sum told",
+            round=round,
+            attempt=question.about.attempt,
+            devices=len(names),
+            left_out=len(question.names) - len(names),
+            seconds=time.perf_counter() - started,
+        )
+        return told
 
-    def _about(self, about: About) -> tuple[Form, bytes]:
-        """What devices share in a round, and what their records are bound to."""
-        if about.terms != self._name:
-            raise Refused("other_terms", "the question is about other terms than ours")
+    def _about(self, about: About) -> tuple[_Using, Form, bytes]:
+        """By which terms a question goes, what devices share in its round, and what their records
+        are bound to."""
+        using = self.kept.named(about.terms)
+        terms = using.rules.terms
         if about.round < self._answers.last.round:
             raise Refused("late", f"round {about.round} is over", status=409)
-        if about.numbers > self._terms.most_numbers:
+        if about.numbers > terms.most_numbers:
             raise Refused("malformed", "no sum of these terms has so many numbers")
         try:
-            form = self._rules.form(about.round, about.numbers)
+            form = using.rules.computes.form(about.round, about.numbers)
         except (MessageError, ConfigError) as error:
             raise Refused("malformed", str(error)) from None
-        return form, about.bound(self._terms)
+        return using, form, about.bound(terms)
 
     def _is_good(self, form: Form, bound: bytes, record: SharedRecord, travelled: bytes) -> bool:
         return (
             is_signed(record, bound)
             and fits(record, travelled, form.elements)
-            and open_secrets(record, self._rules.number, self._key, bound) is not None
+            and open_secrets(record, self._number, self._key, bound) is not None
         )
 
     def _require(self, question: SetQuestion, bound: bytes) -> None:
@@ -219,7 +263,7 @@ class Opening:
         def read(many: int) -> Iterable[Sequence[tuple[SharedRecord, bytes | None]]]:
             return self._shares.some(_place(bound), names, many)
 
-        return shares_in(form, self._rules.number, self._key, bound, read)
+        return shares_in(form, self._number, self._key, bound, read)
 
 
 def _place(bound: bytes) -> bytes:
@@ -228,6 +272,7 @@ def _place(bound: bytes) -> bytes:
 
 class AggregatorApplication(HttpApplication[AggregatorLimits]):
     name, prefix = "the aggregator", "aggregator_"
+    logs_refusals = True
 
     def __init__(self, hosting: Hosting[AggregatorLimits], answering: Opening, server: str) -> None:
         """`server` is the token of the federation's server."""
@@ -242,6 +287,7 @@ class AggregatorApplication(HttpApplication[AggregatorLimits]):
                 "/v1/coins": ("POST", told(answering.coin, longest)),
                 "/v1/checks": ("POST", told(answering.checks, longest)),
                 "/v1/parts": ("POST", told(answering.part, longest)),
+                "/v1/terms": ("POST", self._terms),
             }
         )
 
@@ -249,6 +295,12 @@ class AggregatorApplication(HttpApplication[AggregatorLimits]):
         payload = await self._asked(scope, receive, self._answering.longest)
         bad = await self._questions(lambda: self._answering.take(payload))
         await answer(send, 200, [JSON], json.dumps({"bad": bad}).encode())
+
+    async def _terms(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """The names of the terms that are kept here: the server asks before it goes by others."""
+        await self._asked(scope, receive, 0)
+        names = await self._questions(self._answering.kept.names)
+        await answer_json(send, {"terms": [name.hex() for name in names]})
 
     def _telling(self, tell: Callable[[bytes], bytes], longest: int) -> Handler:
         async def told(scope: Scope, receive: Receive, send: Send) -> None:
@@ -271,7 +323,8 @@ class AggregatorApplication(HttpApplication[AggregatorLimits]):
     def figures(self) -> Iterator[Figure]:
         answering = self._answering
         yield Figure("round", "Last round of which a part was told.", answering.round)
-        yield Figure("parts", "Parts of sums told.", answering.told, counts=True)
+        yield Figure("parts", "Parts of sums told.", answering.told.times, counts=True)
+        yield from answering.told.figures()
         with self._tally.settled() as counts:
             refused = dict(sorted(counts.items()))
         yield by("reason", "refused", "Questions refused, by reason.", refused)
@@ -294,7 +347,7 @@ class AggregatorService(Service[AggregatorFolder, AggregatorLimits]):
         folder = start.folder
         start.stack.enter_context(folder.locked())
         shares = start.keep(folder.shares())
-        answering = Opening(folder, shares, self.threads or default_threads())
+        answering = Opening(folder, shares, self.threads or default_threads(), start.log)
         server = folder.introduction.token
         return Parts(
             lambda: AggregatorApplication(start.hosting, answering, server),

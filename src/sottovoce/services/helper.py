@@ -2,27 +2,42 @@
 
 What it tells follows from its own folder alone: the fewest devices, the most groups and the noise
 are those of the terms it keeps, whatever a question says. Nothing of a question is kept but its
-round and the name of its set or its groups; nothing of it is logged.
+round and the name of its set or its groups. The log has a line for each sum that was told: of which
+round, and over how many devices, none of which it names.
 """
 
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from sottovoce.core.links import SecureSum
 from sottovoce.core.messages import MaskSum
 from sottovoce.core.recommender import default_threads
 from sottovoce.errors import MessageError
 from sottovoce.parties.helper import Answered, check_groups, noise_of, noise_spans, sum_told
 from sottovoce.privacy.central import Spans
-from sottovoce.services.kit.answers import JSON, OCTETS, Receive, Scope, Send, answer, bears
+from sottovoce.services.kit.answers import (
+    JSON,
+    OCTETS,
+    Receive,
+    Scope,
+    Send,
+    answer,
+    answer_json,
+    bears,
+)
 from sottovoce.services.kit.application import Hosting, HttpApplication
 from sottovoce.services.kit.connections import Limits
 from sottovoce.services.kit.metrics import Figure, by
 from sottovoce.services.kit.serving import Parts, Service, Start
-from sottovoce.stores.helper_folder import HelperFolder, open_helper
+from sottovoce.services.kit.told import ToldSums
+from sottovoce.stores.helper_folder import HelperFolder, HelperIntroduction, open_helper
+from sottovoce.stores.sum_folder import KeptTerms
 from sottovoce.wire.masked import (
     LONGEST_QUESTION,
     MaskSumQuestion,
@@ -32,8 +47,8 @@ from sottovoce.wire.masked import (
     is_signed,
     open_seed,
 )
-from sottovoce.wire.refusals import Reason, Refused
-from sottovoce.wire.shuffled import terms_name
+from sottovoce.wire.refusals import Reason, Refused, read_or_refuse
+from sottovoce.wire.terms import Terms
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,22 +69,27 @@ class Unopened(MessageError):
         self.which = which
 
 
+class HelperRules:
+    """What follows from terms that the helper keeps."""
+
+    def __init__(self, introduction: HelperIntroduction, noise: bytes) -> None:
+        self.terms, self.link = introduction.terms, introduction.link
+        self.spans = noise_spans(self.terms.build(), self.terms.release)
+        if self.spans is None:
+            noise_of(self.link, 0, 1, noise)  # raises now where the terms cannot be kept
+
+
 class Answering:
     """The rules of the helper over what is in its folder."""
 
-    def __init__(self, folder: HelperFolder, threads: int = 1) -> None:
-        self._terms, self._link = folder.introduction.terms, folder.introduction.link
-        self._name = terms_name(self._terms)
+    def __init__(self, folder: HelperFolder, threads: int = 1, log: Any = None) -> None:
         self._key, self._noise = folder.seal_key(), folder.noise_key()
+        self.kept = KeptTerms(folder, lambda one: HelperRules(one, self._noise))
         self._answers, self._threads = folder.answers(), threads
-        self._spans = noise_spans(self._terms.build(), self._terms.release)
-        if self._spans is None:
-            noise_of(self._link, 0, 1, self._noise)  # raises now where the terms cannot be kept
-        self.told = 0
-        """Sums, since the start."""
+        self.told = ToldSums("sum", log)
 
     def __repr__(self) -> str:
-        return f"<Answering for {self._terms.federation}, redacted>"
+        return f"<Answering for {self.kept.federation}, redacted>"
 
     @property
     def round(self) -> int:
@@ -78,66 +98,50 @@ class Answering:
 
     def answer(self, payload: bytes) -> bytes:
         """The sum that was asked for. Before it is told, it is on the disk for whom."""
-        question = self._read(payload)
-        round, numbers = question.round, self._numbers(question)
-        spans = self._spans_of(round, numbers)
-        answered = self._check(question)
-        seeds = self._open(question, again=answered == self._answers.last)
+        started = time.perf_counter()
+        question = read_or_refuse(decode_question, payload)
+        kept = self.kept.named(question.terms)
+        rules = kept.rules
+        round, numbers = question.round, _numbers(question, rules.terms)
+        spans = _spans_of(rules, round, numbers)
+        answered = self._check(question, rules.link)
+        bound = _bound(question, rules.terms)
+        seeds = self._open(question, bound, again=answered == self._answers.last)
         self._answers.keep(answered)
+        self.kept.begin(kept)
         group = question.group if len(question.sizes) > 1 else None
         how = self._noise, self._threads, group, spans
-        masks = sum_told(self._link, round, seeds, numbers, *how)
-        self.told += 1
-        return encode_mask_sum(MaskSum(round, len(seeds), masks, self._terms.bits))
+        masks = sum_told(rules.link, round, seeds, numbers, *how)
+        told = encode_mask_sum(MaskSum(round, len(seeds), masks, rules.terms.bits))
+        self._say(question, len(seeds), time.perf_counter() - started)
+        return told
+
+    def _say(self, question: MaskSumQuestion, devices: int, seconds: float) -> None:
+        facts = {"attempt": question.attempt}
+        if len(question.sizes) > 1:
+            facts |= {"group": question.group, "groups": len(question.sizes)}
+        round = question.round
+        self.told.tell("sum told", round=round, devices=devices, seconds=seconds, **facts)
 
     def unopened(self, payload: bytes) -> list[int]:
         """Which of these seeds cannot be opened, or were not sealed by their devices for this. The
         server then adds up the others, and forgets their messages. Nothing is told of any mask."""
-        question = self._read(payload)
-        self._numbers(question)
-        bound = self._bound(question)
+        question = read_or_refuse(decode_question, payload)
+        terms = self.kept.named(question.terms).rules.terms
+        _numbers(question, terms)
+        bound = _bound(question, terms)
         return [
             at
             for at, record in enumerate(question.records)
             if not is_signed(record, bound) or open_seed(record, self._key, bound) is None
         ]
 
-    def _read(self, payload: bytes) -> MaskSumQuestion:
-        try:
-            question = decode_question(payload)
-        except MessageError as error:
-            raise Refused("malformed", str(error)) from None
-        if question.terms != self._name:
-            raise Refused("other_terms", "the question is about other terms than ours")
-        return question
-
-    def _numbers(self, question: MaskSumQuestion) -> int:
-        """Of each mask. The devices have signed how many, where the terms do not say it."""
-        terms = self._terms
-        if terms.contributes != (question.numbers is not None):
-            raise Refused("malformed", "the question is not one for these terms")
-        numbers = terms.n_rows * terms.width if question.numbers is None else question.numbers
-        if not 0 < numbers <= terms.most_numbers:
-            raise Refused("malformed", "no message of these terms has so many numbers")
-        return numbers
-
-    def _spans_of(self, round: int, numbers: int) -> Spans | None:
-        """Which noise they get."""
-        try:
-            return None if self._spans is None else self._spans(round, numbers)
-        except MessageError as error:
-            raise Refused("malformed", str(error)) from None
-
-    def _bound(self, question: MaskSumQuestion) -> bytes:
-        where = question.round, question.attempt, question.model, question.numbers
-        return binding(self._terms, *where)
-
-    def _check(self, question: MaskSumQuestion) -> Answered:
+    def _check(self, question: MaskSumQuestion, link: SecureSum) -> Answered:
         """What is to be kept before the sum is told. Raises where it must not be."""
         records, last = question.records, self._answers.last
-        if len(question.sizes) > self._link.groups:
+        if len(question.sizes) > link.groups:
             raise Refused("too_many", "the terms do not permit so many sums in a round")
-        if min(question.sizes) < self._link.min_devices:
+        if min(question.sizes) < link.min_devices:
             raise Refused("too_few", "a sum over so few devices is not told")
         if len({record.device for record in records}) < len(records):
             raise Refused("duplicate", "a device is named twice in one round")
@@ -148,15 +152,14 @@ class Answering:
             # By what they sent: from two sums over the same devices' first and second attempts one
             # device's could follow, too.
             sent = [[one.device + one.sealed for one in group] for group in question.groups]
-            return check_groups(self._link, last, question.round, sent)
+            return check_groups(link, last, question.round, sent)
         except MessageError as error:
             reason: Reason = "late" if question.round < last.round else "second_submission"
             raise Refused(reason, str(error), status=409) from None
 
-    def _open(self, question: MaskSumQuestion, *, again: bool) -> list[bytes]:
+    def _open(self, question: MaskSumQuestion, bound: bytes, *, again: bool) -> list[bytes]:
         """The seeds of the group that is asked for. All groups must be good before one is told,
         since afterwards there can be no others; whoever asks `again` has shown that they are."""
-        bound = self._bound(question)
         start = sum(question.sizes[: question.group])
         mine = slice(start, start + question.sizes[question.group])
         records = question.records[mine] if again else question.records
@@ -169,8 +172,32 @@ class Answering:
         return [seed for seed in (seeds if again else seeds[mine]) if seed is not None]
 
 
+def _numbers(question: MaskSumQuestion, terms: Terms) -> int:
+    """Of each mask. The devices have signed how many, where the terms do not say it."""
+    if terms.contributes != (question.numbers is not None):
+        raise Refused("malformed", "the question is not one for these terms")
+    numbers = terms.n_rows * terms.width if question.numbers is None else question.numbers
+    if not 0 < numbers <= terms.most_numbers:
+        raise Refused("malformed", "no message of these terms has so many numbers")
+    return numbers
+
+
+def _spans_of(rules: HelperRules, round: int, numbers: int) -> Spans | None:
+    """Which noise they get."""
+    try:
+        return None if rules.spans is None else rules.spans(round, numbers)
+    except MessageError as error:
+        raise Refused("malformed", str(error)) from None
+
+
+def _bound(question: MaskSumQuestion, terms: Terms) -> bytes:
+    where = question.round, question.attempt, question.model, question.numbers
+    return binding(terms, *where)
+
+
 class HelperApplication(HttpApplication[HelperLimits]):
     name, prefix = "the helper", "masker_"
+    logs_refusals = True
 
     def __init__(self, hosting: Hosting[HelperLimits], answering: Answering, server: str) -> None:
         """`server` is the token of the federation's server."""
@@ -178,7 +205,13 @@ class HelperApplication(HttpApplication[HelperLimits]):
         self._answering, self._server_token = answering, server
         # One at a time: what was told last decides what may be told next.
         self._questions = self._executor(self._limits.waiting)
-        self._serve({"/v1/sums": ("POST", self._sum), "/v1/seeds": ("POST", self._seeds)})
+        self._serve(
+            {
+                "/v1/sums": ("POST", self._sum),
+                "/v1/seeds": ("POST", self._seeds),
+                "/v1/terms": ("POST", self._terms),
+            }
+        )
 
     async def _sum(self, scope: Scope, receive: Receive, send: Send) -> None:
         if not bears(scope, self._server_token):
@@ -187,11 +220,19 @@ class HelperApplication(HttpApplication[HelperLimits]):
         try:
             told = await self._questions(lambda: self._answering.answer(payload))
         except Unopened as error:
-            self._tally.count("undecryptable")
+            self._count("undecryptable")
             content = {"error": "undecryptable", "detail": str(error), "which": error.which}
             await answer(send, 409, [JSON], json.dumps(content).encode())
             return
         await answer(send, 200, [OCTETS], told)
+
+    async def _terms(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """The names of the terms that are kept here: the server asks before it goes by others."""
+        if not bears(scope, self._server_token):
+            raise Refused("unknown_server", "only the server of the federation may ask for this")
+        await self._body(scope, receive, 0)
+        names = await self._questions(self._answering.kept.names)
+        await answer_json(send, {"terms": [name.hex() for name in names]})
 
     async def _seeds(self, scope: Scope, receive: Receive, send: Send) -> None:
         if not bears(scope, self._server_token):
@@ -203,7 +244,8 @@ class HelperApplication(HttpApplication[HelperLimits]):
     def figures(self) -> Iterator[Figure]:
         answering = self._answering
         yield Figure("round", "Last round of which a sum was told.", answering.round)
-        yield Figure("sums", "Sums told.", answering.told, counts=True)
+        yield Figure("sums", "Sums told.", answering.told.times, counts=True)
+        yield from answering.told.figures()
         with self._tally.settled() as counts:
             refused = dict(sorted(counts.items()))
         yield by("reason", "refused", "Questions refused, by reason.", refused)
@@ -225,7 +267,7 @@ class HelperService(Service[HelperFolder, HelperLimits]):
     def prepare(self, start: Start[HelperFolder, HelperLimits]) -> Parts:
         folder = start.folder
         start.stack.enter_context(folder.locked())
-        answering = Answering(folder, self.threads or default_threads())
+        answering = Answering(folder, self.threads or default_threads(), start.log)
         server = folder.introduction.token
         return Parts(
             lambda: HelperApplication(start.hosting, answering, server),

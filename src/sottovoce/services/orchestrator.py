@@ -30,7 +30,7 @@ from sottovoce.services.kit.answers import (
 from sottovoce.services.kit.application import Handler, Hosting, HttpApplication
 from sottovoce.services.kit.documents import Coding, Document, best_coding
 from sottovoce.services.kit.executor import Tarpit
-from sottovoce.services.kit.metrics import Figure, by
+from sottovoce.services.kit.metrics import Figure, by, known, one_of
 from sottovoce.services.kit.questions import AskingLimits, Once, proven
 from sottovoce.services.kit.serving import Beside, Parts, Service, Start
 from sottovoce.stores.conductor import conducted, read_status
@@ -58,6 +58,7 @@ from sottovoce.wire.users import (
 )
 
 LAST_ROUNDS = 100
+STATES = "stopped", "starting", "waiting", "open", "pausing", "finished", "failed"
 
 
 def stands(
@@ -255,6 +256,14 @@ class OrchestratorApplication(HttpApplication[OrchestratorLimits]):
         ):
             yield Figure(name, words, now[name])
         yield Figure("owners", "Data owners.", len(now["owners"]))
+        training = now["training"]["state"]
+        yield one_of("state", "state", "1 for the state of the training.", STATES, training)
+        last = now["rounds"][-1] if now["rounds"] else {}
+        yield known("last_round_seconds", "Seconds that the last round took.", last.get("seconds"))
+        words = "When the last round ended, in seconds since 1970."
+        yield known("last_round_end_timestamp_seconds", words, self._store.last_ended())
+        updated = len(last["updated"]) if last else None
+        yield known("last_round_contributions", "Data owners in the last round.", updated)
         silent = [
             ((name,), float(name in past["silent"]))
             for past in now["rounds"][-1:]

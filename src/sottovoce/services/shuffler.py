@@ -5,13 +5,9 @@ the one before it."""
 from __future__ import annotations
 
 import hashlib
-import hmac
-import secrets
-import struct
 import threading
-import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,7 +26,9 @@ from sottovoce.services.kit.answers import (
     table_of,
 )
 from sottovoce.services.kit.application import Hosting, HttpApplication, Pulse
+from sottovoce.services.kit.challenges import Challenges
 from sottovoce.services.kit.connections import Limits, Room, Share, sender_of
+from sottovoce.services.kit.cors import NO_ORIGINS, Origins
 from sottovoce.services.kit.metrics import Figure, by
 from sottovoce.services.kit.serving import Beside, Parts, Service, Start
 from sottovoce.services.kit.writer import GroupWriter
@@ -43,6 +41,7 @@ from sottovoce.wire.refusals import Reason, Refused, read_or_refuse
 from sottovoce.wire.shuffled import (
     ACCOUNT_BYTES,
     ACCOUNT_KEY_BYTES,
+    CHALLENGE_BYTES,
     LONGEST_PART,
     BatchPart,
     SealedSubmission,
@@ -51,58 +50,6 @@ from sottovoce.wire.shuffled import (
     is_authentic,
     submission_bytes,
 )
-
-CHALLENGE_BYTES = 48
-SECONDS = 60
-"""In which a challenge must be answered."""
-_HEAD = struct.Struct("<Q16s")
-_MILLI = 1000
-
-
-class Challenges:
-    """Words that somebody must sign soon, and once, so that nothing signed before is any good.
-
-    A challenge carries its own time and a tag under a key that lives as long as this process: those
-    that were never answered cost no memory, and after a restart nobody knows the old ones. Only the
-    clock of whoever asks matters. Any thread may use it.
-    """
-
-    def __init__(self, *, most: int = 200_000, clock: Callable[[], float] = time.monotonic) -> None:
-        """Remembers at most `most` that were answered in the last minute; whoever answers more is
-        told to come back."""
-        self._key = secrets.token_bytes(32)
-        self._most, self._clock = most, clock
-        self._turn = threading.Lock()
-        self._spent: dict[bytes, float] = {}
-
-    def __repr__(self) -> str:
-        return "<Challenges, redacted>"
-
-    def new(self) -> bytes:
-        head = _HEAD.pack(int(self._clock() * _MILLI), secrets.token_bytes(16))
-        return head + self._tag(head)
-
-    def spend(self, challenge: bytes) -> None:
-        """To be called when everything else about the answer is good. Raises where the challenge is
-        not ours, too old, or was answered before."""
-        head, tag = challenge[: _HEAD.size], challenge[_HEAD.size :]
-        if len(challenge) != CHALLENGE_BYTES or not hmac.compare_digest(self._tag(head), tag):
-            raise Refused("late", "the challenge is not ours, or of before our start; ask again")
-        now, made = self._clock(), _HEAD.unpack(head)[0] / _MILLI
-        if now - made > SECONDS:
-            raise Refused("late", f"the challenge is older than {SECONDS} seconds; ask again")
-        with self._turn:
-            if challenge in self._spent:
-                raise Refused("replay", "this challenge was answered before")
-            if len(self._spent) >= self._most:
-                self._spent = {c: end for c, end in self._spent.items() if end >= now}
-                if len(self._spent) >= self._most:
-                    raise Refused("overload", "too many enrol at once; come back later")
-            self._spent[challenge] = made + SECONDS
-
-    def _tag(self, head: bytes) -> bytes:
-        return hmac.digest(self._key, head, "sha256")[: CHALLENGE_BYTES - _HEAD.size]
-
 
 _SMALL_BODY = 4096
 _KNOWN_ACCOUNTS = 100_000
@@ -181,7 +128,9 @@ class ShufflerApplication(HttpApplication[ShufflerLimits]):
         folder: ShufflerFolder,
         store: ShufflerStore,
         forwarder: Forwarder,
+        origins: Origins = NO_ORIGINS,
     ) -> None:
+        """Pages of these `origins` may be devices."""
         super().__init__(hosting)
         limits = hosting.limits
         self._store, self._forwarder = store, forwarder
@@ -196,12 +145,17 @@ class ShufflerApplication(HttpApplication[ShufflerLimits]):
             accepted=forwarder.wake,
         )
         self._enrolments = self._executor(limits.enrolments)
+        self._looks = self._executor(limits.enrolments)
         self._unproven = Room(self.name, limits.unproven, limits.unproven_per_address)
         self._proven = Room(self.name, limits.in_flight, limits.in_flight)
         self._sending: set[bytes] = set()
         self._pulse = Pulse()
         self._ends += [self._pulse.stop, self._writer.close]
-        routes: dict[str, Any] = {"/v1/terms": ("GET", self._terms)}
+        pages = "/v1/terms", "/v1/submissions", "/v1/challenge", "/v1/enrol"
+        routes: dict[str, Any] = {
+            "/v1/terms": ("GET", self._terms),
+            "/v1/agreed": ("GET", self._agreed),
+        }
         if folder.introduction.hop:
             self._accepts, self._receiving = folder.introduction.accepts, 0
             self._parts = self._executor(limits.parts)
@@ -212,7 +166,7 @@ class ShufflerApplication(HttpApplication[ShufflerLimits]):
                 "/v1/challenge": ("GET", self._challenge),
                 "/v1/enrol": ("POST", self._enrol),
             }
-        self._serve(routes)
+        self._serve(routes, origins, pages)
 
     # --- what devices send ------------------------------------------------------------------------
 
@@ -244,9 +198,10 @@ class ShufflerApplication(HttpApplication[ShufflerLimits]):
             raise Refused("too_often", "another submission of this account is on its way")
         self._sending.add(submission.account)
         try:
+            await self._check_round(submission)
+            # Only now: a look at the round may have found other terms, and a round has one.
             if submission.terms != self._forwarder.terms_name:
                 raise Refused("other_terms", "the reports were made under other terms than ours")
-            await self._check_round(submission)
             decision = await self._writer.store(submission)
             if decision != "accepted":
                 raise _refused(decision)
@@ -338,6 +293,12 @@ class ShufflerApplication(HttpApplication[ShufflerLimits]):
             raise Refused("unavailable", "the shuffler has not heard from the server yet")
         await answer_json(send, terms.to_table())
 
+    async def _agreed(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """The names of the terms that are followed here or would be: the server asks before it goes
+        by others."""
+        names = await self._looks(self._forwarder.names)
+        await answer_json(send, {"terms": [name.hex() for name in names]})
+
     def figures(self) -> Iterator[Figure]:
         store, now = self._store, self._store.position
         with self._tally.settled() as new:
@@ -351,6 +312,7 @@ class ShufflerApplication(HttpApplication[ShufflerLimits]):
         held = [((str(b.round), str(b.tier), b.state), b.devices) for b in store.held()]
         labels = ("round", "tier", "state")
         yield Figure("held", "Devices whose reports are held.", held, labels)
+        yield from self._forwarder.told.figures()
         outcomes = [((outcome, str(tier)), n) for outcome, tier, n in store.outcomes()]
         words = "Devices whose reports were handed over or dropped."
         yield Figure("devices", words, outcomes, ("outcome", "tier"), counts=True)
@@ -402,6 +364,8 @@ class ShufflerService(Service[ShufflerFolder, ShufflerLimits]):
 
     goal: Goal = field(default_factory=dict)
     hold_seconds: float = 60.0
+    origins: Sequence[str] = ()
+    """Of pages that may be devices."""
 
     name = "the shuffler"
     port = 8444
@@ -411,14 +375,14 @@ class ShufflerService(Service[ShufflerFolder, ShufflerLimits]):
         return open_shuffler_folder(path)
 
     def prepare(self, start: Start[ShufflerFolder, ShufflerLimits]) -> Parts:
-        folder = start.folder
+        folder, origins = start.folder, Origins.of(self.origins)
         start.stack.enter_context(folder.locked())
         store = start.keep(folder.store())
         forwarder = Forwarder(
             folder, store, start.log, goal=self.goal, hold_seconds=self.hold_seconds
         )
         return Parts(
-            lambda: ShufflerApplication(start.hosting, folder, store, forwarder),
+            lambda: ShufflerApplication(start.hosting, folder, store, forwarder, origins),
             lambda port: folder.ready_file,
             [Beside(forwarder.start, forwarder.stop)],
         )

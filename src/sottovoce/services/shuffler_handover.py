@@ -28,6 +28,7 @@ from sottovoce.errors import (
 from sottovoce.parties.shuffler import ShufflerRules, in_parts, once
 from sottovoce.services.kit.openers import Openers
 from sottovoce.services.kit.pacing import Pace
+from sottovoce.services.kit.told import ToldSums
 from sottovoce.stores.shuffler import Held, ShufflerPosition, ShufflerStore
 from sottovoce.stores.shuffler_folder import ShufflerFolder
 from sottovoce.wire.descriptor import Descriptor
@@ -91,6 +92,7 @@ class Forwarder:
         near = loopback(self._introduction.server)
         self._looking, self._trying = Pace(near=near), Pace(near=near)
         self._trouble = ""
+        self.told = ToldSums("batch", log)
         self._told = _LONGEST_LOOK
         self._died: Callable[[], None] = lambda: None
         self._stopping = False
@@ -202,7 +204,7 @@ class Forwarder:
         if self.rules is None:
             await self._fetch_terms(now.terms)
         if now.terms != self._digest:
-            raise MessageError("the server has changed the terms; batches under others are held")
+            self._change_terms(now)
         if now.round < self._store.position.round:
             # Who has sent in that round may be forgotten: anything could be taken twice.
             raise MessageError(f"the server went back to round {now.round}; nothing is taken there")
@@ -210,15 +212,16 @@ class Forwarder:
         self._told = now.poll_seconds
         position = ShufflerPosition(now.round, now.state == "open" and bool(key), key)
         if position != self._store.position:
-            dropped = self._store.move(position)
-            self._reached = {h.number: self._reached[h.number] for h in self._store.held()
-                             if h.number in self._reached}  # fmt: skip
+            self._move(position)
             self._log.info("round", round=position.round, open=position.open)
-            for held in dropped:
-                self._log.info(
-                    "batch dropped", round=held.round, tier=held.tier, devices=held.devices
-                )
         self._etag = answer.etag
+
+    def _move(self, position: ShufflerPosition, *, sealed: bool = False) -> None:
+        dropped = self._store.move(position, sealed=sealed)
+        self._reached = {h.number: self._reached[h.number] for h in self._store.held()
+                         if h.number in self._reached}  # fmt: skip
+        for held in dropped:
+            self._log.info("batch dropped", round=held.round, tier=held.tier, devices=held.devices)
 
     async def _fetch_terms(self, digest: str) -> None:
         answer = await self._asking.get("/v1/terms", limit=_TERMS_BYTES)
@@ -231,6 +234,32 @@ class Forwarder:
             raise MessageError("the server published other terms than those of its round")
         self._follow(terms)
         self._folder.keep_terms(terms)
+
+    def _change_terms(self, now: Descriptor) -> None:
+        """The server goes by other terms: they are followed where the operator has agreed, from a
+        round on for which nothing was taken under those before. What is held goes by no others."""
+        found = [one for one in self._folder.agreed() if one.digest() == now.terms]
+        known = self._store.position
+        if not found:
+            raise MessageError(
+                "the server has changed the terms; batches under others are held until the "
+                "operator agrees, with --terms"
+            )
+        if now.round < known.round or (now.round == known.round and known.key):
+            raise MessageError(
+                f"the server has changed the terms within round {known.round}; others are followed "
+                "from a later round on"
+            )
+        # First of all nothing is held or taken, so that a process that is killed in between never
+        # judges by the new terms what was made under the former ones.
+        self._move(ShufflerPosition(now.round), sealed=True)
+        self._follow(found[0])
+        self._folder.keep_terms(found[0])
+        self._log.info("terms changed", digest=now.terms)
+
+    def names(self) -> list[bytes]:
+        """Of the terms that are followed, and of those that the operator has agreed to since."""
+        return [self.terms_name, *map(terms_name, self._folder.agreed())]
 
     def _follow(self, terms: Terms) -> None:
         if terms.reporting is None:
@@ -266,6 +295,8 @@ class Forwarder:
             free = held.state in ("sealed", "whole") or self._releases(held)
             if not free or self._clock() < self._next_try:
                 continue
+            if held.number not in {one.number for one in self._store.held()}:
+                continue  # it was dropped while another was handed over
             try:
                 if held.state == "whole" and not await self._opened(held):
                     continue
@@ -335,6 +366,7 @@ class Forwarder:
         records = held.records(self.rules.reports)
         if records < self.rules.minimum[held.tier] * self.rules.reports:
             raise ServiceError("a batch below its minimum is not handed over")
+        begun = self._clock()
         per_part = max(1, PER_PART * SEALED_BYTES // self.size)
         parts = -(-records // per_part)
         content = in_parts(
@@ -372,8 +404,13 @@ class Forwarder:
                 self._drop(held)
                 return
         self._store.end(held, "handed_over")
-        self._log.info(
-            "batch handed over", round=held.round, tier=held.tier, devices=held.devices, parts=parts
+        self.told.tell(
+            "batch handed over",
+            round=held.round,
+            tier=held.tier,
+            devices=held.devices,
+            parts=parts,
+            seconds=self._clock() - begun,
         )
 
     def _overtaken(self, held: Held) -> bool:

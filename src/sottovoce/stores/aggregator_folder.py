@@ -86,6 +86,10 @@ def checked_link(terms: Terms) -> CheckedSum:
 class AggregatorFolder(SumFolder[AggregatorIntroduction]):
     party: ClassVar[str] = "aggregator"
 
+    def under(self, introduction: AggregatorIntroduction) -> AggregatorFolder:
+        """The same folder with other terms."""
+        return AggregatorFolder(self.path, introduction)
+
     def rules(self) -> Aggregating:
         """What it computes by, from its keys. Raises where the terms name others."""
         self.require_key()

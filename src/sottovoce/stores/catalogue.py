@@ -10,19 +10,26 @@ import sqlalchemy as sa
 from sottovoce.errors import ServiceError
 from sottovoce.stores import server as records
 
+_CONTENT = "catalogue_content"
+
 
 def catalogue_name(catalogue: bytes) -> str:
     """Another for each content."""
     return hashlib.sha256(catalogue).hexdigest()
 
 
-def change_catalogue(link: sa.Connection, before: bytes, after: bytes) -> None:
-    """From now on, `after` is published."""
-    if records.fact(link, "catalogue") != catalogue_name(
-        after
-    ):  # else it was cut off, and is done again
-        require_catalogue(link, before)
-        records.set_fact(link, "catalogue", catalogue_name(after))
+def published(link: sa.Connection) -> bytes | None:
+    """The catalogue that is published, where it was changed since the federation began."""
+    content, name = records.fact(link, _CONTENT), records.fact(link, "catalogue")
+    if content is None or catalogue_name(content.encode()) != name:
+        return None  # a release that knew no content has changed it since
+    return content.encode()
+
+
+def set_catalogue(link: sa.Connection, catalogue: bytes) -> None:
+    """From now on, this is published."""
+    records.set_fact(link, "catalogue", catalogue_name(catalogue))
+    records.set_fact(link, _CONTENT, catalogue.decode())
 
 
 def require_catalogue(link: sa.Connection, catalogue: bytes) -> None:

@@ -22,7 +22,8 @@ from sottovoce.core.messages import ModelView
 from sottovoce.errors import FolderInUse, RunError, UsageError, VersionMismatch
 from sottovoce.stores.allotment import Ranges, overlap, show_ranges
 from sottovoce.stores.file import SQLiteFile
-from sottovoce.stores.private import is_locked, private_file, try_lock
+from sottovoce.stores.locking import is_locked, try_lock
+from sottovoce.stores.private import private_file
 from sottovoce.stores.stamps import stamp, unstamp
 
 FILE = "flower.db"
@@ -53,9 +54,14 @@ CREATE TABLE masked (place INTEGER PRIMARY KEY, devices INTEGER, numbers BLOB, b
 CREATE TABLE closing (round INTEGER, attempt INTEGER);
 CREATE TABLE published (round INTEGER, items BLOB, offered TEXT)
 """,
+    """
+CREATE TABLE IF NOT EXISTS times (round INTEGER, attempt INTEGER, opened REAL, ended REAL,
+                                  PRIMARY KEY (round, attempt))
+""",
 )
-_STAMPED_SINCE, _PUBLISHED_SINCE = 4, 5
-"""The first versions in which contents carry stamps, and in which there are versions of a model."""
+_STAMPED_SINCE, _PUBLISHED_SINCE, _TIMED_SINCE = 4, 5, 6
+"""The first versions in which contents carry stamps, in which there are versions of a model, and in
+which it is kept when rounds were opened and ended."""
 
 Outcome = Literal["goal", "deadline", "abandoned"]
 
@@ -183,6 +189,9 @@ class Checkpoint(SQLiteFile):
             where = opened.round, opened.attempt
             numbers = stamp(opened.numbers.astype("<i8").tobytes(), "numbers", *where)
             self.write("INSERT INTO open_round VALUES (?, ?, ?, ?)", (*where, opened.goal, numbers))
+            # One that asks more devices, or goes on in another run, was opened before.
+            now = (*where, time.time())
+            self.write("INSERT OR IGNORE INTO times VALUES (?, ?, ?, NULL)", now)
 
     def keep_masked(self, numbers: NDArray[np.int64], devices: int, body: bytes) -> None:
         """Durable before it counts: what has left is not sent a second time."""
@@ -347,6 +356,28 @@ class Checkpoint(SQLiteFile):
             for round, attempt, outcome, asked, reported, who, seconds in rows[::-1]
         ]
 
+    def opened(self) -> float | None:
+        """When the open round was, in seconds since 1970."""
+        if self.version < _TIMED_SINCE:
+            return None
+        found: float | None = self.value(
+            "SELECT opened FROM times JOIN open_round USING (round, attempt)"
+        )
+        return found
+
+    def last_ended(self) -> float | None:
+        """When the last attempt at a round did, in seconds since 1970."""
+        if self.version < _TIMED_SINCE:
+            return None
+        found: float | None = self.value(
+            "SELECT ended FROM times WHERE ended NOTNULL ORDER BY round DESC, attempt DESC LIMIT 1"
+        )
+        return found
+
+    def outcomes(self) -> dict[str, int]:
+        """How many attempts ended in which way."""
+        return dict(self.rows("SELECT outcome, count(*) FROM rounds GROUP BY outcome"))
+
     def _put_model(
         self,
         round: int,
@@ -391,6 +422,11 @@ class Checkpoint(SQLiteFile):
 
     def _log(self, record: RoundRecord) -> None:
         self._forget_open()
+        self.write(
+            "INSERT INTO times VALUES (?1, ?2, NULL, ?3) "
+            "ON CONFLICT (round, attempt) DO UPDATE SET ended = ?3",
+            (record.round, record.attempt, time.time()),
+        )
         self.write(
             "INSERT OR REPLACE INTO rounds VALUES (?, ?, ?, ?, ?, ?, ?)",
             (

@@ -7,9 +7,9 @@ choice is drawn from (root key, round, attempt).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Literal
 
 import numpy as np
@@ -19,11 +19,12 @@ from numpy.typing import NDArray
 from sottovoce.core.messages import DeviceReports, ModelView, SummedReports, cut
 from sottovoce.errors import ConfigError, ServiceError, UsageError
 from sottovoce.parties.defence import Defence
-from sottovoce.parties.server import NO_DEFENCE, Offered, RoundRules, Server
+from sottovoce.parties.server import NO_DEFENCE, Offered, RoundRules, Server, quality_trouble
 from sottovoce.rng import streams_of
+from sottovoce.stores import amending, operating, versions
 from sottovoce.stores import server as records
-from sottovoce.stores import versions
-from sottovoce.stores.database import Leader
+from sottovoce.stores.amending import GATHERING, Waits
+from sottovoce.stores.database import MOST_ROUNDS, Leader
 from sottovoce.wire.reports import decode_report
 from sottovoce.wire.terms import Terms
 
@@ -31,9 +32,13 @@ CohortSize = int | Literal["all"]
 Clock = Callable[[], float]
 """Seconds that only go forward. The time of day plays no part."""
 Verdict = Literal["goal", "deadline", "abandoned"]
+_QUESTION_SECONDS = 2.0
+"""After which others are asked again whether they keep proposed terms."""
+_GATHERING = -1
+"""In the place of an attempt: before there is one."""
 What = Literal[
     "opened", "closing", "goal", "deadline", "abandoned", "diverged", "wrong_sum", "sum_refused",
-    "published", "held_back",
+    "published", "held_back", "amended",
 ]  # fmt: skip
 
 
@@ -90,6 +95,10 @@ class Plan:
         return self.terms.noise_limit or self.rules.value_limit
 
 
+class Awaiting(ServiceError):
+    """A round waits for another party; it is noted for which, and since when."""
+
+
 @dataclass(frozen=True, slots=True)
 class Event:
     """Something that happened to a round, for the log."""
@@ -116,6 +125,8 @@ class Coordinator:
         self._guard = plan.defence.guard()
         self._watched: tuple[int, int] | None = None
         self._since = 0.0
+        self._digest = plan.terms.digest()
+        self._next_question = -math.inf
         self.looked: records.Position | None = None
         """Where the federation stood at the last look, if nothing was done then."""
 
@@ -164,6 +175,8 @@ class Coordinator:
             ended = {"selected": None, "missing": nobody, "outcome": "abandoned", "seconds": 0.0}
             records.move_round(link, now.round, now.attempt, now.state, "abandoned", **ended)
             records.drop_reports(link, now.round, now.attempt)
+        if round > MOST_ROUNDS:
+            raise UsageError(f"a federation has at most {MOST_ROUNDS:,} rounds")
         # Devices may have versions in between that are lost here: each row counts as changed.
         items, changed = found
         memory = records.memory(link, now.round, len(items))
@@ -174,10 +187,13 @@ class Coordinator:
         in every process."""
 
     def step(self, leader: Leader) -> list[Event]:
-        """Move on as far as can be moved now."""
+        """Move on as far as can be moved now. Under other terms than its own it moves nothing."""
+        amended = self._amend(leader)
+        if amended is not None:
+            return [amended]
         with leader.reading() as link:
             now = records.position(link)
-            due = self._due(link, now)
+            due = now.terms == self._digest and self._due(link, now)
             self.looked = None if due else now
             if not due:
                 return []
@@ -187,6 +203,8 @@ class Coordinator:
         with leader.writing() as link:
             records.hold_round(link, now.round, now.attempt)
             now = records.position(link)
+            if now.terms != self._digest:
+                return []
             if now.state == "waiting":
                 opened = self._open(link, now.round, now.attempt)
                 return [] if opened is None else [opened]
@@ -198,6 +216,56 @@ class Coordinator:
             # From here on nothing comes in; the fold is over exactly what is stored.
             records.move_round(link, now.round, now.attempt, "open", "closing", outcome=outcome)
         return self._ended(leader, now)
+
+    # --- changed terms ----------------------------------------------------------------------------
+
+    def _amend(self, leader: Leader) -> Event | None:
+        """Bring into force what was proposed, once everybody agrees who keeps terms of their own,
+        and no round is open."""
+        with leader.reading() as link:
+            told, now = amending.proposed(link), records.position(link)
+            if told is None or told.before != self._digest or now.terms != self._digest:
+                return None
+            terms = amending.proposed_terms(link) if told.state == "asked" else None
+        if told.state == "asked":
+            if terms is None or self._clock() < self._next_question:
+                return None
+            begun = self._clock()
+            waits = self._objection(terms)
+            # Whoever does not answer must not hold rounds up.
+            took = self._clock() - begun
+            self._next_question = self._clock() + max(_QUESTION_SECONDS, 3 * took)
+            with leader.writing() as link:
+                amending.answered(link, told, waits, records.moment())
+            if waits is not None:
+                return None
+        if now.state in ("closing", "open") and not self._is_idle(now):
+            return None
+        with leader.writing() as link:
+            records.hold_round(link, now.round, now.attempt)
+            now = records.position(link)
+            if self._is_idle(now):
+                return self._abandon(link, now, "abandoned")[0]
+            round = amending.apply(link, self._plan.terms, self._plan.root_key, records.moment())
+            if round is None:
+                return None
+            self._carried(link, round)
+        return Event("amended", round, 0, 0)
+
+    def _objection(self, terms: Terms) -> Waits | None:
+        """Who of those that keep terms of their own does not keep these; None: nobody is left."""
+        return None
+
+    def _carried(self, link: sa.Connection, round: int) -> None:
+        """What is kept of rounds before this one is of other terms."""
+
+    def _is_idle(self, now: records.Position) -> bool:
+        """Whether a round is open that waits for nobody: it is over its time, and nobody has sent
+        anything. (What a shuffler holds, nobody knows here.)"""
+        if now.state != "open" or now.reported or self._plan.proxied:
+            return False
+        self._watch(now.round, now.attempt)
+        return self._elapsed() >= self._plan.rules.deadline_seconds
 
     def _ended(self, leader: Leader, now: records.Position) -> list[Event]:
         """What follows at once when nothing comes in any more."""
@@ -237,11 +305,15 @@ class Coordinator:
         self, link: sa.Connection, round: int, attempt: int
     ) -> tuple[int, records.Numbers] | None:
         """How many reports a round wants and who is asked; None where there are too few devices
-        for the round to be able to count."""
+        for the round to be able to count, or the operator has paused."""
         plan = self._plan
+        if operating.paused(link) is not None:
+            return None
         if round == 0 and attempt == 0 and records.count_devices(link)[0] < plan.rules.min_devices:
             return None
         pool = records.pool(link)
+        if not self._gathered(link, round, len(pool)):
+            return None
         goal = plan.cohort_size
         if goal == "all" or plan.asks_all:
             goal = len(pool)
@@ -252,12 +324,31 @@ class Coordinator:
         rows = server.select(len(pool), plan.rules.asked(goal, len(pool)), attempt)
         return goal, pool[rows]
 
+    def _gathered(self, link: sa.Connection, round: int, there: int) -> bool:
+        """Whether enough devices have agreed to terms that have just changed, for a round to begin:
+        most of those that were asked before, or those who have come within the time of a round.
+        Until then nothing is spent on rounds that others are missing in."""
+        before = records.fact(link, GATHERING)
+        if before is None:
+            return True
+        rules = self._plan.rules
+        self._watch(round, _GATHERING)
+        return self._elapsed() >= rules.deadline_seconds or there >= rules.least(int(before))
+
+    def _makes_way(self, link: sa.Connection) -> bool:
+        """Whether no round is to be opened, because a change of terms is ready."""
+        told = amending.proposed(link)
+        return told is not None and told.state == "ready"
+
     def _open(self, link: sa.Connection, round: int, attempt: int) -> Event | None:
+        if self._makes_way(link):
+            return None
         choice = self._choose(link, round, attempt)
         if choice is None:
             return None
         goal, chosen = choice
         records.open_round(link, round, attempt, goal, chosen)
+        records.drop_fact(link, GATHERING)
         self._watch(round, attempt)
         return Event("opened", round, attempt, len(chosen))
 
@@ -290,9 +381,11 @@ class Coordinator:
 
     def _offer(self, link: sa.Connection, offered: Offered) -> Event:
         """Keep a version, and say what became of it."""
-        versions.keep(link, offered, datetime.now(UTC).isoformat(timespec="seconds"))
+        versions.keep(link, offered, records.moment())
         why = offered.held_back
-        notices = (f"version {offered.version} was held back: {why}",) if why else ()
+        said = f"version {offered.version} was held back: {why}" if why else ""
+        trouble = quality_trouble(versions.published(link), versions.all_of(link))
+        notices = tuple(words for words in (said, trouble) if words)
         what: What = "held_back" if why else "published"
         return Event(what, offered.version, 0, 0, notices=notices)
 

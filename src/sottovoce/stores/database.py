@@ -21,6 +21,8 @@ from sottovoce.stores.stamps import stamp, unstamp
 
 SCHEMA = 3
 """The version of the tables. A database of a later one is left alone."""
+MOST_ROUNDS = 2**31 - 1
+"""Of a federation: models name rounds in 32 bits."""
 _UNSTAMPED = 2
 """The version in which contents had no stamps."""
 
@@ -40,8 +42,14 @@ devices = sa.Table(
     sa.Column("missed", sa.Integer, nullable=False),
     sa.Column("dormant", sa.Boolean, nullable=False),
 )
+_by_key = sa.Index("devices_by_key", devices.c.public_key)
 shut_out = sa.Table(
     "shut_out",
+    _metadata,
+    sa.Column("number", sa.BigInteger, primary_key=True, autoincrement=False),
+)
+places = sa.Table(  # devices that came without an invitation
+    "places",
     _metadata,
     sa.Column("number", sa.BigInteger, primary_key=True, autoincrement=False),
 )
@@ -133,6 +141,34 @@ refusals = sa.Table(
     sa.Column("reason", sa.String(32), primary_key=True),
     sa.Column("count", sa.BigInteger, nullable=False),
 )
+contacts = sa.Table(  # what an operator knows of a device; times are UTC, to the minute
+    "contacts",
+    _metadata,
+    sa.Column("number", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("label", sa.Text, nullable=False, server_default=""),
+    sa.Column("enrolled", sa.Text),
+    sa.Column("last_contact", sa.Text),
+)
+round_times = sa.Table(  # UTC, to the second
+    "round_times",
+    _metadata,
+    sa.Column("round", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("attempt", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("opened", sa.Text, nullable=False),
+    sa.Column("ended", sa.Text),
+)
+acts = sa.Table(  # what operators did, in the order in which they did it; no secrets
+    "acts",
+    _metadata,
+    sa.Column("id", sa.Integer, primary_key=True),
+    sa.Column("at", sa.Text, nullable=False),
+    sa.Column("who", sa.Text, nullable=False),
+    sa.Column("how", sa.String(16), nullable=False),
+    sa.Column("what", sa.String(32), nullable=False),
+    sa.Column("about", sa.Text, nullable=False),  # JSON
+    sa.Column("key", sa.String(128), unique=True),  # one click is one act
+    sa.Column("outcome", sa.Text, nullable=False),  # JSON
+)
 
 
 _STAMPED = {
@@ -221,7 +257,7 @@ class Database:
         """Make the tables where there are none. Raises where they are of another version."""
         with self.writing() as link:
             self.take_turn(link)
-            _metadata.create_all(link)
+            _make_tables(link)
             version = self._version(link)
             if version is None:
                 link.execute(meta.insert().values(key="schema", value=str(SCHEMA)))
@@ -244,7 +280,7 @@ class Database:
             return
         with self.writing() as link:  # tables that a release of the same version did not have
             self.take_turn(link)
-            _metadata.create_all(link)
+            _make_tables(link)
 
     def _version(self, link: sa.Connection) -> int | None:
         found = link.execute(sa.select(meta.c.value).where(meta.c.key == "schema")).scalar()
@@ -254,6 +290,13 @@ class Database:
                 f"the tables, this release knows {SCHEMA}); use the release that wrote it"
             )
         return None if found is None else int(found)
+
+    def size(self, link: sa.Connection) -> int:
+        """Bytes that it takes."""
+        asked = "SELECT pg_database_size(current_database())"
+        if not self.shared:
+            asked = "SELECT page_count * page_size FROM pragma_page_count(), pragma_page_size()"
+        return int(link.execute(sa.text(asked)).scalar_one())
 
     def take_turn(self, link: sa.Connection) -> None:
         """Until the transaction ends, no other process that takes turns goes on. For starts, when
@@ -334,6 +377,12 @@ class Leader:
         else:
             with self._database._in_words(), self._link.begin():
                 yield self._link
+
+
+def _make_tables(link: sa.Connection) -> None:
+    """Those that are not there; an index is not made by itself for a table that is."""
+    _metadata.create_all(link)
+    _by_key.create(link, checkfirst=True)
 
 
 def _stamp_everything(link: sa.Connection) -> None:

@@ -37,6 +37,7 @@ from sottovoce.stores.person import (
     entries,
     write_entry,
 )
+from sottovoce.stores.titles import keep_titles, titles_had
 from sottovoce.wire.invitations import Invitation, keep_invitation, kept_invitation
 
 # The two keys from which a store's users draw: what others may see, and private coins. A draw
@@ -359,13 +360,16 @@ class CohortStore(PersonalStore):
         self, items: Sequence[tuple[str, str]], categories: Sequence[Sequence[str]] = ()
     ) -> None:
         """Id and title of every item, by item number; and its categories, where any are known.
-        Whoever never sends what is named anew starts to learn anew."""
+        Whoever never sends what is named anew starts to learn anew. A title that an item had stays
+        a name for it: what is never sent by that name does not leave when it is called otherwise,
+        or is gone."""
         if len({item for item, _ in items}) != len(items):
             raise DataError("a catalogue must not name two items alike")
         if categories and len(categories) != len(items):
             raise DataError("a catalogue needs the categories of every item, or none at all")
         with self.file.transaction():
             before = self._kept_back()
+            keep_titles(self.file, self.catalogue(), dict(items))
             self.file.write("DELETE FROM catalogue")
             self.file.write("DELETE FROM categories")
             self.file.write_many(
@@ -394,6 +398,20 @@ class CohortStore(PersonalStore):
             for item, name in self.file.rows("SELECT item, name FROM categories ORDER BY 1, 2"):
                 found[item].append(name)
         return [tuple(names) for names in found]
+
+    def former_titles(self) -> list[tuple[str, ...]]:
+        """Of every item of the catalogue, by item number: other titles that it had here before."""
+        had = titles_had(self.file)
+        return [
+            tuple(one for one in had.get(item, ()) if one != title)
+            for item, title in self.catalogue()
+        ]
+
+    def names(self) -> list[set[str]]:
+        """All by which a choice can name every item of the catalogue, by item number: its id, the
+        titles that it has and had, and its categories."""
+        every = zip(self.catalogue(), self.former_titles(), self.categories(), strict=True)
+        return [{*item, *former, *categories} for item, former, categories in every]
 
     def add_history(
         self, number: int, items: Sequence[str], times: Sequence[int] | None = None
@@ -513,9 +531,8 @@ class CohortStore(PersonalStore):
         never = self._never_sent()
         if not never:
             return set()
-        named = {
-            item: {item, title, *categories}
-            for (item, title), categories in zip(self.catalogue(), self.categories(), strict=True)
+        named = {item: {item, *had} for item, had in titles_had(self.file).items()} | {
+            item: names for (item, _), names in zip(self.catalogue(), self.names(), strict=True)
         }
         rows = self.file.rows("SELECT number, item FROM history")
         return {

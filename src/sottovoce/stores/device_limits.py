@@ -24,9 +24,10 @@ from numpy.typing import NDArray
 from sottovoce.algorithms.base import Contributing
 from sottovoce.core.consent import affords
 from sottovoce.privacy.central import MOST_ROUNDS, price, room_for_sums
-from sottovoce.privacy.own_epsilon import mark_of, marked
+from sottovoce.privacy.own_epsilon import EVERY_STAGE, MOST_STAGES, beyond, mark_of, marked
 from sottovoce.stores.device import CohortStore
-from sottovoce.stores.device_rounds import RoundBook
+from sottovoce.stores.device_rounds import RoundBook, kept_terms
+from sottovoce.stores.person import choice_of
 from sottovoce.wire.terms import Terms
 
 _DAY = 86_400
@@ -53,27 +54,65 @@ def rounds_sent(store: CohortStore, noise: float) -> NDArray[np.int64]:
 def stages_done(store: CohortStore, terms: Terms) -> NDArray[np.int64]:
     """To which stages of her latest period each of the store's users has contributed
     (`Cohort.sent`), as the terms in force divide rounds."""
-    algorithm = cast(Contributing, terms.build())
+    shares, batches = _divided(terms)
     row = {number: at for at, number in enumerate(store.users.tolist())}
     sent = np.zeros(len(row), dtype=np.int64)
-    for number, round, _ in RoundBook(store.file).rounds_of(terms.release.name):
-        mark, one = mark_of(round, len(algorithm.shares), algorithm.batches), [row[number]]
+    for number, round, *_ in RoundBook(store.file).rounds_of(terms.release.name):
+        mark, one = mark_of(round, len(shares), batches), [row[number]]
         sent[one] = marked(sent[one], mark)
     return sent
 
 
+def told_beyond(store: CohortStore, terms: Terms, sent: NDArray[np.int64]) -> NDArray[np.float64]:
+    """What each of the store's users has told in the period of these stages (`stages_done`) beyond
+    what they tell at her ε of today (`own_epsilon.beyond`): each contribution counts by the choice
+    and the terms under which it left."""
+    now, book = terms.release.contributing, RoundBook(store.file)
+    found = np.zeros(len(sent))
+    if now is None or not sent.any():
+        return found
+    row = {number: at for at, number in enumerate(store.users.tolist())}
+    shares, batches = _divided(terms)
+    told: dict[int, list[tuple[float, float]]] = {}
+    before: dict[int, Terms] = {}
+    written = dict(book.all_terms())
+    for number, era, round, choice in book.contributed(terms.release.name):
+        if mark_of(round, len(shares), batches) >> MOST_STAGES != sent[row[number]] >> MOST_STAGES:
+            continue
+        if era not in before:
+            before[era] = kept_terms(written[era])
+        then, own = _divided(before[era])[0], before[era].release.contributing
+        epsilon = float(np.float32(choice_of(choice).epsilon))  # as `Consent` has it
+        mu = 0.0 if own is None else own.loudness(epsilon)
+        told.setdefault(row[number], []).append((then[round % len(then)], mu))
+    epsilons = store.choices().epsilon.astype(np.float64)
+    for at, each in told.items():
+        stages = int(sent[at]) & EVERY_STAGE
+        found[at] = beyond(each, stages, shares, now.loudness(float(epsilons[at])))
+    return found
+
+
+def _divided(terms: Terms) -> tuple[tuple[float, ...], int]:
+    """A period's stages by their shares, and its batches."""
+    algorithm = cast(Contributing, terms.build())
+    return algorithm.shares, algorithm.batches
+
+
 def rests_until(store: CohortStore, terms: Terms, round: int) -> NDArray[np.int64]:
     """The time, in seconds, before which nothing of each user leaves for this round, because she
-    has contributed to an earlier period (`OwnEpsilon.period_days`); before all times if she has
-    not, whatever her clock says."""
+    has contributed to another period (`OwnEpsilon.period_days`), which it is under other terms,
+    however they number their rounds; before all times if she has not, whatever her clock says."""
     until = np.full(len(store.users), np.iinfo(np.int64).min)
     own = terms.release.contributing
     if own is None or not own.period_days:
         return until
     algorithm = cast(Contributing, terms.build())
     row = {number: at for at, number in enumerate(store.users.tolist())}
-    for number, before, left_at in RoundBook(store.file).rounds_of(terms.release.name):
-        if algorithm.period(before) != algorithm.period(round):
+    book = RoundBook(store.file)
+    known = book.latest_terms()
+    for number, before, era, left_at in book.rounds_of(terms.release.name):
+        former = known is not None and era != known[0]
+        if former or algorithm.period(before) != algorithm.period(round):
             ready = left_at + _DAY * own.period_days
             until[row[number]] = max(until[row[number]], ready)
     return until

@@ -210,15 +210,14 @@ class RoundBook:
         )
         if latest is None or latest.key <= entry.key:
             self.file.hold("round", _LATEST, entry)
-        table = book.pending()
         self.file.write_many(
             f"INSERT INTO ledger VALUES ({entry.era}, {entry.round}, {entry.attempt},"
             f" {', '.join('?' * len(_LEDGER))})",
-            zip(*(table[name].to_pylist() for name in _LEDGER), strict=True),
+            book.pending_rows(_LEDGER),
         )
         if contents is not None:
             items, weights = contents.items.astype("<i4"), contents.weight.astype("<f4")
-            (number,) = table["user"].to_pylist()
+            ((number,),) = book.pending_rows(["user"])
             values = [*entry.key, number, items.tobytes(), weights.tobytes()]
             self.file.write("INSERT INTO contents VALUES (?, ?, ?, ?, ?, ?)", values)
 
@@ -284,15 +283,29 @@ class RoundBook:
         )
         return [(int(number), int(era), int(n)) for number, era, n in self.file.rows(sql)]
 
-    def rounds_of(self, kind: str) -> list[tuple[int, int, int]]:
-        """User, round and time of all releases of this kind that have left, or may have, under
+    def rounds_of(self, kind: str) -> list[tuple[int, int, int, int]]:
+        """User, round, era and time of all releases of this kind that have left, or may have, under
         whatever terms."""
         sql = (
-            "SELECT l.number, l.round, max(r.left_at) FROM ledger l JOIN rounds r"
-            f" USING (era, round, attempt) WHERE r.state IN {_GONE} AND l.kind = ? GROUP BY 1, 2"
-            " ORDER BY 2, 1"
+            "SELECT l.number, l.round, l.era, max(r.left_at) FROM ledger l JOIN rounds r"
+            f" USING (era, round, attempt) WHERE r.state IN {_GONE} AND l.kind = ?"
+            " GROUP BY 1, 2, 3 ORDER BY 2, 1, 3"
         )
-        return [(int(n), int(round), int(at)) for n, round, at in self.file.rows(sql, [kind])]
+        rows = self.file.rows(sql, [kind])
+        return [(int(n), int(round), int(era), int(at)) for n, round, era, at in rows]
+
+    def contributed(self, kind: str) -> list[tuple[int, int, int, str]]:
+        """User, era, round, and the choice under which it was prepared, of all releases of this
+        kind that have left, or may have."""
+        sql = (
+            "SELECT l.number, l.era, l.round, (SELECT choice FROM consent c WHERE"
+            " c.number = l.number AND c.version <= r.consent ORDER BY c.version DESC LIMIT 1)"
+            " FROM ledger l JOIN rounds r USING (era, round, attempt)"
+            f" WHERE r.state IN {_GONE} AND l.kind = ? ORDER BY 3, 1"
+        )
+        return [
+            (int(n), int(era), int(at), text) for n, era, at, text in self.file.rows(sql, [kind])
+        ]
 
     def has_left(self, era: int, round: int) -> NDArray[np.int64]:
         """Whose reports have left in any attempt at a round, or may have."""

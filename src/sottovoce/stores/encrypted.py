@@ -24,7 +24,8 @@ from sottovoce.stores.device_schema import (
     WITH_OWNERS,
 )
 from sottovoce.stores.file import SQLiteFile, statements
-from sottovoce.stores.private import is_locked, sync_folder, try_lock, write_new
+from sottovoce.stores.locking import is_locked, try_lock
+from sottovoce.stores.private import others_may, sync_folder, write_new
 
 DATABASE, KEY, LOCK = "store.db", "store.key", "agent.lock"
 
@@ -167,8 +168,8 @@ class StoreFile(SQLiteFile):
 
 def _read_key(path: Path) -> str:
     try:
-        mode = path.stat().st_mode & 0o777
-        if mode & 0o077:
+        if others_may(path):
+            mode = path.stat().st_mode & 0o777
             raise StoreError(
                 f"{path} may be read by others (mode {mode:o}); run `chmod 600 {path}`, and make a "
                 f"new store if somebody may have read it"

@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import IO, Any, ClassVar, Protocol, Self, TypeVar
 
 from sottovoce.errors import ServiceError, SottovoceError, StoreError
-from sottovoce.stores.private import private_database, try_lock
+from sottovoce.stores.locking import try_lock
+from sottovoce.stores.private import private_database
 from sottovoce.stores.stamps import stamp
 
 _BUSY, _LOCKED, _NOT_A_DATABASE = 5, 6, 26

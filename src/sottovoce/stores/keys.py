@@ -2,15 +2,17 @@
 the secrets that only the operator has.
 
 Files of a key folder: `ca.crt` (what devices trust), `ca.key` (signs certificates; the server does
-not need it and it may be kept elsewhere), `server.crt`, `server.key`, `operator.token` (for status
-and targets), `superexec.secret` (between the processes of a Flower server). All but certificates
-have mode 600. A federation with a proxy has some more (`admissions`, `report_keys`).
+not need it and it may be kept elsewhere), `server.crt`, `server.key`, `operator.token` (for who may
+look and act), `viewer.token` (for who may only look), `superexec.secret` (between the processes of
+a Flower server). All but certificates have mode 600. A federation with a proxy has some more
+(`admissions`, `report_keys`).
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
+import hashlib
+import hmac
 import ipaddress
 import json
 import os
@@ -18,10 +20,12 @@ import re
 import secrets
 import ssl
 import stat
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Literal
 
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature
@@ -32,6 +36,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from sottovoce.errors import KeyTrouble, UsageError
+from sottovoce.stores.locking import lock
 from sottovoce.stores.private import sync_folder, write_new
 from sottovoce.wire.interactions import KEY_BYTES
 from sottovoce.wire.sealing import key_id
@@ -39,12 +44,20 @@ from sottovoce.wire.sealing import key_id
 CA_CERTIFICATE, CA_KEY = "ca.crt", "ca.key"
 SERVER_CERTIFICATE, SERVER_KEY = "server.crt", "server.key"
 OPERATOR_TOKEN, SUPEREXEC_SECRET = "operator.token", "superexec.secret"
-FILES = (CA_CERTIFICATE, CA_KEY, SERVER_CERTIFICATE, SERVER_KEY, OPERATOR_TOKEN, SUPEREXEC_SECRET)
+VIEWER_TOKEN = "viewer.token"
+FILES = (
+    *(CA_CERTIFICATE, CA_KEY, SERVER_CERTIFICATE, SERVER_KEY),
+    *(OPERATOR_TOKEN, VIEWER_TOKEN, SUPEREXEC_SECRET),
+)
+Role = Literal["look", "act"]
+TOKENS: Mapping[Role, str] = {"look": VIEWER_TOKEN, "act": OPERATOR_TOKEN}
+"""The file with the secret of each role."""
 
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 """Names that every server certificate is good for."""
 DAYS = 825
 CA_DAYS = 3650
+_LOOK_SECONDS = 0.5
 _EARLIER = timedelta(days=1)  # a device whose clock is a little slow can still come in
 
 
@@ -83,8 +96,9 @@ def init_keys(
         CA_KEY: _key_pem(ca_key),
         SERVER_CERTIFICATE: server.public_bytes(form.Encoding.PEM),
         SERVER_KEY: _key_pem(server_key),
-        OPERATOR_TOKEN: secrets.token_hex(32).encode() + b"\n",
-        SUPEREXEC_SECRET: secrets.token_hex(32).encode() + b"\n",
+        OPERATOR_TOKEN: _new_secret(),
+        VIEWER_TOKEN: _new_secret(),
+        SUPEREXEC_SECRET: _new_secret(),
     }
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     write_new_files(folder, contents)
@@ -194,7 +208,119 @@ def authority_pem(folder: Path) -> str:
 
 def operator_token(folder: Path) -> str:
     """The secret with which the operator asks for status and sets targets."""
-    return read_secret(folder / OPERATOR_TOKEN).decode("ascii", "replace").strip()
+    return read_token(folder / OPERATOR_TOKEN).decode()
+
+
+def read_token(path: Path) -> bytes:
+    """The secret of a role. Raises where it is not as this and former releases write it: one that
+    can be guessed would open everything."""
+    token = read_secret(path).strip()
+    if not re.fullmatch(rb"[0-9a-f]{64}", token):
+        raise KeyTrouble(f"{path} is no token, which has 64 hexadecimal digits; put it back")
+    return token
+
+
+def role_token(folder: Path, role: Role) -> Path:
+    """Where the secret of a role is. A folder of an earlier release gets one for who only looks."""
+    place = folder / TOKENS[role]
+    if role == "look" and not place.exists():
+        with contextlib.suppress(KeyTrouble):  # another process was faster
+            write_new_files(folder, {place.name: _new_secret()})
+    read_token(place)
+    return place
+
+
+def drop_half_tokens(folder: Path) -> None:
+    """Delete what a process that was killed while it made a new token has left. Only who has the
+    turn of operators may do so."""
+    for name in TOKENS.values():
+        for left in folder.glob(f".{name}.*"):
+            left.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def new_token(folder: Path, role: Role) -> Iterator[Path]:
+    """Within and afterwards the role has a new secret; where anything raises, the old one again.
+    Only who has the turn of operators may do so."""
+    drop_half_tokens(folder)
+    place = folder / TOKENS[role]
+    fresh, before = (folder / f".{place.name}.{secrets.token_hex(4)}" for _ in range(2))
+    with contextlib.ExitStack() as stack:
+        stack.callback(before.unlink, missing_ok=True)
+        stack.callback(fresh.unlink, missing_ok=True)
+        write_new_files(folder, {fresh.name: _new_secret()})
+        # A second name: to give the old one back needs no room on the disk.
+        there = place.exists()
+        if there:
+            os.link(place, before)
+        os.replace(fresh, place)
+        sync_folder(folder)
+        try:
+            yield place
+        except BaseException:
+            if there:
+                os.replace(before, place)
+            else:
+                place.unlink()
+            raise
+
+
+class RoleTokens:
+    """The secrets of roles as they are in a key folder now. A new one counts within a second, and
+    the old one no more; without a good one nobody has the role. Any thread may ask."""
+
+    def __init__(self, folder: Path) -> None:
+        """Raises where the operator has none."""
+        self.folder = folder
+        self._known: dict[Role, tuple[tuple[int, ...], bytes]] = {}
+        self._next = 0.0
+        operator_token(folder)
+        self._look()  # whoever asks during a look goes by the one before it
+        self._next = 0.0
+
+    def role_of(self, token: bytes) -> Role | None:
+        """What whoever shows this token may do; None: nothing."""
+        self._look()
+        found = [role for role, (_, own) in self._known.items() if hmac.compare_digest(own, token)]
+        return "act" if "act" in found else next(iter(found), None)
+
+    def proof(self, role: Role, *what: str | int) -> str | None:
+        """As `proof_by` makes it with the role's token; None where the role has none."""
+        self._look()
+        known = self._known.get(role)
+        return None if known is None else proof_by(known[1], *what)
+
+    def mark(self, role: Role) -> bytes:
+        """Another one as soon as the role's token is; it does not tell which token that is."""
+        self._look()
+        known = self._known.get(role)
+        return b"" if known is None else hashlib.sha256(b"role token\0" + known[1]).digest()
+
+    def _look(self) -> None:
+        if time.monotonic() < self._next:
+            return
+        self._next = time.monotonic() + _LOOK_SECONDS
+        before, now = self._known, {}
+        for role, name in TOKENS.items():
+            with contextlib.suppress(OSError, KeyTrouble):
+                there = (self.folder / name).stat()
+                stamp = there.st_mtime_ns, there.st_ino, there.st_size, there.st_mode
+                known = before.get(role)
+                if known is None or known[0] != stamp:
+                    known = stamp, read_token(self.folder / name)
+                now[role] = known
+        self._known = now  # at once: others look at it meanwhile
+
+
+def proof_by(token: bytes, *what: str | int) -> str:
+    """Shows whoever has the same token that somebody who has it says this, and tells nobody
+    else anything of it."""
+    said = json.dumps(["sottovoce", *what]).encode()
+    return hmac.new(token, said, hashlib.sha256).hexdigest()
+
+
+def _new_secret() -> bytes:
+    return secrets.token_hex(32).encode() + b"\n"
 
 
 def node_keys(folder: Path, name: str) -> Path:
@@ -389,7 +515,9 @@ def write_new_files(folder: Path, contents: Mapping[str, bytes]) -> None:
     except OSError as error:
         for path in written:
             path.unlink(missing_ok=True)
-        raise KeyTrouble(f"keys cannot be written to {folder}: {error.strerror or error}") from None
+        raise KeyTrouble(
+            f"files cannot be written to {folder}: {error.strerror or error}"
+        ) from None
 
 
 def replace_file(place: Path, content: bytes) -> None:
@@ -496,12 +624,8 @@ class ReportKeys:
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
         read_secret(self._path)
-        handle = os.open(self._folder / f".{REPORT_KEYS}.lock", os.O_WRONLY | os.O_CREAT, 0o600)
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX)
+        with lock(self._folder / f".{REPORT_KEYS}.lock"):
             yield
-        finally:
-            os.close(handle)
 
     def _replace(self, keys: Sequence[ReportKey]) -> None:
         """Whole or not at all. What the former file held is written over, as far as the disk heeds

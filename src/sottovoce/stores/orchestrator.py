@@ -13,6 +13,7 @@ import hashlib
 import json
 import secrets
 import threading
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -170,6 +171,8 @@ class RoundStore:
             [record.round, record.flush, names, record.seconds, record.version],
         )
         self._file.write("DELETE FROM rounds WHERE round <= ?", [record.round - ROUNDS_KEPT])
+        self._file.write("DELETE FROM ended")
+        self._file.write("INSERT INTO ended VALUES (?, ?)", [record.round, time.time()])
 
     def rounds(self, last: int | None = None) -> list[SiloRound]:
         """How rounds went, oldest first."""
@@ -182,6 +185,11 @@ class RoundStore:
             found.append(
                 SiloRound(round, bool(flush), asked, updated, silent, refused, seconds, version)
             )
+        return found
+
+    def last_ended(self) -> float | None:
+        """When the last round did, in seconds since 1970; None where an earlier release held it."""
+        found: float | None = self._file.value("SELECT max(at) FROM ended")
         return found
 
     def counted(self, owner: int) -> int:

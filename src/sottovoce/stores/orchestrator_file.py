@@ -27,6 +27,7 @@ CREATE TABLE refused (reason TEXT PRIMARY KEY, count INTEGER NOT NULL) WITHOUT R
 UPDATE users SET row = stamp(row, 'users', number);
 UPDATE items SET row = stamp(row, 'items', number)
 """,
+    "CREATE TABLE IF NOT EXISTS ended (round INTEGER PRIMARY KEY, at REAL NOT NULL)",
 )
 
 

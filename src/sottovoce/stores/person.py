@@ -23,6 +23,8 @@ from sottovoce.stores.device_schema import WITH_OWNERS
 from sottovoce.stores.encrypted import FormerFile, StoreFile
 
 _STOPPED = "stopped"
+ISSUER = "issuer"
+"""The entry by which a store is in a federation of data owners."""
 AT_HOME = Choice(takes_part=False)
 """What holds for a user until she chooses."""
 

@@ -6,7 +6,7 @@ import hashlib
 import json
 import secrets
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -141,9 +141,14 @@ def items_named(
     catalogue: Sequence[tuple[str, str]], categories: Sequence[Sequence[str]] = ()
 ) -> dict[str, NDArray[np.int32]]:
     """The items that a name in a choice stands for, by id, by title or by category."""
+    of = categories or [()] * len(catalogue)
+    return _by_name([{*item, *more} for item, more in zip(catalogue, of, strict=True)])
+
+
+def _by_name(names: Sequence[Collection[str]]) -> dict[str, NDArray[np.int32]]:
     found: dict[str, list[int]] = {}
-    for number, names in enumerate(catalogue):
-        for name in {*names, *(categories[number] if categories else ())}:
+    for number, each in enumerate(names):
+        for name in each:
             found.setdefault(name, []).append(number)
     return {name: np.array(items, dtype=np.int32) for name, items in found.items()}
 
@@ -151,18 +156,30 @@ def items_named(
 def things_named(
     store: CohortStore, things: Sequence[str] | None = None
 ) -> dict[str, NDArray[np.int32]]:
-    """The same of these names, or of all that the store's users never send. One that its catalogue
-    does not know is a rule in advance, and stands for nothing yet."""
+    """The same of these names, or of all that the store's users never send, also by titles that
+    items had before. One that its catalogue does not know is a rule in advance, and stands for
+    nothing yet."""
     things = store.choices().things if things is None else things
-    known = items_named(store.catalogue(), store.categories()) if things else {}
+    known = _by_name(store.names()) if things else {}
     return {name: known.get(name, np.zeros(0, np.int32)) for name in things}
 
 
 def space(terms: Terms) -> tuple[object, ...]:
-    """Vectors mean something within one federation, algorithm and size alone."""
+    """Vectors mean something within one federation, algorithm and size alone; more items change
+    nothing."""
     algorithm = terms.algorithm
-    shape = terms.n_items, terms.n_rows, terms.width, algorithm.embedding_size
+    shape = terms.n_rows - terms.n_items, terms.width, algorithm.embedding_size
     return terms.federation, *algorithm.vector_space, *shape
+
+
+def is_as_large(terms: Terms, others: Terms) -> bool:
+    """Whether what a server publishes under the others serves at home under these, too."""
+    return space(terms) == space(others) and terms.n_items == others.n_items
+
+
+def fits(view: ModelView, terms: Terms) -> bool:
+    """Whether a model is one of these terms, by its shape."""
+    return view.items.shape == (terms.n_rows, terms.width)
 
 
 def how_revealing(terms: Terms) -> str:
@@ -176,7 +193,7 @@ def how_revealing(terms: Terms) -> str:
 
 
 def check_shape(view: ModelView, terms: Terms) -> None:
-    if view.items.shape != (terms.n_rows, terms.width):
+    if not fits(view, terms):
         raise MessageError("the model has another shape than the federation's terms say")
 
 
@@ -246,7 +263,7 @@ def _count(number: int, what: str) -> str:
 # The terms of a federation as a store has them: which the server showed, and which its owner has
 # agreed to. That she takes part is no agreement to what she has not seen.
 
-_OFFERED, _SEEN = "offered-terms", "terms-seen"
+_OFFERED, _SEEN, _AGREED = "offered-terms", "terms-seen", "terms-agreed"
 
 
 class Agreeing(ABC):
@@ -267,6 +284,11 @@ class Agreeing(ABC):
         agreed to any, the first that the server showed, which serve at home."""
         found = self._book.latest_terms()
         return None if found is None else found[1]
+
+    def sizes(self, federation: str) -> set[int]:
+        """How many items a federation had under all terms of it that were ever written down."""
+        told = [json.loads(text) for _, text in self._book.all_terms()]
+        return {int(one["n_items"]) for one in told if one.get("federation") == federation}
 
     def terms_then(self, era: int) -> Terms | None:
         """Those under which something left before."""
@@ -299,7 +321,7 @@ class Agreeing(ABC):
         is no agreement to what she has not seen. Raises where they are others than before: what may
         leave does not change behind her back."""
         with self.store.file.transaction():
-            known, foreseen = self._book.latest_terms(), terms.digest() == self._foreseen
+            known, foreseen = self._book.latest_terms(), self._foresaw(terms)
             changed = known is not None and known[1] != terms and not foreseen
             if known is None:
                 self._book.add_terms(0, terms, self.store.now())
@@ -313,6 +335,14 @@ class Agreeing(ABC):
                 f"the server changed the terms of the federation; {self._how_to_agree}"
             )
 
+    def _foresaw(self, terms: Terms) -> bool:
+        """Whether these are the terms that the owner has agreed to beforehand. Her word counts
+        once: to terms that were in force here before others she is asked to agree again."""
+        if terms.digest() != self._foreseen:
+            return False
+        table = json.loads(json.dumps(terms.to_table()))
+        return all(json.loads(text) != table for _, text in self._book.all_terms()[:-1])
+
     def agree(self, terms: Terms) -> None:
         """The owner has seen these terms and agrees to them. What was learnt under others is kept
         where it still fits."""
@@ -323,12 +353,20 @@ class Agreeing(ABC):
             elif known[1] != terms:
                 era, before = known
                 self._settle(None)
-                if space(before) != space(terms):
+                # Places are added behind the others, and none is ever taken away.
+                if space(before) != space(terms) or terms.n_items < before.n_items:
                     self._book.forget_vectors()
                 self._book.add_terms(era + 1, terms, self.store.now())
             if self.offered == terms:
                 self.store.set_secret(_OFFERED, b"")
             self.store.set_secret(_SEEN, terms.digest().encode())
+            self.store.set_secret(_AGREED, str(self.store.now()).encode())
+
+    @property
+    def agreed_at(self) -> int | None:
+        """When the owner last agreed to terms; None where she has not, or nobody noted it."""
+        found = self.store.secret(_AGREED)
+        return int(found) if found else None
 
     def require_agreed(self) -> Terms:
         """The terms in force; raises where their owner has not agreed to them, or others wait for

@@ -1,16 +1,19 @@
-"""Files and folders that nobody but their owner may read, and locks between processes."""
+"""Files and folders that nobody but their owner may read.
+
+On Windows a file's mode says nothing of who may read it; there a store lies in its owner's profile,
+which is closed to others, and nothing is checked."""
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import stat
+import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import IO
 
 from sottovoce.errors import ServiceError
+from sottovoce.stores.locking import NEW
 
 UMASK = 0o077
 
@@ -26,7 +29,7 @@ def private_file(path: Path) -> Path:
     """An empty file where there is none; either way it is the owner's alone."""
     # One that exists is not opened: closing it would take away SQLite's locks of this process.
     try:
-        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+        os.close(os.open(path, os.O_WRONLY | NEW | os.O_EXCL, 0o600))
     except FileExistsError:
         close_to_others(path)
     return path
@@ -42,10 +45,11 @@ def private_database(path: Path) -> None:
 
 def write_new(path: Path, content: bytes, mode: int = 0o600) -> None:
     """A file that was not there, whole and on the disk when this returns."""
-    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+    handle = os.open(path, os.O_WRONLY | NEW | os.O_EXCL, mode)
     try:
         with os.fdopen(handle, "wb") as out:
-            os.fchmod(out.fileno(), mode)
+            if sys.platform != "win32":
+                os.fchmod(out.fileno(), mode)
             out.write(content)
             out.flush()
             os.fsync(out.fileno())
@@ -56,47 +60,31 @@ def write_new(path: Path, content: bytes, mode: int = 0o600) -> None:
 
 
 def sync_folder(path: Path) -> None:
-    """Names of files that came or went there are on the disk."""
-    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    """Names of files that came or went there are on the disk; Windows does without being asked."""
+    if sys.platform == "win32":
+        return
+    handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
     finally:
         os.close(handle)
 
 
+def others_may(path: Path) -> int:
+    """What a file's mode lets others do with it; 0 where nothing, or where modes say nothing."""
+    return 0 if sys.platform == "win32" else stat.S_IMODE(path.stat().st_mode) & UMASK
+
+
 def close_to_others(path: Path) -> None:
     """Take away what others may do with it. Raises where only its owner can."""
-    mode = stat.S_IMODE(path.stat().st_mode)
-    if mode & UMASK:
+    mode = others_may(path)
+    if mode:
         try:
-            path.chmod(mode & ~UMASK)
+            path.chmod(stat.S_IMODE(path.stat().st_mode) & ~UMASK)
         except PermissionError:
             raise ServiceError(
                 f"{path} may be read by others; its owner must run `chmod go= {path}`"
             ) from None
-
-
-def try_lock(path: Path) -> IO[bytes] | None:
-    """A lock that is held until it is closed; None if another process has it."""
-    lock = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600), "wb")
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        lock.close()
-        return None
-    return lock
-
-
-def is_locked(path: Path) -> bool:
-    """Whether some process holds that lock."""
-    try:
-        with path.open("rb") as lock:
-            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except FileNotFoundError:
-        return False
-    except BlockingIOError:
-        return True
-    return False
 
 
 def private_log(path: Path) -> Path:

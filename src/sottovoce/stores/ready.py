@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from sottovoce.errors import ServiceError
-from sottovoce.stores.private import try_lock
+from sottovoce.stores.locking import try_lock
 
 
 def write_ready_file(place: Path, url: str, port: int, **more: str) -> None:

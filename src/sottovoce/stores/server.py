@@ -4,9 +4,10 @@ caller's; none of them decides when a round ends."""
 from __future__ import annotations
 
 import hashlib
-import json
+import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any, Literal
 
 import numpy as np
@@ -15,13 +16,13 @@ from numpy.typing import NDArray
 from sqlalchemy.dialects import postgresql, sqlite
 
 from sottovoce.errors import ServiceError
-from sottovoce.parties.searching import Search
 from sottovoce.stores.database import (
     devices,
     genuine,
     meta,
     models,
     refusals,
+    round_times,
     rounds,
     shut_out,
     stamped,
@@ -34,14 +35,18 @@ AT_ONCE = 500
 """Rows that are asked for or written together."""
 PUBLISHED = "published"
 """Of a fact: the version by which devices recommend, where that is not always the newest model."""
+ROSTER = "roster"
+"""Of a fact: another one whenever somebody was shut out or let in again."""
 VERSION = "version:"
 """Of facts, before the number of a version that is kept."""
 
+_OVER = ("closed", "abandoned")
+"""States of an attempt that is over."""
+
 Numbers = NDArray[np.uint32]
 State = Literal["waiting", "open", "closing", "finished"]
-Decision = Literal["accepted", "replay", "second_submission", "late", "unknown_device", "busy"]
-"""What becomes of a submission; the device of an unknown one was shut out, and that of a busy one
-is to come again."""
+Decision = Literal["accepted", "replay", "second_submission", "late", "shut_out", "busy"]
+"""What becomes of a submission; the device of a busy one is to come again."""
 
 
 # Asked for many times a second: put together once.
@@ -57,6 +62,9 @@ _CURRENT = (
         _NEWEST.c.round,
         sa.select(meta.c.value).where(meta.c.key == "target").scalar_subquery().label("target"),
         sa.select(meta.c.value).where(meta.c.key == PUBLISHED).scalar_subquery().label(PUBLISHED),
+        sa.select(meta.c.value).where(meta.c.key == "terms").scalar_subquery().label("terms"),
+        sa.select(meta.c.value).where(meta.c.key == "catalogue").scalar_subquery().label("named"),
+        sa.select(meta.c.value).where(meta.c.key == ROSTER).scalar_subquery().label(ROSTER),
         rounds.c.attempt,
         rounds.c.state,
         rounds.c.goal,
@@ -104,6 +112,12 @@ class Position:
     """Public key to which the round's reports are sealed; empty where there is no proxy."""
     published: int | None = None
     """The version by which devices recommend; None: by the newest model, whichever it is."""
+    terms: str = ""
+    """Digest of the terms in force."""
+    catalogue: str = ""
+    """Name of the catalogue that is published."""
+    roster: str = ""
+    """Another one whenever somebody was shut out or let in again."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -135,6 +149,11 @@ class PastRound:
         }
 
 
+def moment(now: datetime | None = None) -> str:
+    """The time of day as it is kept: UTC, to the second."""
+    return (now or datetime.now(UTC)).astimezone(UTC).isoformat(timespec="seconds")
+
+
 def mark_of(nonce: bytes, body: bytes) -> bytes:
     """Equal for the same submission sent again, and for nothing else."""
     return hashlib.blake2b(nonce + body, digest_size=16).digest()
@@ -162,6 +181,10 @@ def set_fact(link: sa.Connection, key: str, value: str) -> None:
         link.execute(meta.insert().values(key=key, value=value))
 
 
+def drop_fact(link: sa.Connection, key: str) -> None:
+    link.execute(meta.delete().where(meta.c.key == key))
+
+
 def raise_target(link: sa.Connection, rounds_to_run: int) -> int:
     """The number of rounds to run, never lowered. What it is now."""
     target = max(int(fact(link, "target") or 0), rounds_to_run)
@@ -174,12 +197,14 @@ def position(link: sa.Connection) -> Position:
     round, target = int(row.round), int(row.target or 0)
     idle: State = "finished" if round >= target else "waiting"
     version = None if row.published is None else int(row.published)
+    fixed: dict[str, Any] = {"published": version, "terms": row.terms or ""}
+    fixed |= {"catalogue": row.named or "", "roster": row.roster or ""}
     if row.state is None:
-        return Position(round, 0, idle, target, published=version)
+        return Position(round, 0, idle, target, **fixed)
     if row.state == "abandoned":
-        return Position(round, row.attempt + 1, idle, target, published=version)
+        return Position(round, row.attempt + 1, idle, target, **fixed)
     key, counts = bytes(row.report_key or b""), (row.goal, row.asked, row.reported)
-    return Position(round, row.attempt, row.state, target, *counts, key, version)
+    return Position(round, row.attempt, row.state, target, *counts, key, **fixed)
 
 
 def kept_versions(link: sa.Connection) -> list[int]:
@@ -211,6 +236,7 @@ def open_round(
             report_key=report_key,
         )
     )
+    link.execute(round_times.insert().values(round=round, attempt=attempt, opened=moment()))
 
 
 def hold_round(link: sa.Connection, round: int, attempt: int) -> None:
@@ -234,6 +260,9 @@ def move_round(
         .where(*_is(rounds, round, attempt), rounds.c.state == before)
         .values(state=after, **values)
     )
+    if moved.rowcount == 1 and after in _OVER:
+        here = _is(round_times, round, attempt)
+        link.execute(round_times.update().where(*here).values(ended=moment()))
     return moved.rowcount == 1
 
 
@@ -252,16 +281,9 @@ def past_rounds(link: sa.Connection, last: int | None = None) -> list[PastRound]
         .limit(last)
     )
     return [
-        PastRound(
-            r.round,
-            r.attempt,
-            r.outcome,
-            r.asked,
-            r.reported,
-            tuple(unpacked(r.missing).tolist()),
-            r.seconds,
-        )
+        PastRound(r.round, r.attempt, r.outcome, r.asked, r.reported, tuple(silent), r.seconds)
         for r in reversed(link.execute(query).all())
+        for silent in [unpacked(r.missing).tolist()]
     ]
 
 
@@ -285,7 +307,7 @@ def accept(
         for k in at:
             number, mark = batch[k].number, batch[k].mark
             if number in barred:
-                decisions[k] = "unknown_device"
+                decisions[k] = "shut_out"
             elif known.get(number) == mark:
                 decisions[k] = "replay"
             elif state == "open" and number in known:
@@ -522,13 +544,18 @@ def enrol(link: sa.Connection, token: bytes, public_key: bytes) -> int | None:
     if row is None or (row.public_key is not None and bytes(row.public_key) != public_key):
         return None
     if row.public_key is None:
-        other = sa.select(devices.c.number).where(devices.c.public_key == public_key)
-        if link.execute(other).first() is not None:  # one device is one number
+        if number_of_key(link, public_key) is not None:  # one device is one number
             return None
         link.execute(
             devices.update().where(devices.c.number == row.number).values(public_key=public_key)
         )
     return int(row.number)
+
+
+def number_of_key(link: sa.Connection, public_key: bytes) -> int | None:
+    """The device that has enrolled this key, also if it was shut out."""
+    found = sa.select(devices.c.number).where(devices.c.public_key == public_key)
+    return link.execute(found).scalar()
 
 
 def public_keys(link: sa.Connection) -> dict[int, bytes]:
@@ -572,16 +599,28 @@ def shut(link: sa.Connection, numbers: Sequence[int], why: str = "") -> None:
     new = sorted(set(numbers) - shut_out_among(link, numbers))
     if new:
         link.execute(shut_out.insert(), [{"number": number} for number in new])
+        _new_roster(link)
     if why:
         for number in new:
             set_fact(link, f"{_WHY}{number}", why)
 
 
-def readmit(link: sa.Connection, numbers: Sequence[int]) -> None:
-    """Undo `shut`."""
+def readmit(link: sa.Connection, numbers: Sequence[int], *, unheard: bool = True) -> None:
+    """Undo `shut`. Who was told to be out sends nothing until it has looked again, and is not asked
+    until it is heard of; not `unheard` are those who report to others."""
     for part in in_parts(numbers):
+        if unheard:
+            here = devices.c.number.in_(part), devices.c.public_key.is_not(None)
+            away = sa.case((devices.c.missed > 0, devices.c.missed), else_=1)
+            link.execute(devices.update().where(*here).values(missed=away, dormant=True))
         link.execute(shut_out.delete().where(shut_out.c.number.in_(part)))
         link.execute(meta.delete().where(meta.c.key.in_([f"{_WHY}{n}" for n in part])))
+    _new_roster(link)
+
+
+def _new_roster(link: sa.Connection) -> None:
+    # Drawn, and not counted: no two changes look like one, also with a database put back.
+    set_fact(link, ROSTER, secrets.token_hex(8))
 
 
 def why_shut(link: sa.Connection, numbers: Sequence[int]) -> dict[int, str]:
@@ -597,6 +636,24 @@ def why_shut(link: sa.Connection, numbers: Sequence[int]) -> dict[int, str]:
 def shut_numbers(link: sa.Connection) -> list[int]:
     """Everybody who was shut out, ascending."""
     return list(link.execute(sa.select(shut_out.c.number).order_by(shut_out.c.number)).scalars())
+
+
+def is_missed(link: sa.Connection, number: int) -> bool:
+    """Whether this device has not been heard of for a round or more (`seen`)."""
+    found = sa.select(devices.c.missed).where(devices.c.number == number)
+    return bool(link.execute(found).scalar())
+
+
+def unused_among(link: sa.Connection, numbers: Sequence[int]) -> set[int]:
+    """Devices among these whose invitations somebody can still use."""
+    unused = devices.c.public_key.is_(None), _WELCOME
+    return {
+        int(number)
+        for part in in_parts(list(numbers))
+        for number in link.execute(
+            sa.select(devices.c.number).where(devices.c.number.in_(part), *unused)
+        ).scalars()
+    }
 
 
 def seen(link: sa.Connection, numbers: Iterable[int]) -> None:
@@ -619,64 +676,3 @@ def missed(link: sa.Connection, numbers: Sequence[int], dormant_after: int) -> N
                 dormant=sa.or_(devices.c.dormant, devices.c.missed + 1 >= dormant_after),
             )
         )
-
-
-# What the server keeps of its search for devices that spoil sums. Every function works within a
-# transaction of the caller's.
-
-_SEARCH, _DRAWN = "search", "drawn_groups"
-
-
-@dataclass(frozen=True, slots=True)
-class Drawn:
-    """The groups of a round. They are on the disk before the proxy is asked: a server that was
-    killed asks for the same, since for others the proxy would not answer."""
-
-    round: int
-    attempt: int
-    numbers: list[int]
-    """Everybody of whom a submission counts, in a group or not."""
-    groups: list[list[int]]
-
-
-def found(link: sa.Connection) -> Search:
-    kept = fact(link, _SEARCH)
-    return Search() if kept is None else Search.from_table(json.loads(kept))
-
-
-def keep(link: sa.Connection, search: Search) -> None:
-    set_fact(link, _SEARCH, json.dumps(search.to_table()))
-
-
-def forgive(link: sa.Connection, numbers: Sequence[int]) -> None:
-    """Nothing speaks against these devices any more."""
-    if fact(link, _SEARCH) is not None:
-        keep(link, found(link).without(numbers))
-
-
-def drawn(link: sa.Connection, round: int, attempt: int) -> Drawn | None:
-    """The groups that were drawn for this attempt before."""
-    kept = fact(link, _DRAWN)
-    there = None if kept is None else Drawn(**json.loads(kept))
-    return there if there is not None and (there.round, there.attempt) == (round, attempt) else None
-
-
-def keep_drawn(link: sa.Connection, groups: Drawn) -> None:
-    table = {name: getattr(groups, name) for name in Drawn.__slots__}
-    set_fact(link, _DRAWN, json.dumps(table))
-
-
-def to_table(search: Search) -> dict[str, Any]:
-    """As an operator sees it."""
-    return {
-        "on": search.on,
-        "suspects": [
-            {
-                "number": number,
-                "failed": mark.failed,
-                "rounds": mark.rounds,
-                "chance": mark.chance,
-            }
-            for number, mark in search.suspects().items()
-        ],
-    }

@@ -15,11 +15,12 @@ import re
 import secrets
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import sqlalchemy as sa
 from cryptography.hazmat.primitives import serialization as form
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
@@ -35,11 +36,19 @@ from sottovoce.errors import (
 from sottovoce.parties.defence import Defence
 from sottovoce.parties.server import NO_DEFENCE, RoundRules
 from sottovoce.rng import SECRET_BYTES
+from sottovoce.stores import amending
 from sottovoce.stores import server as records
-from sottovoce.stores.catalogue import change_catalogue
+from sottovoce.stores.catalogue import published
 from sottovoce.stores.coordinator import CohortSize, Plan
 from sottovoce.stores.database import Database
-from sottovoce.stores.keys import ReportKeys, authority_pem, init_keys, read_secret, write_new_files
+from sottovoce.stores.keys import (
+    ReportKeys,
+    authority_pem,
+    init_keys,
+    read_secret,
+    replace_file,
+    write_new_files,
+)
 from sottovoce.stores.private import close_to_others, private_folder
 from sottovoce.stores.ready import locked, running
 from sottovoce.wire.catalogue import (
@@ -49,9 +58,12 @@ from sottovoce.wire.catalogue import (
     categories_in,
     changed,
     changed_categories,
+    require_fit,
+    with_spare,
 )
 from sottovoce.wire.frames import PROTOCOL, check_protocol
 from sottovoce.wire.invitations import MAX_NUMBER, Invitation
+from sottovoce.wire.shuffled import enrolment_statement
 from sottovoce.wire.signing import is_signed
 from sottovoce.wire.terms import Terms
 
@@ -145,11 +157,6 @@ def admission_statement(federation: str, public_key: bytes) -> bytes:
     return b"sottovoce proxy admission\0" + federation.encode() + b"\0" + public_key
 
 
-def enrolment_statement(federation: str, admission: bytes, challenge: bytes) -> bytes:
-    """What a device signs to have an account with the proxy, which has asked so."""
-    return b"sottovoce proxy enrolment 2\0" + federation.encode() + b"\0" + admission + challenge
-
-
 def admit(key: Ed25519PrivateKey, federation: str, public_key: bytes) -> bytes:
     """The admission of a device by its public key. The same each time."""
     return key.sign(admission_statement(federation, public_key))
@@ -241,7 +248,8 @@ def parse_introduction(table: Any) -> Introduction:
     return found
 
 
-DATABASE = "server.db"
+DATABASE, SETUP = "server.db", "setup.json"
+_OF_FLOWER = "flower.db", "superlink"
 FORMAT = 1
 ROOT_BITS = 8 * SECRET_BYTES
 DATABASE_VARIABLE = "SOTTOVOCE_DATABASE"
@@ -262,36 +270,43 @@ class ServerFolder:
     def keys(self) -> Path:
         return self.path / "keys"
 
-    def change_catalogue(
-        self,
-        added: Items,
-        gone: Sequence[str],
-        url: str | None = None,
-        categories: Categories = (),
-    ) -> Items:
-        """Items come, with these categories where there are any, and go; what is in the catalogue
-        then. No server of the federation runs."""
-        before = self.catalogue()
-        told = json.loads(before)
-        now = [(item, title) for item, title in told["items"]]
-        after = changed(now, added, gone)
-        of = changed_categories(now, categories_in(told, len(now)), after, added, categories)
-        table = as_table(after, of)
-        database = self.database(url)
-        try:
-            with contextlib.nullcontext() if database.shared else self.locked():
-                with database.writing() as link:
-                    database.take_turn(link)
-                    change_catalogue(link, before, json.dumps(table).encode())
-                _write(self.path / "catalogue.json", table)
-        finally:
-            database.close()
-        return after
+    def require_own_rounds(self, instead: str) -> None:
+        """Raises where rounds are held by runs at a SuperLink, with what is done there instead."""
+        if any((self.path / name).exists() for name in _OF_FLOWER):
+            raise UsageError(f"{self.path} is trained on Flower, {instead}; nothing was done")
 
-    def catalogue(self) -> bytes:
-        """As it is published. Raises where it is not that of the terms."""
+    def caught_up(self, link: sa.Connection) -> ServerFolder:
+        """As the database has it, where its terms were changed since the files were written."""
+        terms = amending.ahead(link, self.plan.terms)
+        return self if terms is None else replace(self, plan=amended(self.plan, terms))
+
+    def follow(self, database: Database) -> ServerFolder:
+        """Bring the files up to what the database has; the folder as it is then."""
+        with database.reading() as link:
+            now = self.caught_up(link)
+            catalogue = now.catalogue(link)
+        now.write_down(catalogue)
+        return now
+
+    def write_down(self, catalogue: bytes) -> None:
+        """Bring the files up to this plan and catalogue, each whole or not at all. What is cut off,
+        or finds no room, is done again by the next that starts: the database goes before them."""
+        now = {"terms": self.plan.terms.to_table(), "cohort_size": self.plan.cohort_size}
+        with contextlib.suppress(OSError, KeyTrouble):
+            place = self.path / "catalogue.json"
+            if _read(place) != catalogue:
+                replace_file(place, catalogue)
+            place = self.path / "federation.json"
+            table = json.loads(_read(place))
+            if open_folder(self.path).plan != self.plan:
+                _write(place, table | now)
+
+    def catalogue(self, link: sa.Connection | None = None) -> bytes:
+        """As it is published; by the database, where it was changed there. Raises where it is not
+        that of the terms."""
+        content = None if link is None else published(link)
         place = self.path / "catalogue.json"
-        content = _read(place)
+        content = _read(place) if content is None else content
         try:
             table = json.loads(content)
             items = table["items"]
@@ -368,6 +383,25 @@ class ServerFolder:
         return next((process for process in found if process is not None), None)
 
 
+def with_items(
+    catalogue: bytes, added: Items, gone: Sequence[str], categories: Categories = (), more: int = 0
+) -> bytes:
+    """A catalogue after a change, as it is published then; with so many places more."""
+    told = json.loads(catalogue)
+    now = [(item, title) for item, title in told["items"]]
+    after = changed(with_spare(now, more) if more else now, added, gone)
+    of = changed_categories(now, categories_in(told, len(now)), after, added, categories)
+    return json.dumps(as_table(after, of)).encode()
+
+
+def amended(plan: Plan, terms: Terms) -> Plan:
+    """The plan of a federation whose terms were changed to these."""
+    size = plan.cohort_size
+    if size == plan.terms.algorithm.waits_for:
+        size = terms.algorithm.waits_for
+    return replace(plan, terms=terms, cohort_size=size)
+
+
 def create_folder(
     path: Path,
     terms: Terms,
@@ -389,6 +423,9 @@ def create_folder(
         raise ConfigError(f"the catalogue has {len(catalogue)} items, the terms {terms.n_items}")
     if categories and len(categories) != len(catalogue):
         raise ConfigError("the catalogue needs the categories of every item, or none at all")
+    table = as_table(catalogue, categories)
+    if root_key is None:  # a trial has the names of its data
+        require_fit(json.dumps(table).encode())
     if cohort_size != "all" and cohort_size < 1:
         raise ConfigError(f"cohort_size must be at least 1, not {cohort_size}")
     key = secrets.randbits(ROOT_BITS) if root_key is None else root_key
@@ -405,7 +442,7 @@ def create_folder(
         from sottovoce.stores.aggregator_folder import first_rules
 
         first_rules(terms, path / "keys")  # raises where the terms name another key than ours
-    _write(path / "catalogue.json", as_table(catalogue, categories))
+    _write(path / "catalogue.json", table)
     _write(path / "state.json", {"kept_in": "nowhere"})
     _write(
         path / "federation.json",
@@ -423,8 +460,30 @@ def create_folder(
     return ServerFolder(path, plan)
 
 
+def server_of(path: Path) -> Path:
+    """The server's folder, where this is the one that `sottovoce serve setup` made around it."""
+    inside = path / "server"
+    around = (path / SETUP).exists() and not (path / "federation.json").exists()
+    return inside if around and (inside / "federation.json").exists() else path
+
+
+def setup_around(path: Path) -> Path | None:
+    """The folder that `sottovoce serve setup` made around this one of a server."""
+    made = path.name == "server" and (path.parent / SETUP).exists()
+    return path.parent if made else None
+
+
+def start_command(path: Path) -> str:
+    """How the server of this folder is started."""
+    around = setup_around(path)
+    words = f"server {path}" if around is None else f"setup {around}"
+    return f"sottovoce serve {words}"
+
+
 def open_folder(path: Path) -> ServerFolder:
-    """A folder that `create_folder` made. Raises with one sentence where it is none."""
+    """A folder that `create_folder` made, or the one around it (`server_of`). Raises with one
+    sentence where it is none."""
+    path = server_of(path)
     place = path / "federation.json"
     try:
         table = json.loads(_read(place))
@@ -462,20 +521,32 @@ def invite(
 ) -> list[Invitation]:
     """Invitations for devices with these numbers, or for the next `count` ones. The server may be
     running; only hashes of the tokens are stored."""
+    with database.writing() as link:
+        return invited(link, folder, server, numbers, count=count)
+
+
+def invited(
+    link: sa.Connection,
+    folder: ServerFolder,
+    server: str,
+    numbers: Sequence[int] | None = None,
+    *,
+    count: int = 1,
+) -> list[Invitation]:
+    """The same within a transaction of the caller's."""
     require_address(server)
     plaintext = server.startswith("http://")
     authority = "" if plaintext else authority_pem(folder.keys)
-    with database.writing() as link:
-        if numbers is None:
-            first = records.next_number(link)
-            numbers = range(first, first + count)
-        if any(not 0 <= number <= MAX_NUMBER for number in numbers):
-            raise UsageError(f"a device's number lies between 0 and {MAX_NUMBER}")
-        taken = records.known_numbers(link, numbers)
-        if taken:
-            raise UsageError(f"device {min(taken)} was invited before; choose other numbers")
-        tokens = [secrets.token_bytes(32) for _ in numbers]
-        records.invite(link, numbers, tokens)
+    if numbers is None:
+        first = records.next_number(link)
+        numbers = range(first, first + count)
+    if any(not 0 <= number <= MAX_NUMBER for number in numbers):
+        raise UsageError(f"a device's number lies between 0 and {MAX_NUMBER}")
+    taken = records.known_numbers(link, numbers)
+    if taken:
+        raise UsageError(f"device {min(taken)} was invited before; choose other numbers")
+    tokens = [secrets.token_bytes(32) for _ in numbers]
+    records.invite(link, numbers, tokens)
     federation = folder.plan.terms.federation
     return [
         Invitation(server, authority, token.hex(), int(number), federation)
@@ -513,30 +584,6 @@ def require_address(server: str, option: str = "--server") -> None:
         raise wrong
 
 
-def shut_out(database: Database, numbers: Sequence[int], *, undo: bool = False) -> list[int]:
-    """Shut devices out, or let them in again; all who are out now. The server may be running."""
-    with database.writing() as link:
-        strangers = set(numbers) - set(records.known_numbers(link, numbers))
-        if strangers:
-            raise UsageError(f"device {min(strangers)} was never invited; look at the number again")
-        if undo:
-            records.readmit(link, numbers)
-            records.forgive(link, numbers)
-        else:
-            records.shut(link, numbers)
-        return records.shut_numbers(link)
-
-
-def raise_target(database: Database, rounds: int) -> int:
-    """Run at least so many rounds; what the target was before. The server may be running."""
-    with database.writing() as link:
-        before = records.position(link).target
-        if rounds < before:
-            raise UsageError(f"the target is {before} rounds already; it can only be raised")
-        records.raise_target(link, rounds)
-    return before
-
-
 def _root_key(table: Mapping[str, Any]) -> int:
     """Who is asked must not follow from who was asked before. Folders of earlier releases have a
     key of 64 bits; it has made the first model, and nobody needs it any more."""
@@ -565,10 +612,4 @@ def _read(path: Path) -> bytes:
 
 def _write(path: Path, content: Mapping[str, Any]) -> None:
     """Whole or not at all; only for the operator's eyes."""
-    fresh = path.with_suffix(".new")
-    handle = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(handle, "w") as out:
-        json.dump(content, out)
-        out.flush()
-        os.fsync(out.fileno())
-    os.replace(fresh, path)
+    replace_file(path, json.dumps(content).encode())

@@ -44,6 +44,7 @@ from sottovoce.stores.device_limits import (
     spent_before,
     stages_done,
     sum_noise,
+    told_beyond,
 )
 from sottovoce.stores.device_rounds import Round
 from sottovoce.stores.person import RequestSent
@@ -56,6 +57,7 @@ from sottovoce.stores.prepared import (
     check_shape,
     digest,
     explain,
+    fits,
     same,
     things_named,
 )
@@ -311,9 +313,9 @@ class DeviceSession(Agreeing):
                     f"{self.store.path}` while the server can be reached"
                 )
             self.store.name(number)
-            terms, row = self._known()[1], np.flatnonzero(self.store.users == number)
-            cohort = self._cohort(terms, self._vectors(None)).take(row)
-            catalogue = self.store.catalogue()
+            terms, row = self._terms_of(view), np.flatnonzero(self.store.users == number)
+            cohort = self._cohort(terms, self._vectors(None), at_home=True).take(row)
+            catalogue = self.store.catalogue()[: terms.n_items]
         if choice is not None:
             cohort.consent = Consent.uniform(cohort.users, choice, choice.hidden_attributes)
             cohort.items_named = things_named(self.store, choice.never_send)
@@ -338,14 +340,15 @@ class DeviceSession(Agreeing):
         """One user's device as it stands, in copies: nothing that is done with them is kept."""
         with self.store.file.snapshot():
             self.store.name(number)
-            era, terms = self._known()
+            era, view = self._known()[0], self.model()
+            terms = self._known()[1] if view is None else self._terms_of(view)
             row = np.flatnonzero(self.store.users == number)
-            cohort = self._cohort(terms, self._vectors(None)).take(row)
+            cohort = self._cohort(terms, self._vectors(None), at_home=True).take(row)
             entry, alone = self._book.latest(), len(self.store.users) == 1
             prepared = Prepared.of(entry) if entry and entry.message and alone else None
             return HomeCopy(
-                terms, cohort, self.model(), self.store.catalogue(), self.store.streams(era),
-                prepared,
+                terms, cohort, view, self.store.catalogue()[: terms.n_items],
+                self.store.streams(era), prepared,
             )  # fmt: skip
 
     # --- helpers ---------------------------------------------------------------------------------
@@ -451,9 +454,22 @@ class DeviceSession(Agreeing):
         )
         return let_go(body, Booked(who, what, len(body), 0.0))
 
-    def _cohort(self, terms: Terms, vectors: NDArray[np.float32]) -> Cohort:
+    def _terms_of(self, view: ModelView) -> Terms:
+        """The terms in force, or, of a model from before more items came, those that it was made
+        under: what she has serves until the new one is here."""
+        era, terms = self._known()
+        while not fits(view, terms) and era > 0:
+            era -= 1
+            terms = self.terms_then(era) or terms
+        return terms
+
+    def _cohort(
+        self, terms: Terms, vectors: NDArray[np.float32], *, at_home: bool = False
+    ) -> Cohort:
         """The store's users, with these vectors."""
         history = self.store.history()
+        if at_home and history.n_items > terms.n_items:  # a catalogue that is newer than the model
+            history = history.first_items(terms.n_items)
         if history.n_items != terms.n_items:
             raise MessageError(
                 f"the catalogue has {history.n_items:,} items, the federation {terms.n_items:,}"
@@ -464,10 +480,11 @@ class DeviceSession(Agreeing):
         sent = (
             stages_done(store, terms) if terms.contributes else rounds_sent(store, sum_noise(terms))
         )
+        beyond = told_beyond(store, terms, sent) if terms.contributes else np.zeros(0)
         named = things_named(store)
         kept = self.model() if terms.build().versioned else None
         return Cohort(
-            store.users, history, store.choices(), vectors, spent, labels, sent, named,
+            store.users, history, store.choices(), vectors, spent, labels, sent, beyond, named,
             published=None if kept is None else kept.items,
         )  # fmt: skip
 

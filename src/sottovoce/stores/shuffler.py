@@ -389,10 +389,11 @@ class ShufflerStore:
         held = self._held.get((round, tier))
         return held is not None and held.state != "open"
 
-    def move(self, position: ShufflerPosition) -> list[Held]:
-        """Follow the server. What is held for an earlier round and was not sealed is dropped;
-        returns it. Who has sent is forgotten after a few rounds. Raises, and stays, where a round
-        would get another key: reports sealed to different keys could be told apart."""
+    def move(self, position: ShufflerPosition, *, sealed: bool = False) -> list[Held]:
+        """Follow the server. What is held for an earlier round and was not sealed is dropped, or
+        all of it with `sealed`; returns it. Who has sent is forgotten after a few rounds. Raises,
+        and stays, where a round would get another key: reports sealed to different keys could be
+        told apart."""
         with self._writing():
             now = self.position
             if position.round == now.round and now.key:
@@ -402,7 +403,8 @@ class ShufflerStore:
                         "that is sealed to it is taken"
                     )
                 position = replace(position, key=now.key)
-            dropped = [h for h in self.held() if h.round < position.round and h.state != "sealed"]
+            before = [h for h in self.held() if h.round < position.round]
+            dropped = [h for h in before if sealed or h.state != "sealed"]
             self._put_position(position)
             last = position.round - KEPT_ROUNDS
             self._writer.write("DELETE FROM seen WHERE round < ?", (last,))

@@ -3,9 +3,11 @@
 `introduction.json` (all that it needs of the server; a secret), `keys/` (a certificate authority of
 its own, which devices learn from the terms), `accounts.secret` (from which keys of accounts are
 made), `terms.json` (the terms that the server published when the proxy first asked: others are not
-followed), `proxy.db` (accounts and held reports), `proxy.json` (address and process of a running
-proxy). Of a shuffler behind another one also `seal.key`, which opens the layer that devices seal
-for it, and `hop.json`, which says what the terms need of it: address, authority and public key.
+followed unless its operator agrees), `next.json` (those that she has agreed to and the server has
+not brought into force yet, in that order), `proxy.db` (accounts and held reports), `proxy.json`
+(address and process of a running proxy). Of a shuffler behind another one also `seal.key`, which
+opens the layer that devices seal for it, and `hop.json`, which says what the terms need of it:
+address, authority and public key.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
@@ -45,6 +47,7 @@ from sottovoce.wire.sealing import public_of
 from sottovoce.wire.terms import Terms
 
 INTRODUCTION, SECRET, TERMS = "introduction.json", "accounts.secret", "terms.json"
+NEXT_TERMS = "next.json"
 DATABASE = "proxy.db"
 SEAL_KEY, HOP_FILE = "seal.key", "hop.json"
 _LARGEST_HOP = 1 << 16
@@ -96,20 +99,64 @@ class ShufflerFolder(ServiceFolder):
 
     def terms(self) -> Terms | None:
         """The terms that this proxy follows; None where it has never reached the server."""
-        place = self.path / TERMS
-        try:
-            return Terms.from_table(json.loads(place.read_bytes()))
-        except FileNotFoundError:
-            return None
-        except OSError as error:
-            raise ServiceError(f"{place} cannot be read: {error.strerror}") from None
-        except (ValueError, RecursionError, MessageError) as error:
-            raise ServiceError(f"{place}: {error}; put the right file back") from None
+        return next(iter(_terms_in(self.path / TERMS)), None)
+
+    def agreed(self) -> list[Terms]:
+        """Those that its operator has agreed to since, in that order."""
+        return _terms_in(self.path / NEXT_TERMS)
 
     def keep_terms(self, terms: Terms) -> None:
-        """For ever. Whole or not at all, whenever the process is killed."""
-        content = json.dumps(terms.to_table(), indent=1) + "\n"
-        replace_file(self.path / TERMS, content.encode())
+        """Until others are agreed to; what was agreed to before them is over. Each file whole or
+        not at all, whenever the process is killed."""
+        agreed = self.agreed()
+        replace_file(self.path / TERMS, _content(terms.to_table()))
+        if terms in agreed:
+            self._keep_agreed(agreed[agreed.index(terms) + 1 :])
+
+    def _keep_agreed(self, agreed: Sequence[Terms]) -> None:
+        if agreed:
+            replace_file(self.path / NEXT_TERMS, _content([one.to_table() for one in agreed]))
+        else:
+            (self.path / NEXT_TERMS).unlink(missing_ok=True)
+
+    def agree(self, terms: Terms) -> None:
+        """Follow these terms as soon as the server goes by them, and until then also others that
+        were agreed to before: it may go by those first. The terms that are followed, once more,
+        take back all that was agreed to. Raises where they are another federation's, or have
+        somebody else in this shuffler's place."""
+        known = self.introduction.federation
+        if terms.federation != known:
+            raise UsageError(
+                f"these are terms of the federation {terms.federation}, and {self.path} serves "
+                f"{known}; use another folder for another federation"
+            )
+        if terms.reporting is None:
+            raise UsageError("under these terms nothing goes through a shuffler")
+        self.require_place(terms)
+        agreed = self.agreed()
+        if terms != self.terms():
+            self._keep_agreed([one for one in agreed if one != terms] + [terms])
+        elif agreed:  # she does not agree to the others any more
+            self._keep_agreed([])
+        else:
+            raise UsageError(f"{self.path} follows these terms already; nothing was changed")
+
+
+def _content(table: Any) -> bytes:
+    return (json.dumps(table, indent=1) + "\n").encode()
+
+
+def _terms_in(place: Path) -> list[Terms]:
+    """Those of a file with one or several; none where it is not there."""
+    try:
+        found = json.loads(place.read_bytes())
+        return [Terms.from_table(one) for one in (found if isinstance(found, list) else [found])]
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise ServiceError(f"{place} cannot be read: {error.strerror}") from None
+    except (ValueError, RecursionError, MessageError) as error:
+        raise ServiceError(f"{place}: {error}; put the right file back") from None
 
 
 def init_shuffler(path: Path, url: str, hosts: Sequence[str] = ()) -> Hop:

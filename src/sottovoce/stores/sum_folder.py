@@ -3,24 +3,32 @@
 
 `keys/` (a certificate authority of its own, which the server learns from the terms), `seal.key` and
 `seal.pub` (to which devices seal; the public one goes into the terms), `noise.secret` (from which
-the noise of every round is made), `introduction.json` (the terms that it follows for ever, and the
-token of the server; a secret), `answered.json` (for which set of devices it has answered last, and
-how much room for rounds in groups is used up).
+the noise of every round is made), `introduction.json` (the terms that it follows, and the token of
+the server; a secret), `next.json` (the same with terms that its operator has agreed to since and
+under which no sum was told yet, in the order in which she did), `answered.json` (for which set of
+devices it has answered last, and how much room for rounds in groups is used up).
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import secrets
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
-from sottovoce.errors import KeyTrouble, MessageError, ServiceError, UsageError
+from sottovoce.errors import (
+    KeyTrouble,
+    MessageError,
+    ServiceError,
+    SottovoceError,
+    UsageError,
+)
 from sottovoce.parties.helper import GROUPED_ROUNDS, NEVER, REGAINED_AFTER, Answered
 from sottovoce.stores.keys import (
     SERVER_KEY,
@@ -34,10 +42,12 @@ from sottovoce.stores.private import private_folder
 from sottovoce.stores.ready import ServiceFolder
 from sottovoce.stores.stamps import stamp
 from sottovoce.wire.frames import PROTOCOL
+from sottovoce.wire.refusals import Refused
+from sottovoce.wire.shuffled import terms_name
 from sottovoce.wire.terms import Terms
 
 SEAL_KEY, PUBLIC_KEY, NOISE_SECRET = "seal.key", "seal.pub", "noise.secret"
-INTRODUCTION, ANSWERED = "introduction.json", "answered.json"
+INTRODUCTION, NEXT, ANSWERED = "introduction.json", "next.json", "answered.json"
 _LARGEST = 1 << 22
 _NOBODY = b""
 """In the place of a set's name: no set is called so."""
@@ -79,21 +89,30 @@ class SumIntroduction:
         """As a file of mode 600. Never over an existing one."""
         if path.exists():
             raise UsageError(f"{path} is there already and is not overwritten")
+        write_new_files(path.parent, {path.name: self.content()})
+
+    def content(self) -> bytes:
+        """Of its file."""
+        return _json(self.to_table())
+
+    def to_table(self) -> dict[str, Any]:
         table = {"protocol": PROTOCOL, "terms": self.terms.to_table(), "token": self.token}
-        content = json.dumps(table | self.more(), indent=1).encode()
-        write_new_files(path.parent, {path.name: content + b"\n"})
+        return table | self.more()
 
     @classmethod
     def read(cls, path: Path) -> Self:
         """Raises with one sentence where the file is missing, of another version or none."""
+        return cls._from(_table_in(path), path)
+
+    @classmethod
+    def read_all(cls, path: Path) -> list[Self]:
+        """Those of a file with several."""
+        found = _table_in(path)
+        return [cls._from(one, path) for one in (found if isinstance(found, list) else [found])]
+
+    @classmethod
+    def _from(cls, table: Any, path: Path) -> Self:
         wrong = UsageError(f"{path} is no introduction to a {cls.sums}; ask the server's operator")
-        try:
-            with path.open("rb") as source:
-                table = json.loads(source.read(_LARGEST))
-        except OSError as error:
-            raise UsageError(f"{path} cannot be read: {error.strerror or error}") from None
-        except (ValueError, RecursionError):
-            raise wrong from None
         if not isinstance(table, dict) or not {"protocol", "terms", "token"} <= set(table):
             raise wrong
         more = {k: v for k, v in table.items() if k not in ("protocol", "terms", "token")}
@@ -126,6 +145,54 @@ class SumFolder(ServiceFolder, Generic[I]):
     def answers(self) -> Answers:
         return Answers(self.path / ANSWERED)
 
+    def agreed(self) -> list[I]:
+        """The introductions that its operator has agreed to since, in that order."""
+        place = self.path / NEXT
+        if not place.exists():
+            return []
+        read_secret(place)
+        return type(self.introduction).read_all(place)
+
+    def agree(self, introduction: I) -> None:
+        """Keep other terms of the same federation beside those in force, and beside others that
+        were agreed to before: the server may be about to go by those. They take their place when
+        the first sum under them is told (`begin`); nothing that was told is forgotten, and the
+        numbers of rounds go on. The terms in force once more take back all that was agreed to.
+        Raises where this is another federation's, another server's, or names another key."""
+        known, new = self.introduction, introduction
+        if new.terms.federation != known.terms.federation:
+            raise UsageError(
+                f"the introduction is one to the federation {new.terms.federation}, and {self.path}"
+                f" serves {known.terms.federation}; use another folder for another federation"
+            )
+        if (new.token, new.more()) != (known.token, known.more()):
+            raise UsageError(
+                "the introduction is not from the server that this folder knows; ask its operator "
+                "for one with the same token"
+            )
+        replace(self, introduction=new).require_key()
+        agreed = self.agreed()
+        if new.terms != known.terms:
+            self._keep([one for one in agreed if one != new] + [new])
+        elif agreed:  # she does not agree to the others any more
+            self._keep([])
+        else:
+            raise UsageError(f"{self.path} keeps these terms already; nothing was changed")
+
+    def begin(self, introduction: I) -> None:
+        """Terms that were agreed to are those in force from now on, and what was agreed to before
+        them is over. Where the disk has no room for that, they are when the next sum is told."""
+        with contextlib.suppress(OSError, SottovoceError):
+            agreed = self.agreed()
+            replace_file(self.path / INTRODUCTION, introduction.content())
+            self._keep(agreed[agreed.index(introduction) + 1 :] if introduction in agreed else [])
+
+    def _keep(self, agreed: Sequence[I]) -> None:
+        if agreed:
+            replace_file(self.path / NEXT, _json([one.to_table() for one in agreed]))
+        else:
+            (self.path / NEXT).unlink(missing_ok=True)
+
     def require_key(self) -> None:
         """Raises where the terms name another key than its own."""
         introduced = self.introduction
@@ -137,6 +204,7 @@ class SumFolder(ServiceFolder, Generic[I]):
 
 
 F = TypeVar("F", bound=SumFolder[Any])
+R = TypeVar("R")
 
 
 def public_of(key: X25519PrivateKey) -> str:
@@ -198,6 +266,76 @@ class Answers:
             self.keep(Answered(round - 1, _NOBODY, GROUPED_ROUNDS * REGAINED_AFTER))
 
 
+@dataclass(frozen=True, slots=True, repr=False)
+class AgreedTerms(Generic[I, R]):
+    """Terms that are kept, and what follows from them."""
+
+    introduction: I
+    name: bytes
+    """Of the terms, in questions."""
+    rules: R
+
+
+class KeptTerms(Generic[I, R]):
+    """The terms in force, and those that the operator has agreed to since, which are read as soon
+    as they are there."""
+
+    def __init__(self, folder: SumFolder[I], rules: Callable[[I], R]) -> None:
+        """`rules` are what follows from an introduction."""
+        self._folder, self._rules = folder, rules
+        self._now = self._kept(folder.introduction)
+        self._agreed: list[AgreedTerms[I, R]] = []
+        self._seen = 0, 0
+        self._look()
+
+    @property
+    def federation(self) -> str:
+        return self._now.introduction.terms.federation
+
+    def known(self) -> list[AgreedTerms[I, R]]:
+        """As they were read last, those in force first. Any thread may ask."""
+        now = self._now
+        return [now, *(one for one in self._agreed if one.name != now.name)]
+
+    def names(self) -> list[bytes]:
+        self._look()
+        return [kept.name for kept in self.known()]
+
+    def named(self, name: bytes) -> AgreedTerms[I, R]:
+        """Those that a question is about."""
+        self._look()
+        for kept in self.known():
+            if kept.name == name:
+                return kept
+        raise Refused("other_terms", "the question is about other terms than ours")
+
+    def begin(self, kept: AgreedTerms[I, R]) -> None:
+        """A sum is told under these: what would come of terms before is of rounds that are over."""
+        if kept is self._now:
+            return
+        self._folder.begin(kept.introduction)
+        self._agreed = self._agreed[self._agreed.index(kept) + 1 :]
+        self._now = kept
+
+    def _look(self) -> None:
+        seen = _stamp_of(self._folder.path / NEXT)
+        if seen != self._seen:
+            self._agreed = [self._kept(one) for one in self._folder.agreed()]
+            self._seen = seen
+
+    def _kept(self, introduction: I) -> AgreedTerms[I, R]:
+        return AgreedTerms(introduction, terms_name(introduction.terms), self._rules(introduction))
+
+
+def _stamp_of(place: Path) -> tuple[int, int]:
+    """Another whenever a file was replaced; zeros where there is none."""
+    try:
+        found = place.stat()
+    except OSError:
+        return 0, 0
+    return found.st_ino, found.st_mtime_ns
+
+
 def init_folder(
     path: Path,
     hosts: Sequence[str],
@@ -234,7 +372,10 @@ def begin_folder(folder: F) -> F:
     who, command = introduced.who, introduced.command
     if (path / INTRODUCTION).exists():
         article = "an" if who.startswith("a") else "a"
-        raise UsageError(f"{path} holds {article} {who} already; start it without --introduction")
+        raise UsageError(
+            f"{path} holds {article} {who} already; start it without --introduction, which shows "
+            "what new terms change"
+        )
     if not (path / SEAL_KEY).exists():
         raise UsageError(
             f"{path} has no keys, which the terms of the federation name; make them first, with "
@@ -261,6 +402,21 @@ def introduced(path: Path, kind: type[I]) -> I:
         )
     read_secret(place)
     return kind.read(place)
+
+
+def _json(content: Any) -> bytes:
+    return json.dumps(content, indent=1).encode() + b"\n"
+
+
+def _table_in(path: Path) -> Any:
+    """What a file says; None where that is nothing."""
+    try:
+        with path.open("rb") as source:
+            return json.loads(source.read(_LARGEST))
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror or error}") from None
+    except (ValueError, RecursionError):
+        return None
 
 
 def _content(answered: Answered) -> bytes:

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import sqlalchemy as sa
 
+from sottovoce.stores import search as searches
 from sottovoce.stores import server as records
 from sottovoce.stores.database import (
     genuine,
@@ -42,7 +43,7 @@ def accept(
     now = records.position(link)
     reported = now.reported if (now.round, now.attempt) in places else 0
     free = most - reported
-    if not records.found(link).on:  # in a search all wait until groups are drawn
+    if not searches.found(link).on:  # in a search all wait until groups are drawn
         room = max(LEAST_WAITING, WAITING_BYTES // len(batch[0].body))
         free = min(free, room - sum(waiting(link, *place) for place in places))
     taken = batch[: max(0, free)]

@@ -19,11 +19,11 @@ from sottovoce.stores.device import CohortStore
 from sottovoce.stores.encrypted import DATABASE, StoreFile
 from sottovoce.stores.person import (
     AT_HOME,
+    ISSUER,
     PersonalStore,
     RequestSent,
     choice_of,
     choice_text,
-    entries,
 )
 from sottovoce.wire.directory import Directory, OwnerEntry
 from sottovoce.wire.interactions import Identity, Kind
@@ -33,7 +33,7 @@ from sottovoce.wire.silo_files import UserInvitation
 ALONE = 0
 """The user of a store that was made with an invitation."""
 _SIGNED, _VERSION, _TAG = "directory", "directory-version", "directory-tag"
-_TOKEN, _ORCHESTRATOR, _ISSUER = "token", "orchestrator", "issuer"
+_TOKEN, _ORCHESTRATOR = "token", "orchestrator"
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -72,10 +72,10 @@ class UserStore(PersonalStore):
     def __init__(self, file: StoreFile, clock: Callable[[], float] = time.time) -> None:
         super().__init__(file, clock)
         self._world: tuple[int, DirectoryIndex] | None = None
-        if self._meta(_ISSUER) is None:
+        if self._meta(ISSUER) is None:
             raise StoreError(f"the store in {file.folder} is in no federation of data owners")
         self.federation = self._text("federation")
-        self.issuer = self._meta(_ISSUER) or b""
+        self.issuer = self._meta(ISSUER) or b""
         self.url = self._text("url")
         """Of the orchestrator's service for users."""
         self.authority = self._text("authority")
@@ -433,7 +433,7 @@ class UserStore(PersonalStore):
 def _found(file: StoreFile, federation: str, issuer: bytes, url: str, authority: str) -> None:
     rows = {
         "federation": federation.encode(),
-        _ISSUER: issuer,
+        ISSUER: issuer,
         "url": url.encode(),
         "authority": authority.encode(),
     }
@@ -506,30 +506,6 @@ class Outbox:
 
 
 # Stores of either kind.
-
-
-def open_store(
-    path: Path, *, readonly: bool = False, agent: bool = False
-) -> CohortStore | UserStore:
-    """The store of a person, in whichever federation she is."""
-    file = PersonalStore.open(path, readonly=readonly, agent=agent).file
-    try:
-        return UserStore(file) if _ISSUER in entries(file) else CohortStore.over(file, readonly)
-    except BaseException:
-        file.close()
-        raise
-
-
-def open_cohort(path: Path, *, readonly: bool = False) -> CohortStore:
-    """A store that is not in a federation of data owners; raises if it is."""
-    store = open_store(path, readonly=readonly)
-    if isinstance(store, CohortStore):
-        return store
-    store.close()
-    raise UsageError(
-        f"{path} is in a federation of data owners, which has neither terms nor filters; see who "
-        f"reads what with `sottovoce device consent {path}`"
-    )
 
 
 def whose(store: CohortStore | UserStore, user: str | None) -> int:

@@ -7,7 +7,7 @@ facts, so that its model is kept (`server.save_model`)."""
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import sqlalchemy as sa
@@ -20,6 +20,8 @@ from sottovoce.stores.database import meta, models
 
 KEPT = 8
 """So many versions are kept, and the published one in any case."""
+_CHOSEN_IN = "published_in"
+"""Of a fact: the round in which the operator last chose what is published."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +33,8 @@ class ModelVersion:
     """Why it was not published; empty where it was, also by the operator."""
     quality: Quality | None = None
     """By what devices have said of it; None where nobody was asked."""
+    against: int | None = None
+    """The version that was published then."""
 
     def to_table(self, published: int | None) -> dict[str, Any]:
         """As an operator sees it."""
@@ -40,6 +44,7 @@ class ModelVersion:
             "published": self.version == published,
             "held_back": self.held_back,
             "quality": None if self.quality is None else self.quality.to_table(),
+            "against": self.against,
         }
 
 
@@ -56,7 +61,9 @@ def all_of(link: sa.Connection) -> list[ModelVersion]:
 
 def keep(link: sa.Connection, offered: Offered, made: str) -> None:
     """A new version, which is published unless it was held back. The oldest is let go."""
-    found = ModelVersion(offered.version, made, offered.held_back, offered.quality)
+    if records.fact(link, _CHOSEN_IN) == str(offered.version - 1):
+        offered = replace(offered, against=None)  # devices did not all compare with the same
+    found = ModelVersion(offered.version, made, offered.held_back, offered.quality, offered.against)
     _write(link, found)
     if not offered.held_back:
         records.set_fact(link, records.PUBLISHED, str(offered.version))
@@ -80,8 +87,9 @@ def publish(link: sa.Connection, version: int) -> int | None:
         named = ", ".join(map(str, there))
         raise UsageError(f"version {version} is not here; these are: {named}")
     found = _version(link, version)
-    _write(link, ModelVersion(version, found.made, "", found.quality))
+    _write(link, replace(found, held_back=""))
     records.set_fact(link, records.PUBLISHED, str(version))
+    records.set_fact(link, _CHOSEN_IN, str(records.position(link).round))
     return before
 
 
@@ -93,7 +101,8 @@ def _version(link: sa.Connection, version: int) -> ModelVersion:
     table = json.loads(records.fact(link, _key(version)) or "{}")
     quality = table.get("quality")
     found = None if quality is None else Quality.from_table(quality)
-    return ModelVersion(version, table.get("made", ""), table.get("held_back", ""), found)
+    made, held_back = table.get("made", ""), table.get("held_back", "")
+    return ModelVersion(version, made, held_back, found, table.get("against"))
 
 
 def _write(link: sa.Connection, kept: ModelVersion) -> None:

@@ -79,7 +79,7 @@ class AtHome(Redacted):
         """Her device behind its door: copies of its state, draws and coins of its own, an empty
         budget. What may ever leave is what was drawn for it once for all."""
         cohort, terms = self.home.cohort.take(ONE), self.terms
-        cohort.spent, cohort.sent = np.zeros(1), ONE.copy()
+        cohort.spent, cohort.sent, cohort.beyond = np.zeros(1), ONE.copy(), np.zeros(1)
         rng = SecretStreams(self.secret(32)).with_lasting(self.home.lasting)
         coins = self.secret(32) if coins is None else coins
         return Devices.behind_door(

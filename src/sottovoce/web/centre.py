@@ -27,7 +27,8 @@ from sottovoce.errors import (
 )
 from sottovoce.stores.device import CohortStore
 from sottovoce.stores.encrypted import KEY, StoreFile
-from sottovoce.stores.user import UserStore, open_store
+from sottovoce.stores.opening import open_store
+from sottovoce.stores.user import UserStore
 from sottovoce.web.desk import GRACE_SECONDS, Runner, StoreDesk
 from sottovoce.web.of_devices import DeviceDesk
 from sottovoce.web.of_owners import OwnersDesk

@@ -1,5 +1,5 @@
-"""Who may come in to a page on loopback: whoever has opened the one link, from the page itself, as
-the same user of this machine."""
+"""Who may come in to a page on loopback: whoever has opened a link, from the page itself, as the
+same user of this machine."""
 
 from __future__ import annotations
 
@@ -30,6 +30,20 @@ def awake_or_not() -> float:
     return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
+@dataclass(frozen=True, slots=True, repr=False)
+class Guest:
+    """For whom a link was made."""
+
+    role: str = ""
+    """What they may do, where not everybody may do everything."""
+    name: str = ""
+    holds: Callable[[], bool] = lambda: True
+    """Whether what let them in still does."""
+
+
+ANYBODY = Guest()
+
+
 @dataclass(slots=True, repr=False)
 class PageSession:
     """One browser's stay."""
@@ -38,44 +52,78 @@ class PageSession:
     token: str
     """Is in the page, and with every request that changes something."""
     seen: float
+    guest: Guest
+    user: int | None = None
+    """Of this machine, who has opened the link; None where the system does not tell."""
 
 
 class Entrance:
-    """One link, which works once and for a while, and the one session that it began."""
+    """Links, each of which works once and for a while, and the sessions that they began. As a rule
+    there is one of both, and a new link ends the former ones."""
 
-    def __init__(self, clock: Clock = awake_or_not, draw: Draw = secrets.token_bytes) -> None:
-        self._clock, self._draw = clock, draw
-        self._key: str | None = None
-        self._made = 0.0
-        self._session: PageSession | None = None
+    def __init__(
+        self, clock: Clock = awake_or_not, draw: Draw = secrets.token_bytes, *, most: int = 1
+    ) -> None:
+        """With room for so many links and sessions of each role; the oldest makes way."""
+        self._clock, self._draw, self._most = clock, draw, most
+        self._links: dict[str, tuple[float, Guest]] = {}
+        self._sessions: list[PageSession] = []
+        self._turned_away: list[str] = []
 
-    def fresh_key(self) -> str:
-        """For a new link. The former one and the session that it began end."""
-        self._key, self._made, self._session = self._secret(), self._clock(), None
-        return self._key
+    def fresh_key(self, guest: Guest = ANYBODY) -> str:
+        """For a new link."""
+        key = self._secret()
+        alike = [one for one, (_, other) in self._links.items() if other.role == guest.role]
+        for old in alike[: max(0, len(alike) + 1 - self._most)]:
+            del self._links[old]
+        self._links[key] = self._clock(), guest
+        self._make_room(guest.role)
+        return key
 
-    def open(self, key: str) -> PageSession | None:
+    def open(self, key: str, user: int | None = None) -> PageSession | None:
         """A session for whoever has the key; None where it was used, is too old or wrong."""
-        if self._key is None or not same(key, self._key):
+        found = [known for known in self._links if same(key, known)]
+        if not found:
             return None
-        self._key, now = None, self._clock()
-        if now - self._made > LINK_SECONDS:
+        (made, guest), now = self._links.pop(found[0]), self._clock()
+        if now - made > LINK_SECONDS or not guest.holds():
             return None
-        self._session = PageSession(self._secret(), self._secret(), now)
-        return self._session
-
-    def session(self, cookies: Iterable[str]) -> PageSession | None:
-        """The session that one of these belongs to, which goes on from now."""
-        session, now = self._session, self._clock()
-        if session is None:
-            return None
-        if now - session.seen > SESSION_SECONDS:
-            self._session = None
-            return None
-        if not any(same(cookie, session.cookie) for cookie in cookies):
-            return None
-        session.seen = now
+        self._make_room(guest.role)
+        session = PageSession(self._secret(), self._secret(), now, guest, user)
+        self._sessions.append(session)
         return session
+
+    def session(self, cookies: Iterable[str], user: int | None = None) -> PageSession | None:
+        """The session that one of these belongs to, which goes on from now. To another user of this
+        machine it belongs as little as to a stranger."""
+        held, now = list(cookies), self._clock()
+        self._sessions = [one for one in self._sessions if now - one.seen <= SESSION_SECONDS]
+        for session in self._sessions:
+            ours = any(same(cookie, session.cookie) for cookie in held)
+            if not ours or user != session.user:
+                continue
+            if not session.guest.holds():
+                self.end(session)
+                return None
+            session.seen = now
+            return session
+        return None
+
+    def end(self, session: PageSession) -> None:
+        """It was ended before its time; whoever asks with its cookie can be told so."""
+        self._sessions.remove(session)
+        self._turned_away = [*self._turned_away[-self._most :], session.cookie]
+
+    def was_ended(self, cookies: Iterable[str]) -> bool:
+        """Whether one of these belonged to a session that ended because what had let it in does so
+        no more."""
+        return any(same(cookie, ended) for cookie in cookies for ended in self._turned_away)
+
+    def _make_room(self, role: str) -> None:
+        """For one more: whoever may only look pushes nobody out who may act."""
+        alike = [one for one in self._sessions if one.guest.role == role]
+        for old in alike[: max(0, len(alike) + 1 - self._most)]:
+            self._sessions.remove(old)
 
     def _secret(self) -> str:
         return self._draw(_SECRET_BYTES).hex()
@@ -124,9 +172,9 @@ def cookies_called(name: str, headers: Headers) -> list[str]:
     return [value for key, _, value in pairs if key == name]
 
 
-def is_another_user(peer: tuple[str, int], here: tuple[str, int]) -> bool:
-    """Whether the other end of a connection on loopback is somebody else's, as Linux tells; where
-    no system tells, nobody is."""
+def user_behind(peer: tuple[str, int], here: tuple[str, int]) -> int | None:
+    """Whose the other end of a connection on loopback is, as Linux tells; None where no system
+    tells."""
     theirs, ours = (f"{_hex(host)}:{port:04X}" for host, port in (peer, here))
     for table in _TABLES:
         try:
@@ -136,8 +184,13 @@ def is_another_user(peer: tuple[str, int], here: tuple[str, int]) -> bool:
         for line in lines:
             columns = line.split()
             if columns[_LOCAL].endswith(theirs) and columns[_REMOTE].endswith(ours):
-                return int(columns[_UID]) != os.geteuid()
-    return False
+                return int(columns[_UID])
+    return None
+
+
+def is_another_user(peer: tuple[str, int], here: tuple[str, int]) -> bool:
+    """Whether it is somebody else's than this process; where no system tells, nobody is."""
+    return user_behind(peer, here) not in (None, os.geteuid())
 
 
 def _hex(host: str) -> str:

@@ -38,10 +38,12 @@ from sottovoce.stores.device_limits import (
     spent_on_sums,
     sum_noise,
 )
+from sottovoce.stores.expulsion import expelled
 from sottovoce.stores.session import DeviceSession
 from sottovoce.stores.timeline import Line
 from sottovoce.web.desk import RECOMMENDED, Runner, StoreDesk, plain_value
 from sottovoce.web.weighing import in_the_way, weigh
+from sottovoce.wire.descriptor import Descriptor
 from sottovoce.wire.exactly import changes, settings, short, who_reads
 from sottovoce.wire.invitations import kept_invitation
 from sottovoce.wire.plainly import (
@@ -147,6 +149,9 @@ class DeviceDesk(StoreDesk[CohortStore]):
             return said("quiet.alone")
         if not choice.takes_part:
             return said("quiet.off")
+        out = expelled(self.store)
+        if out is not None:
+            return out.said
         if terms is None:
             return said("quiet.no_terms")
         if waits:
@@ -275,25 +280,27 @@ class DeviceDesk(StoreDesk[CohortStore]):
 
     def _list_things(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
         store, never = self.store, set(self.store.choice(self.number).never_send)
-        catalogue, categories = store.catalogue(), store.categories()
+        catalogue, categories, former = store.catalogue(), store.categories(), store.former_titles()
         place = {item: at for at, (item, _) in enumerate(catalogue)}
         found, counts = [], Counter[str]()
         for item, when in reversed(store.interactions(self.number)):
             at = place.get(item)
             title = item if at is None else catalogue[at][1] or item
             of = [] if at is None else list(categories[at])
+            had = [] if at is None else list(former[at])
             counts.update(of)
-            by = "item" if never & {item, title} else "category" if never & set(of) else None
+            called = never & {item, title, *had}
+            by = "item" if called else "category" if never & set(of) else None
             found.append(
                 {"item": item, "title": title, "when": when, "categories": of, "on": by is None}
-                | {"by": by}
+                | {"by": by, "former": had}
             )
         names = sorted({name for of in categories for name in of})
         kinds = [{"name": name, "count": counts[name], "on": name not in never} for name in names]
         return found, kinds
 
     def names(self) -> set[str]:
-        return {name for names in self.store.catalogue() for name in names}
+        return {name for names in self.store.names() for name in names}
 
     def _off(self) -> list[dict[str, Any]]:
         """What of her history is never sent."""
@@ -306,6 +313,16 @@ class DeviceDesk(StoreDesk[CohortStore]):
 
     def forget_history(self) -> int:
         return self.store.forget_history(self.number)
+
+    # --- what is published ------------------------------------------------------------------------
+
+    def look(self) -> Descriptor:
+        """Where the federation is."""
+        return self.runner.run(self._by_hand().look())
+
+    def read(self) -> Descriptor:
+        """The same; terms, catalogue and model are kept."""
+        return self.runner.run(self._by_hand().read())
 
     # --- what would leave -------------------------------------------------------------------------
 

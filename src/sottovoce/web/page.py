@@ -1,8 +1,8 @@
-"""The consent centre as a web application on loopback, and its process.
+"""A page as a web application on loopback: the consent centre, and by other calls the console.
 
-What it serves is for one person and one browser: everything but the link needs the session that the
-link has begun, and whatever changes something needs a token besides, which only the page has.
-`entrance.py` says who comes in; here is what they get.
+Everything but the link needs the session that the link has begun, and whatever changes something
+needs a token besides, which only the page has. `entrance.py` says who comes in; here is what they
+get.
 """
 
 from __future__ import annotations
@@ -12,26 +12,31 @@ import gzip
 import hashlib
 import html
 import json
+import os
 import re
 import tomllib
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn, Protocol
+from types import MappingProxyType
+from typing import Any, Protocol
 from urllib.parse import parse_qsl
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route, Router
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 import sottovoce
+from sottovoce import core
 from sottovoce.core import words
 from sottovoce.core.words import LANGUAGES, Said, catalogue, said, say
 from sottovoce.errors import MessageError, SottovoceError, Told, Unreachable, UsageError
+from sottovoce.web import calls as take
+from sottovoce.web.calls import Call, Refusal, bad, call
 from sottovoce.web.entrance import (
     Entrance,
     Headers,
@@ -44,16 +49,17 @@ from sottovoce.web.entrance import (
 from sottovoce.web.workers import TooBusy, Workers
 
 PAGES = Path(__file__).parent / "pages"
+LOOK = Path(core.__file__).parent / "look.css"
+"""What all our pages share, reports as well."""
 BODY_BYTES = 1 << 20
 BODY_SECONDS = 10.0
 _THREADS, _WAITING = 4, 32
-_MOST_ROWS, _MOST_NUMBER, _LONGEST_TEXT = 10_000, 2**53, 1000
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
-    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    "connect-src {whom}; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 ALWAYS = {
-    "content-security-policy": _POLICY,
+    "content-security-policy": _POLICY.format(whom="'self'"),
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
     "cross-origin-opener-policy": "same-origin",
@@ -74,11 +80,14 @@ _TYPES = {
     ".png": "image/png",
     ".json": "application/json",
 }
-_JSON = "application/json"
-_ELSEWHERE = ("attack", "device", "terminal")
-"""Sentences of commands and report cards, which no page says."""
+JSON = "application/json"
+_ELSEWHERE = ("attack", "device", "terminal", "tab")
+"""Sentences of commands, report cards and browser tabs, which no page of an agent says."""
+_SHOP = "shop"
+"""Those of one page, in a file of their own."""
 
 Answer = Mapping[str, Any]
+ForPrograms = Callable[[Request], Awaitable[Response]]
 
 
 class Provider(Protocol):
@@ -107,103 +116,33 @@ class Provider(Protocol):
     def recommend(self, store: str, change: dict[str, Any] | None) -> Answer: ...
 
 
-# --- what a call takes ----------------------------------------------------------------------------
+# --- its calls -----------------------------------------------------------------------------------
 
-
-class Refusal(Exception):
-    """A request that is not answered with what it asks for."""
-
-    def __init__(self, status: int, key: str) -> None:
-        super().__init__(key)
-        self.status, self.said = status, said(key)
-
-
-def _bad() -> NoReturn:
-    raise Refusal(400, "trouble.refused")
-
-
-def _text(value: Any) -> str:
-    return value if isinstance(value, str) and len(value) <= _LONGEST_TEXT else _bad()
-
-
-def _number(value: Any, most: int = _MOST_NUMBER) -> int:
-    """Of a query, so that it is text."""
-    if not re.fullmatch(r"[0-9]{1,16}", value) or int(value) > most:
-        _bad()
-    return int(value)
-
-
-def _yes_or_no(value: Any) -> bool:
-    return value if isinstance(value, bool) else _bad()
-
-
-def _table(value: Any) -> dict[str, Any]:
-    return value if isinstance(value, dict) else _bad()
-
-
-def _texts(value: Any) -> list[str]:
-    return [_text(one) for one in value] if isinstance(value, list) else _bad()
-
-
-def _one_of(*names: str) -> Callable[[Any], str]:
-    return lambda value: value if value in names else _bad()
-
-
-def _or_none(read: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    return lambda value: None if value is None else read(value)
-
-
-_rows = partial(_number, most=_MOST_ROWS)
-
-
-@dataclass(frozen=True, slots=True)
-class Call:
-    """One of the provider's methods, and where it is reached."""
-
-    method: str
-    path: str
-    name: str
-    takes: Mapping[str, Callable[[Any], Any]]
-    usual: Mapping[str, Any]
-    """For what is left out."""
-
-    def arguments(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """What the method is given. Raises where something is missing, strange or unknown."""
-        told = {**self.usual, **given}
-        if told.keys() != self.takes.keys():
-            _bad()
-        read = {name: take(given[name]) for name, take in self.takes.items() if name in given}
-        return {**self.usual, **read}
-
-
-def _call(where: str, name: str, **takes: Any) -> Call:
-    """A way to read each argument, or that with what is usual."""
-    method, path = where.split()
-    usual = {key: one[1] for key, one in takes.items() if isinstance(one, tuple)}
-    reads = {key: one[0] if isinstance(one, tuple) else one for key, one in takes.items()}
-    return Call(method, f"/api/{path}", name, reads, usual)
-
-
-_PAGED = {"offset": (_number, 0), "limit": (_rows, 100)}
+PAGED: dict[str, Any] = {"offset": (take.number, 0), "limit": (take.rows, 100)}
 CALLS = (
-    _call("GET state", "state"),
-    _call("POST weigh", "weigh", store=_text, change=_table),
-    _call("POST choose", "choose", store=_text, change=_table),
-    _call("GET things", "things", store=_text, query=(_text, ""), **_PAGED),
-    _call("POST preview", "preview", store=_text),
-    _call("GET preview/body", "body", store=_text, index=_number),
-    _call("POST send", "send", store=_text, nonce=_text),
-    _call("GET ledger", "ledger", store=_text, **_PAGED),
-    _call("GET ledger/row", "row", store=_text, row=_text),
-    _call("GET ledger/export", "export", store=_text, format=_one_of("csv", "ndjson")),
-    _call("POST agree", "agree", store=_text, digest=_text),
-    _call("POST stop", "stop", store=(_or_none(_text), None), everything=(_yes_or_no, False)),
-    _call("POST start", "start", store=_text),
-    _call("POST remove", "remove", store=_text, items=_texts),
-    _call("POST erase", "erase", store=_text, what=_one_of("history", "everything")),
-    _call("POST learn", "learn", store=_text),
-    _call("GET learn", "learnt", store=_text),
-    _call("POST recommend", "recommend", store=_text, change=(_or_none(_table), None)),
+    call("GET state", "state"),
+    call("POST weigh", "weigh", store=take.text, change=take.table),
+    call("POST choose", "choose", store=take.text, change=take.table),
+    call("GET things", "things", store=take.text, query=(take.text, ""), **PAGED),
+    call("POST preview", "preview", store=take.text),
+    call("GET preview/body", "body", store=take.text, index=take.number),
+    call("POST send", "send", store=take.text, nonce=take.text),
+    call("GET ledger", "ledger", store=take.text, **PAGED),
+    call("GET ledger/row", "row", store=take.text, row=take.text),
+    call("GET ledger/export", "export", store=take.text, format=take.one_of("csv", "ndjson")),
+    call("POST agree", "agree", store=take.text, digest=take.text),
+    call(
+        "POST stop",
+        "stop",
+        store=(take.or_none(take.text), None),
+        everything=(take.yes_or_no, False),
+    ),
+    call("POST start", "start", store=take.text),
+    call("POST remove", "remove", store=take.text, items=take.texts),
+    call("POST erase", "erase", store=take.text, what=take.one_of("history", "everything")),
+    call("POST learn", "learn", store=take.text),
+    call("GET learn", "learnt", store=take.text),
+    call("POST recommend", "recommend", store=take.text, change=(take.or_none(take.table), None)),
 )
 
 
@@ -226,30 +165,39 @@ def _file(body: bytes, kind: str) -> _File:
     return _File(body, packed, kind, f'"{hashlib.sha256(body).hexdigest()[:32]}"')
 
 
-def _as_json(content: Any) -> bytes:
+def as_json(content: Any) -> bytes:
     """Halves of characters become question marks."""
     text = json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     return text.encode("utf-8", "replace")
 
 
-def _public(pages: Path) -> dict[str, _File]:
-    """Every file that is served, by its path. Nothing else is ever looked for on the disk."""
+def _public(pages: Path, library: Path | None) -> dict[str, _File]:
+    """Every file that is served, by its path. Nothing else is ever looked for on the disk. What
+    pages and library call alike is the page's."""
+    places = {
+        place.relative_to(folder).as_posix(): place
+        for folder in (library, pages)
+        if folder is not None
+        for place in sorted(folder.rglob("*"))
+    }
     found = {
-        f"/static/{place.relative_to(pages).as_posix()}": _file(place.read_bytes(), kind)
-        for place in sorted(pages.rglob("*"))
+        f"/static/{name}": _file(place.read_bytes(), kind)
+        for name, place in {**places, LOOK.name: LOOK}.items()
         if place.is_file() and (kind := _TYPES.get(place.suffix))
     }
     for language in LANGUAGES:
-        sentences = {
-            key: text
-            for key, text in catalogue(language).items()
-            if key.partition(".")[0] not in _ELSEWHERE
-        }
-        found[f"/words/{language}.json"] = _file(_as_json(sentences), _JSON)
+        every: dict[str, dict[str, str]] = {"": {}, _SHOP: {}}
+        for key, text in catalogue(language).items():
+            group = key.partition(".")[0]
+            if group not in _ELSEWHERE:
+                every[group if group in every else ""][key] = text
+        for group, sentences in every.items():
+            name = f"{language}-{group}" if group else language
+            found[f"/words/{name}.json"] = _file(as_json(sentences), JSON)
     glossary = Path(words.__file__).parent / "glossary.toml"
     if glossary.is_file():
         table = tomllib.loads(glossary.read_text(encoding="utf-8"))
-        found["/words/glossary.json"] = _file(_as_json(table), _JSON)
+        found["/words/glossary.json"] = _file(as_json(table), JSON)
     return found
 
 
@@ -283,39 +231,50 @@ _ONWARDS = '<meta http-equiv="refresh" content="0;url=/">'
 
 
 class PageApplication:
-    """Answers one browser, at one port."""
+    """Answers those whom an entrance lets in, at one port."""
 
     def __init__(
         self,
-        provider: Provider,
+        provider: Callable[[PageSession], Any],
         entrance: Entrance,
         port: int,
         *,
+        calls: Sequence[Call] = CALLS,
+        programs: Mapping[str, ForPrograms] = MappingProxyType({}),
+        start: str = "consent.html",
         pages: Path = PAGES,
+        library: Path | None = None,
+        talks_to: str = "",
         language: str | None = None,
         body_seconds: float = BODY_SECONDS,
         opened: Callable[[], None] = lambda: None,
         log: Any = None,
     ) -> None:
-        """Without a language it is the browser's. `opened` is told when the link was used."""
+        """What is asked for by `calls`, a session's provider answers; it has a method for each, and
+        the page begins with `start`. With the `library` of tabs, a folder, it is a device itself,
+        which `talks_to` a server of another origin. To the addresses of `programs` comes who has a
+        secret of their own and no session. Without a language it is the browser's. `opened` is told
+        when the link was used."""
         self._provider, self._entrance, self._port = provider, entrance, port
         self._language, self._body_seconds = language, body_seconds
-        self._opened, self._log = opened, log
+        self._opened, self._log, self._programs = opened, log, programs
         self.cookie = f"sottovoce-{port}"
         self._workers = Workers(_THREADS, _WAITING)
-        self._public = _public(pages)
+        self._public = _public(pages, library)
+        # Also with the script of the worker that such a page starts.
+        policy = _POLICY.format(whom=f"'self' {talks_to}".rstrip())
+        self._always = _encoded(ALWAYS | {"content-security-policy": policy})
         loader = FileSystemLoader(pages)
         environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined)
-        self._template = environment.get_template("consent.html")
+        self._template = environment.get_template(start)
         routes = [
             Route("/open", self._open, methods=["GET"]),
             Route("/", self._page, methods=["GET"]),
             *(Route(path, self._static, methods=["GET"]) for path in self._public),
-            *(
-                Route(call.path, partial(self._answer, call), methods=[call.method])
-                for call in CALLS
-            ),
+            *(Route(one.path, partial(self._answer, one), methods=[one.method]) for one in calls),
+            *(Route(path, answer, methods=["POST"]) for path, answer in programs.items()),
         ]
+        self._roles = {(one.method, one.path): one.role for one in calls}
         self._router = Router(routes, redirect_slashes=False)
         self._methods: dict[str, set[str]] = {}
         for route in routes:
@@ -332,7 +291,7 @@ class PageApplication:
             nonlocal begun
             if message["type"] == "http.response.start":
                 begun = True
-                message["headers"] = _complete(message["headers"])
+                message["headers"] = _complete(message["headers"], self._always)
             await send(message)
 
         task = asyncio.ensure_future(self._checked(scope, receive, with_headers))
@@ -347,6 +306,10 @@ class PageApplication:
         if not begun:
             response = self._trouble(scope, Refusal(500, "trouble.unforeseen"))
             await response(scope, receive, with_headers)
+
+    def seen_as(self, user: int | None) -> ASGIApp:
+        """What answers this user of this machine, on one connection."""
+        return self if user in (None, os.geteuid()) else self.turn_away
 
     async def turn_away(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers another user of this machine in the place of all else."""
@@ -374,11 +337,12 @@ class PageApplication:
         document = method == "GET" and path == "/"
         if not is_our_page(headers, document=document, opening=opening):
             raise Refusal(403, "trouble.origin")
-        if opening:
+        if opening or (method == "POST" and path in self._programs):
             return None
-        session = self._entrance.session(cookies_called(self.cookie, headers))
+        cookies = cookies_called(self.cookie, headers)
+        session = self._entrance.session(cookies, scope.get("user"))
         if session is None:
-            raise Refusal(401, "trouble.link" if document else "trouble.session")
+            raise self.no_session(document, self._entrance.was_ended(cookies))
         if path not in self._methods:
             raise Refusal(404, "trouble.refused")
         if method not in self._methods[path]:
@@ -387,9 +351,20 @@ class PageApplication:
             tokens = headers.get(b"x-sottovoce-token", [])
             if len(tokens) != 1 or not same(tokens[0].decode("latin-1"), session.token):
                 raise Refusal(403, "trouble.refused")
-            if headers.get(b"content-type") != [_JSON.encode()]:
+            if headers.get(b"content-type") != [JSON.encode()]:
                 raise Refusal(415, "trouble.refused")
+        if self._roles.get((method, path), "") not in ("", session.guest.role):
+            raise self.not_allowed()
         return session
+
+    def no_session(self, document: bool, ended: bool) -> Refusal:
+        """What somebody is told who is not in; `ended` says that what had let them in does so no
+        more."""
+        return Refusal(401, "trouble.link" if document else "trouble.session")
+
+    def not_allowed(self) -> Refusal:
+        """What somebody is told whose role this is not."""
+        return Refusal(403, "trouble.refused")
 
     # --- pages ------------------------------------------------------------------------------------
 
@@ -397,15 +372,20 @@ class PageApplication:
         """The link. Who comes from elsewhere goes on by a page of ours, since a browser would not
         show the cookie to a mere redirection of somebody else's."""
         name, _, key = request.scope["query_string"].decode("latin-1").partition("=")
-        session = self._entrance.open(key) if name == "key" else None
+        user = request.scope.get("user")
+        session = self._entrance.open(key, user) if name == "key" else None
         if session is None:
-            return self._trouble(request.scope, Refusal(403, "trouble.link"))
+            return self._trouble(request.scope, self.used_link())
         self._opened()
         response: Response = RedirectResponse("/", 303)
         if request.headers.get("sec-fetch-site") not in (None, "none", "same-origin"):
             response = self._document(request.scope, 200, "…", _ONWARDS)
         response.set_cookie(self.cookie, session.cookie, path="/", httponly=True, samesite="strict")
         return response
+
+    def used_link(self) -> Refusal:
+        """What somebody is told who comes with a link that opens nothing."""
+        return Refusal(403, "trouble.link")
 
     async def _page(self, request: Request) -> Response:
         text = self._template.render(
@@ -441,22 +421,12 @@ class PageApplication:
     async def _answer(self, call: Call, request: Request) -> Response:
         try:
             given = await self._given(call, request)
-            return await self._workers(partial(self._ask, call, call.arguments(given)))
+            provider = self._provider(request.scope["session"])
+            return await self._workers(partial(_ask, provider, call, call.arguments(given)))
         except Refusal as refusal:
             return self._trouble(request.scope, refusal)
         except SottovoceError as error:
             return _error(_status(error), _said_of(error))
-
-    def _ask(self, call: Call, arguments: dict[str, Any]) -> Response:
-        """In a thread: what the provider says, made ready to be sent."""
-        found = getattr(self._provider, call.name)(**arguments)
-        if isinstance(found, bytes):
-            headers = _attached("message.bin")
-            return Response(found, headers=headers, media_type="application/octet-stream")
-        if isinstance(found, tuple):  # whole or not at all: half a ledger is none
-            name, parts = found
-            return Response(b"".join(parts), headers=_attached(name), media_type="text/plain")
-        return Response(_as_json(found), media_type=_JSON)
 
     async def _given(self, call: Call, request: Request) -> dict[str, Any]:
         if call.method == "POST":
@@ -465,29 +435,29 @@ class PageApplication:
             query = request.scope["query_string"].decode("ascii")
             pairs = parse_qsl(query, keep_blank_values=True, errors="strict", max_num_fields=8)
         except ValueError:
-            _bad()
+            bad()
         given = dict(pairs)
-        return given if len(given) == len(pairs) else _bad()
+        return given if len(given) == len(pairs) else bad()
 
-    async def _body(self, request: Request) -> dict[str, Any]:
+    async def _body(self, request: Request, most: int = BODY_BYTES) -> dict[str, Any]:
         promised = request.headers.get("content-length", "0")
-        if len(promised) > len(str(BODY_BYTES)) or int(promised) > BODY_BYTES:
+        if len(promised) > len(str(most)) or int(promised) > most:
             raise Refusal(413, "trouble.too_much")
         body = bytearray()
         try:
             async with asyncio.timeout(self._body_seconds):
                 async for part in request.stream():
                     body += part
-                    if len(body) > BODY_BYTES:
+                    if len(body) > most:
                         raise Refusal(413, "trouble.too_much")
         except TimeoutError:
             raise Refusal(408, "trouble.slow") from None
         try:
-            content = json.loads(body.decode(), parse_constant=lambda _: _bad())
+            content = json.loads(body.decode(), parse_constant=lambda _: bad())
             json.dumps(content, ensure_ascii=False).encode()  # raises for halves of characters
         except (ValueError, RecursionError):
-            _bad()
-        return _table(content)
+            bad()
+        return take.table(content)
 
     # --- trouble ----------------------------------------------------------------------------------
 
@@ -509,8 +479,20 @@ class PageApplication:
             self._log.error("unforeseen", kind=type(error).__name__, where=where)
 
 
+def _ask(provider: Any, call: Call, arguments: dict[str, Any]) -> Response:
+    """In a thread: what the provider says, made ready to be sent."""
+    found = getattr(provider, call.name)(**arguments)
+    if isinstance(found, bytes):
+        headers = _attached("message.bin")
+        return Response(found, headers=headers, media_type="application/octet-stream")
+    if isinstance(found, tuple):  # whole or not at all: half a ledger is none
+        name, parts = found
+        return Response(b"".join(parts), headers=_attached(name), media_type="text/plain")
+    return Response(as_json(found), media_type=JSON)
+
+
 def _error(status: int, what: Said) -> Response:
-    return Response(_as_json({"error": what.to_json()}), status, media_type=_JSON)
+    return Response(as_json({"error": what.to_json()}), status, media_type=JSON)
 
 
 def _headers(scope: Scope) -> Headers:
@@ -520,11 +502,17 @@ def _headers(scope: Scope) -> Headers:
     return found
 
 
-OWN_HEADERS = [(name.encode(), value.encode()) for name, value in ALWAYS.items()]
+def _encoded(headers: Mapping[str, str]) -> list[tuple[bytes, bytes]]:
+    return [(name.encode(), value.encode()) for name, value in headers.items()]
+
+
+OWN_HEADERS = _encoded(ALWAYS)
 """Of an answer that is not kept."""
 
 
-def _complete(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+def _complete(
+    headers: Iterable[tuple[bytes, bytes]], always: Iterable[tuple[bytes, bytes]]
+) -> list[tuple[bytes, bytes]]:
     """What an answer says itself goes before."""
     own = dict(headers)
-    return [*headers, *(pair for pair in OWN_HEADERS if pair[0] not in own)]
+    return [*headers, *(pair for pair in always if pair[0] not in own)]

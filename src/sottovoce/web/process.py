@@ -11,9 +11,9 @@ import sys
 import tempfile
 import threading
 import webbrowser
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
-from typing import ClassVar, cast
+from typing import Any, ClassVar, cast
 
 import uvloop
 
@@ -21,8 +21,15 @@ from sottovoce.services.kit.answers import Headers
 from sottovoce.services.kit.connections import Limits
 from sottovoce.services.kit.protocol import BoundedProtocol
 from sottovoce.services.kit.serving import HttpListener, listen, logger, unforeseen
-from sottovoce.web.entrance import LINK_SECONDS, Entrance, is_another_user
-from sottovoce.web.page import BODY_SECONDS, OWN_HEADERS, PAGES, PageApplication, Provider
+from sottovoce.web.calls import Call
+from sottovoce.web.entrance import LINK_SECONDS, Entrance, user_behind
+from sottovoce.web.page import (
+    BODY_SECONDS,
+    CALLS,
+    OWN_HEADERS,
+    PAGES,
+    PageApplication,
+)
 from sottovoce.wire.refusals import RefusalCounts
 
 HOST = "127.0.0.1"
@@ -37,16 +44,18 @@ _GRACE_SECONDS = 0.4
 """For what is being answered when the process ends."""
 
 
-class _Connection(BoundedProtocol):
-    """One on which another user of this machine is told nothing."""
+class PageConnection(BoundedProtocol):
+    """One of which the application knows whose it is: to another user of this machine it may tell
+    nothing."""
 
     always: ClassVar[Headers] = OWN_HEADERS
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
         peer, here = (transport.get_extra_info(name) for name in ("peername", "sockname"))
-        if not peer or not here or is_another_user(peer[:2], here[:2]):
-            self.app = self.app.turn_away
+        known = peer and here
+        user = user_behind(peer[:2], here[:2]) if known else None
+        self.app = self.app.seen_as(user) if known else self.app.turn_away
 
 
 class LinkFile:
@@ -87,7 +96,7 @@ class PageProcess:
 
     def __init__(
         self,
-        provider: Provider,
+        provider: Any,
         invite: Callable[[str], None],
         *,
         port: int = 0,
@@ -96,9 +105,18 @@ class PageProcess:
         browser: bool = False,
         entrance: Entrance | None = None,
         limits: Limits = LIMITS,
+        calls: Sequence[Call] = CALLS,
+        start: str = "consent.html",
+        library: Path | None = None,
+        talks_to: str = "",
+        beside: Callable[[], Coroutine[Any, Any, None]] | None = None,
     ) -> None:
         """`invite` is told each link. With `browser` one is opened with it. Port 0 takes a free
-        one. Raises with one sentence where it is taken."""
+        one. Raises with one sentence where it is taken. `beside` goes on while the page is served,
+        in the same thread; the page ends with it if it fails. `calls` and what follows is as in
+        `PageApplication`."""
+        self._calls, self._start, self._beside = calls, start, beside
+        self._library, self._talks_to = library, talks_to
         self._provider, self._invite = provider, invite
         self._pages, self._language, self._browser = pages, language, browser
         self._entrance, self._limits = entrance or Entrance(), limits
@@ -121,10 +139,14 @@ class PageProcess:
             stack.callback(self._listener.close)
             stack.callback(self._file.remove)
             application = PageApplication(
-                self._provider,
+                lambda session: self._provider,
                 self._entrance,
                 self.port,
+                calls=self._calls,
+                start=self._start,
                 pages=self._pages,
+                library=self._library,
+                talks_to=self._talks_to,
                 language=self._language,
                 body_seconds=self._limits.body_seconds,
                 opened=self._file.remove,
@@ -132,7 +154,7 @@ class PageProcess:
             )
             stack.callback(application.close)
             server = HttpListener(
-                application, self._limits, None, RefusalCounts(), self.new_link, _Connection
+                application, self._limits, None, RefusalCounts(), self.new_link, PageConnection
             )
             # The library takes parts of a second as well.
             server.config.timeout_graceful_shutdown = cast(int, _GRACE_SECONDS)
@@ -143,7 +165,20 @@ class PageProcess:
                     loop.add_signal_handler(signum, server.stop)
                     stack.callback(loop.remove_signal_handler, signum)
                 self._listen_to_enter(loop, stack)
+            await self._served(server)
+
+    async def _served(self, server: HttpListener) -> None:
+        if self._beside is None:
             await server.serve(sockets=[self._listener])
+            return
+        beside = asyncio.create_task(self._beside())
+        beside.add_done_callback(lambda _: server.stop())
+        try:
+            await server.serve(sockets=[self._listener])
+        finally:
+            beside.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await beside
 
     def new_link(self) -> None:
         """It ends the former one, and the session that it began."""

@@ -147,8 +147,13 @@ def limit_words(limit: float, terms: Terms | None) -> list[Said]:
     worth = verdict(limit, delta)
     found = [said(f"verdict.limit_{worth}", limit=limit)]
     if worth != "good":
-        found.append(said("verdict.try_instead", limit=_PROTECTS[bool(delta)]))
+        found.append(said("verdict.try_instead", limit=protecting(terms)))
     return found
+
+
+def protecting(terms: Terms | None) -> float:
+    """A limit on everything that protects under these terms."""
+    return _PROTECTS[bool(delta_of(terms))]
 
 
 def lasting(choice: Choice, used: float, cost: float, each: str) -> list[Said]:

@@ -9,17 +9,73 @@ an item that goes keeps its place and loses its title, and what has no title is 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+import unicodedata
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-from sottovoce.errors import MessageError, UsageError
+from sottovoce.errors import CorruptData, MessageError, UsageError
 
 Items = Sequence[tuple[str, str]]
 """Id and title, by place."""
 Categories = Sequence[Sequence[str]]
 """Of every item, by place; empty where a federation names none."""
 _SPARE = "~spare-"
+LONGEST_NAME = 500
+"""Bytes of an item's id or title or of a category, at most."""
+_SHOWN = 40
+"""Characters of a name that an error shows."""
+_UNSEEN = ("Cc", "Cs", "Zl", "Zp")
+_TURNING = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
+"""Characters that show what is around them in another order."""
+
+
+def catalogue_limit(n_items: int) -> int:
+    """The most bytes that a published catalogue may have: devices take no more."""
+    return min((1 << 16) + n_items * 1024, 1 << 26)
+
+
+def require_fit(after: bytes, before: bytes = b"{}") -> None:
+    """Raises where devices would not take a catalogue that an operator has made, or nobody could
+    read a name in it. What was there `before` may stay as it is."""
+    table = json.loads(after)
+    known = _names(json.loads(before))
+    for name in _names(table):
+        if name not in known and not _is_name(name):
+            shown = ascii(name) if len(name) <= _SHOWN else f"{name[:_SHOWN]!a} and so on"
+            raise UsageError(
+                f"{shown} is no name of an item or a category: ids, titles and categories have 1 "
+                f"to {LONGEST_NAME} bytes and can be read; nothing was changed"
+            )
+    n_items = len(table["items"])
+    most = catalogue_limit(n_items)
+    if len(after) > max(most, len(before)):
+        raise UsageError(
+            f"the catalogue would have {len(after):,} bytes, and devices take {most:,} for "
+            f"{n_items:,} items; nothing was changed, use shorter titles or fewer categories"
+        )
+
+
+def _names(table: Mapping[str, Any]) -> dict[str, None]:
+    """Of items, titles and categories, each once; what has no title is gone."""
+    found = {item: None for item, _ in table.get("items", ())}
+    found |= {title: None for _, title in table.get("items", ()) if title}
+    return found | dict.fromkeys(table.get("categories", {}).get("names", ()))
+
+
+def _is_name(text: str) -> bool:
+    return is_text(text) and bool(text.strip()) and text == cleaned(text)
+
+
+def cleaned(text: str) -> str:
+    """A title or category of a published data set, as it may stand in a catalogue."""
+    seen = "".join("\ufffd" if _is_unseen(one) else one for one in text)
+    return seen.encode()[:LONGEST_NAME].decode(errors="ignore")
+
+
+def _is_unseen(one: str) -> bool:
+    return unicodedata.category(one) in _UNSEEN or one in _TURNING
 
 
 def as_table(items: Items, categories: Categories) -> dict[str, Any]:
@@ -71,7 +127,11 @@ def is_text(value: object) -> bool:
 
 def with_spare(items: Items, many: int) -> list[tuple[str, str]]:
     """These items, and behind them so many places without one."""
-    taken = [item for item, _ in items if item.startswith(_SPARE)]
+    taken = [
+        item
+        for place, (item, title) in enumerate(items)
+        if item.startswith(_SPARE) and (title or item != f"{_SPARE}{place}")
+    ]
     if many and taken:
         raise UsageError(f"an item must not be called {taken[0]}, as places to spare are")
     return [*items, *((f"{_SPARE}{len(items) + n}", "") for n in range(many))]
@@ -94,7 +154,7 @@ def changed(items: Items, added: Items, gone: Sequence[str]) -> list[tuple[str, 
     if len(new) > len(free):
         raise UsageError(
             f"there are {len(free):,} places to spare for {len(new):,} new items; nothing was "
-            "changed. A federation with more places is a new one"
+            "changed. `sottovoce serve terms --add` makes more, and devices are asked to agree"
         )
     for item in gone:
         found[place[item]] = item, ""
@@ -129,15 +189,39 @@ def with_former_categories(
 
 
 def require_same_places(before: Items, after: Items) -> None:
-    """Raises where an item that a device knows stands elsewhere: its history would be another's."""
+    """Raises where an item that a device knows stands elsewhere, or is not there: its history would
+    be another's. More may stand behind them."""
     free = set(spare_places(before))
     moved = [
         old
-        for place, ((old, _), (new, _)) in enumerate(zip(before, after, strict=True))
-        if old != new and place not in free
+        for place, (old, _) in enumerate(before)
+        if place not in free and (place >= len(after) or after[place][0] != old)
     ]
     if moved:
         raise MessageError(
             f"the server's catalogue has another item in the place of {moved[0]}: nothing is sent "
             "until it is put right; tell the operator"
         )
+
+
+def items_of(
+    rows: Iterable[Mapping[str, Any]], where: str
+) -> tuple[list[tuple[str, str]], list[tuple[str, ...]]]:
+    """Id and title of each item in the rows of a table that somebody has written, and its
+    categories, from a column of that name with | between them; none where there is no such
+    column."""
+    found = list(rows)
+    if not found or "item" not in found[0]:
+        raise CorruptData(f"{where} needs a column called item, with a row for every item")
+    ids = ["" if row["item"] is None else str(row["item"]) for row in found]
+    items = [(item, str(row.get("title") or item)) for item, row in zip(ids, found, strict=True)]
+    if len({item for item, _ in items}) < len(items):
+        raise CorruptData(f"{where} names an item more than once")
+    if "categories" not in found[0]:
+        return items, []
+    return items, [_categories(row["categories"]) for row in found]
+
+
+def _categories(value: Any) -> tuple[str, ...]:
+    parts = value.split("|") if isinstance(value, str) else value or ()
+    return tuple(name for part in parts if (name := str(part).strip()))

@@ -34,6 +34,9 @@ class Descriptor:
     """The version to recommend by, where that is not always the newest model."""
     catalogue: str = ""
     """Name of the catalogue that is published; servers of earlier releases do not say it."""
+    roster: str = ""
+    """Another one whenever somebody was shut out or let in again; it does not tell whom. Empty
+    where that has never happened."""
 
     @property
     def key(self) -> tuple[int, int]:
@@ -44,14 +47,14 @@ class Descriptor:
         """From what a server published; fields that are not known here are left alone."""
         check_protocol(table.get("protocol"), "the server speaks", SAME_RELEASE)
         texts = [table.get(name) for name in ("federation", "terms", "state", "selection")]
-        catalogue = table.get("catalogue", "")
+        names = [table.get(name, "") for name in ("catalogue", "roster")]
         counts = [table.get(name) for name in ("round", "attempt", "model")]
         seconds, version = table.get("poll_seconds"), table.get("published")
         if version is not None:
             counts.append(version)
         if (
-            not all(isinstance(text, str) for text in (*texts, catalogue))
-            or len(catalogue) > _LONGEST_NAME
+            not all(isinstance(text, str) for text in (*texts, *names))
+            or max(map(len, names)) > _LONGEST_NAME
             or not all(type(count) is int and 0 <= count < 2**32 for count in counts)
             or isinstance(seconds, bool)
             or not isinstance(seconds, int | float)
@@ -60,11 +63,11 @@ class Descriptor:
             or texts[3] not in get_args(Selection)
         ):
             raise MessageError("what the server says of the round makes no sense")
-        names = ("federation", "terms", "round", "attempt", "state", "selection", "model")
-        told = {name: table[name] for name in names}
+        fields = ("federation", "terms", "round", "attempt", "state", "selection", "model")
+        told = {name: table[name] for name in fields}
         key = _report_key(table.get("report_key"))
-        told |= {"poll_seconds": float(seconds), "published": version, "catalogue": catalogue}
-        return cls(**told, report_key=key)
+        told |= {"poll_seconds": float(seconds), "published": version}
+        return cls(**told, report_key=key, catalogue=names[0], roster=names[1])
 
 
 def _report_key(told: object) -> bytes:

@@ -9,6 +9,7 @@ import contextlib
 import json
 import os
 import secrets
+import sys
 import typing
 from dataclasses import asdict, dataclass, fields, is_dataclass
 from pathlib import Path
@@ -93,6 +94,8 @@ class DocumentFile:
         finally:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(fresh)
+        if sys.platform == "win32":  # which opens no folders
+            return
         folder = os.open(path.parent, os.O_RDONLY)
         try:
             os.fsync(folder)

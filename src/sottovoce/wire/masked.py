@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
@@ -185,14 +185,27 @@ def seal_masked(
 ) -> bytes:
     """The message of whoever has this key: a masked update that was learnt from this model, and the
     seed of its mask, sealed to the helper and signed."""
+    (message,) = seal_each(terms, attempt, view, reports, seeds, [key])
+    return message
+
+
+def seal_each(
+    terms: Terms,
+    attempt: int,
+    view: ModelView,
+    reports: MaskedReports,
+    seeds: MaskSeeds,
+    keys: Sequence[Ed25519PrivateKey],
+) -> Iterator[bytes]:
+    """The same of several, each with a key of its own."""
     link = terms.secure_sum
     if link is None:
         raise ConfigError("only a secure sum takes masked updates")
-    (update,), (seed,) = reports.masked, seeds.seeds
-    numbers = len(update) if terms.contributes else None
+    numbers = reports.masked.shape[1] if terms.contributes else None
     bound = binding(terms, reports.round, attempt, model_name(view.items), numbers)
-    record = seal_seed(seed, key, link, bound)
-    return encode_masked(terms, update, record, reports.round, attempt)
+    for update, seed, key in zip(reports.masked, seeds.seeds, keys, strict=True):
+        record = seal_seed(seed, key, link, bound)
+        yield encode_masked(terms, update, record, reports.round, attempt)
 
 
 def decode_masked(

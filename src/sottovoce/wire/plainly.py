@@ -53,7 +53,7 @@ def onlookers(terms: Terms, *, gateway: bool = False) -> list[Onlooker]:
     elif terms.link.checking is not None:
         found = _of_checked_sum(terms)
     elif terms.secure_sum is not None:
-        found = _of_secure_sum(terms)
+        found = _of_secure_sum(terms, gateway)
     elif gateway:
         found = [("reads.server", said("sees.sum_store"))]
     elif terms.release.dense:
@@ -102,32 +102,36 @@ def _of_checked_sum(terms: Terms) -> list[tuple[str, Said]]:
     ]
 
 
-def _of_secure_sum(terms: Terms) -> list[tuple[str, Said]]:
-    """gram, and other systems over a secure sum."""
+def _of_secure_sum(terms: Terms, gateway: bool) -> list[tuple[str, Said]]:
+    """gram, and other systems over a secure sum, of people or of gateways."""
     link, own = terms.secure_sum, terms.release.contributing
     least = 0 if link is None else link.min_devices
     found = [("reads.server", said("sees.masked")), ("reads.helper", said("sees.seed"))]
     if own is not None and own.parts:
-        found.append(("reads.everybody", said("sees.sum_parts", n=least, parts=own.parts)))
+        key = "sees.sum_parts_gateways" if gateway else "sees.sum_parts"
+        found.append(("reads.everybody", said(key, n=least, parts=own.parts)))
     elif own is not None or has_noise(terms.link):
-        found.append(("reads.everybody", said("sees.sum", n=least)))
+        key = "sees.sum_gateways" if gateway else "sees.sum"
+        found.append(("reads.everybody", said(key, n=least)))
         found.append(("reads.helper", said("sees.noise_too")))
     else:
-        found.append(("reads.everybody", said("sees.sum_plain", n=least)))
+        key = "sees.sum_plain_gateways" if gateway else "sees.sum_plain"
+        found.append(("reads.everybody", said(key, n=least)))
     found.append(("reads.together", said("sees.both")))
     if own is not None:
         found.append(("reads.nobody", said("sees.loudness")))
     return found
 
 
-def agreed_to(terms: Terms) -> list[Said]:
-    """What whoever agrees should know besides who sees what: how many people at least, whose noise,
-    how long, what it rests on."""
+def agreed_to(terms: Terms, *, gateway: bool = False) -> list[Said]:
+    """What whoever agrees should know besides who sees what: how many people at least, or gateways
+    where each sends one sum, whose noise, how long, what it rests on."""
     link, own = terms.link, terms.release.contributing
     found = [said("terms.federation", name=terms.federation)]
     found += _places(terms)
     if link.adds_up is not None:
-        found.append(said("terms.least_people", n=link.adds_up.min_devices))
+        key = "terms.least_gateways" if gateway else "terms.least_people"
+        found.append(said(key, n=link.adds_up.min_devices))
     elif terms.reporting is not None:
         least = min(tier.min_devices for tier in terms.reporting.tiers)
         found.append(said("terms.least_batch", n=least))

@@ -14,8 +14,13 @@ from sottovoce.errors import MessageError, VersionMismatch
 P = ParamSpec("P")
 T = TypeVar("T")
 
+SHUT_OUT_BY_OPERATOR = "the operator has shut this device out"
+WITHDRAWN = "the operator has withdrawn this invitation"
+"""What a device is told that was shut out, unless the server did that by itself."""
+
 Reason = Literal[
     "unknown_device",
+    "shut_out",
     "wrong_certificate",
     "bad_signature",
     "replay",
@@ -48,10 +53,14 @@ Reason = Literal[
     "tag",
     "unknown_server",
     "missing",
+    "other_origin",
+    "no_place",
+    "bad_work",
 ]
 
 STATUS: dict[Reason, int] = {
     "unknown_device": 401,
+    "shut_out": 403,
     "bad_signature": 401,
     "replay": 409,
     "second_submission": 409,
@@ -79,15 +88,21 @@ STATUS: dict[Reason, int] = {
     "unknown_server": 401,
     "duplicate": 400,
     "undecryptable": 409,
+    "other_origin": 403,
+    "no_place": 403,
+    "bad_work": 403,
 }
 
 
 class Refused(MessageError):
     """A message that is not taken, and why. Its sender reads the text."""
 
-    def __init__(self, reason: Reason, detail: str, *, status: int | None = None) -> None:
+    def __init__(
+        self, reason: Reason, detail: str, *, status: int | None = None, retry_seconds: int = 0
+    ) -> None:
+        """`retry_seconds`: when the sender may come back, where that is not the same for all."""
         super().__init__(detail)
-        self.reason = reason
+        self.reason, self.retry_seconds = reason, retry_seconds
         self.status = STATUS[reason] if status is None else status
 
 

@@ -35,12 +35,18 @@ from sottovoce.wire.sealing import (
 from sottovoce.wire.terms import Terms
 
 ACCOUNT_BYTES, ACCOUNT_KEY_BYTES = 16, 32
+CHALLENGE_BYTES = 48
 MARK_BYTES = 16
 PART_BYTES = 8 << 20
 """Most bytes of sealed reports in one part of a batch."""
 LONGEST_PART = BATCH_PART.size + PART_BYTES
 _MAC_BYTES = 32
 _NO_MAC = bytes(_MAC_BYTES)
+
+
+def enrolment_statement(federation: str, admission: bytes, challenge: bytes) -> bytes:
+    """What a device signs to have an account with the proxy, which has asked so."""
+    return b"sottovoce proxy enrolment 2\0" + federation.encode() + b"\0" + admission + challenge
 
 
 @dataclass(frozen=True, slots=True, repr=False)

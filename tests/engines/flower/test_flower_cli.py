@@ -12,9 +12,11 @@ import time
 import tomllib
 from pathlib import Path
 
+import httpx2
 import numpy as np
 import pytest
 import typer
+from app_world import exposed
 
 from sottovoce import cli
 from sottovoce.cli import serve_flower
@@ -40,7 +42,7 @@ from sottovoce.errors import (
 )
 from sottovoce.stores.device import CohortStore
 from sottovoce.stores.helper_folder import helper_introduction, init_helper
-from sottovoce.stores.keys import init_keys, node_keys
+from sottovoce.stores.keys import init_keys, node_keys, operator_token
 from sottovoce.stores.session import DeviceSession
 
 ROOT = Path(__file__).parents[3]
@@ -438,6 +440,15 @@ def test_a_flood_is_stopped_at_the_gateway(tmp_path, nginx):
     assert modes == {0}
 
 
+def scraped(folder):
+    """What Prometheus would see of a running SuperLink."""
+    url = json.loads((folder / "superlink.json").read_text())["metrics"]
+    bearer = {"authorization": f"Bearer {operator_token(folder / 'keys')}"}
+    trusted = ssl.create_default_context(cafile=str(folder / "keys" / "ca.crt"))
+    with httpx2.Client(verify=trusted, trust_env=False) as http:
+        return exposed(http.get(f"{url}/metrics", headers=bearer).content)
+
+
 @pytest.mark.slow
 def test_an_operator_and_three_gateways_by_the_commands(town, tmp_path, nginx):
     """As the documentation tells it: superlink, nginx, register, gateways, train, look."""
@@ -454,7 +465,7 @@ def test_an_operator_and_three_gateways_by_the_commands(town, tmp_path, nginx):
         return child
 
     try:
-        link = start("superlink", "superlink", town.folder, "--port", port)
+        link = start("superlink", "superlink", town.folder, "--port", port, "--metrics-port", 0)
         end = time.monotonic() + 90
         while not (town.folder / "superlink.json").exists():
             assert link.alive, (logs / "superlink.log").read_text()
@@ -492,6 +503,11 @@ def test_an_operator_and_three_gateways_by_the_commands(town, tmp_path, nginx):
         )
         assert [r["reported"] for r in said["rounds"]] == [8, 8]
         assert np.array_equal(town.vectors(), town.simulate(2)[1])
+        seen = scraped(town.folder)
+        assert seen["sottovoce_flower_state"]["finished",] == 1
+        assert seen["sottovoce_flower_rounds"]["goal",] == 2
+        assert seen["sottovoce_flower_last_round_contributions"][()] == 8
+        assert 0 < time.time() - seen["sottovoce_flower_last_round_end_timestamp_seconds"][()] < 200
         begin = time.monotonic()
         for child in children:
             child.process.send_signal(signal.SIGTERM)
@@ -503,3 +519,28 @@ def test_an_operator_and_three_gateways_by_the_commands(town, tmp_path, nginx):
     finally:
         for child in reversed(children):
             child.stop()
+
+
+def test_a_run_says_for_whom_it_waits_and_once(capsys):
+    from sottovoce.cli.serve_flower import _WaitingWords
+
+    said = _WaitingWords()
+
+    def look(**status):
+        said.look({"round": 0, "target": 3, **status})
+        return [line.partition(" for ")[2] for line in capsys.readouterr().err.splitlines()]
+
+    away = {"state": "waiting", "nodes": 1, "devices": 4, "away": ["club", "school"]}
+    first, second = look(**away)
+    assert first.startswith("the gateway of club: it is not connected")
+    assert "`sottovoce serve supernode` has to run" in second
+    assert look(**away) == [], "it was said"
+    [problem] = look(state="waiting", nodes=3, devices=0, away=[], problems=["nobody has agreed"])
+    assert problem == "whoever runs a gateway, which says: nobody has agreed"
+    [people] = look(state="waiting", nodes=3, devices=1, away=[], problems=[])
+    assert people.startswith("people: 1 behind 3 gateways take part")
+    [helper] = look(state="summing", helper="it does not answer")
+    assert helper == "the helper: it does not answer"
+    assert look(state="open", nodes=3) == []
+    said.look({"round": 1, "target": 3, "state": "open"})
+    assert "round 1 of 3 is done" in capsys.readouterr().err

@@ -29,7 +29,8 @@ SERVE = """
 import argparse, os, sys
 from pathlib import Path
 from sottovoce.engines.flower.silo_node import build_owner_app
-from sottovoce.engines.flower.supernode import Connection, serve_app, told_to_stop
+from sottovoce.engines.flower.supernode import Connection, serve_app
+from sottovoce.engines.processes import told_to_stop
 from sottovoce.errors import SottovoceError
 from sottovoce.stores.owner import DataOwner
 from sottovoce.wire.interactions import Identity

@@ -15,7 +15,8 @@ Kernels return OK or what is wrong; vectors.py turns that into errors.
 """
 
 # Kernels carry no types (numba infers them); their callers do.
-# mypy: disable-error-code="no-untyped-def, no-untyped-call, call-arg, var-annotated, unreachable"
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, call-arg, var-annotated, assignment"
+# mypy: disable-error-code="unreachable"
 
 from __future__ import annotations
 
@@ -25,9 +26,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numba import float32, float64, int32, int64, njit, uint32, uint64
+from numpy import float32, float64, int32, int64, uint32, uint64
 
 from sottovoce import rng
+from sottovoce.compiled import njit
 from sottovoce.core import one_bit
 from sottovoce.core.one_bit import BLOCK_COINS, scaled, threshold
 from sottovoce.rng import LOW32, below, chacha_words, draw

@@ -28,7 +28,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from sottovoce.algorithms.drift import blocks as kernels
@@ -46,6 +45,7 @@ from sottovoce.algorithms.drift.blocks import (
 from sottovoce.algorithms.drift.messages import Gradients, OwnerTable, RowRequest, Rows
 from sottovoce.algorithms.drift.replay import Addressed, plan_windows
 from sottovoce.algorithms.drift.system import DRIFTConfig, Owner
+from sottovoce.compiled import njit
 from sottovoce.core.redacted import Redacted
 from sottovoce.errors import CorruptData, Diverged, MessageError, RunError
 from sottovoce.rng import Streams

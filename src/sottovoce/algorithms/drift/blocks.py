@@ -17,10 +17,10 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
-from sottovoce.algorithms.simd_rows import prefetch
+from sottovoce.algorithms.rows import prefetch
+from sottovoce.compiled import njit
 from sottovoce.config import require_number, require_whole
 from sottovoce.core.interactions import Interactions
 from sottovoce.core.redacted import Redacted

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from sottovoce.algorithms.drift.blocks import Blocks, DriftModel, Events, Ints, learn
 from sottovoce.algorithms.drift.messages import Gradients, Interaction, OwnerTable
 from sottovoce.algorithms.drift.system import DRIFTConfig, Orchestrator, Owner, User
-from sottovoce.algorithms.simd_rows import prefetch
+from sottovoce.algorithms.rows import prefetch
+from sottovoce.compiled import njit
 from sottovoce.config import require_whole
 from sottovoce.core.interactions import Interactions
 from sottovoce.core.recommender import FactorScorer

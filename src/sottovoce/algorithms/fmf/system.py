@@ -164,6 +164,20 @@ class FMF(Reporting):
             items = rotated.orthogonal(items.astype(np.float64)).astype(np.float32)
         return items
 
+    def server_carried(
+        self,
+        items: NDArray[np.float32],
+        memory: NDArray[np.float32],
+        n_items: int,
+        more: int,
+        rng: Streams,
+    ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        if not self._rotated:
+            return super(FMF, self).server_carried(items, memory, n_items, more, rng)
+        # Rows of nothing leave the columns orthogonal; the next rounds fill them.
+        new = np.zeros((more, items.shape[1]), np.float32)
+        return np.concatenate([items, new]), self.server_memory(n_items + more)
+
     def server_fold(
         self, items: NDArray[np.float32], memory: NDArray[np.float32], aggregate: Aggregate
     ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:

@@ -20,9 +20,10 @@ from __future__ import annotations
 import itertools
 
 import numpy as np
-from numba import int64, njit, uint32, uint64
+from numpy import float32, float64, int64, uint32, uint64
 from numpy.typing import NDArray
 
+from sottovoce.compiled import njit
 from sottovoce.core.arrays import each, read_only
 from sottovoce.errors import DataError
 
@@ -142,3 +143,29 @@ def _move(low, high):
     for c in range(low.shape[0]):
         high[c] += int64(low[c])
         low[c] = 0
+
+
+@njit(nogil=True, cache=True)
+def add_factors(indptr, items, weights, factors, out):
+    """out[u] = the factors of her items, each by its weight, added up in double precision, one
+    item after the other as they ascend, and rounded at the end. Nothing is fused, so that a device
+    in any language has the same bits."""
+    size = factors.shape[1]
+    sums = np.empty(size)
+    for u in range(len(indptr) - 1):
+        sums[:] = 0.0
+        for e in range(indptr[u], indptr[u + 1]):
+            weight, item = weights[e], items[e]
+            for f in range(size):
+                sums[f] += weight * float64(factors[item, f])
+        for f in range(size):
+            out[u, f] = float32(sums[f])
+
+
+@add_factors.alone
+def _add_factors_alone(indptr, items, weights, factors, out):
+    for u in range(len(indptr) - 1):
+        sums = np.zeros(factors.shape[1])
+        for e in range(indptr[u], indptr[u + 1]):
+            sums += weights[e] * factors[items[e]].astype(np.float64)
+        out[u] = sums

@@ -27,7 +27,6 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.linalg import eigh
 
 from sottovoce.errors import DataError
 
@@ -119,6 +118,8 @@ def fit_pairs(
     ridge = max(rules.noise_ridge * edge, rules.user_ridge * count)
     if not ridge > 0.0 or not least > 0.0:
         return None
+    from scipy.linalg import eigh  # the server's alone
+
     values, vectors = eigh(gram, subset_by_value=(least, np.inf), driver="evr")
     if len(values) < LEAST_FACTORS:
         return None

@@ -37,13 +37,13 @@ from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.sparse import csr_array
 
 from sottovoce.algorithms.base import ALGORITHMS, AlgorithmSettings, Cohort, Contributing, Schedule
 from sottovoce.algorithms.gram import model, quality
-from sottovoce.algorithms.gram.kernels import sum_pairs
+from sottovoce.algorithms.gram.kernels import add_factors, sum_pairs
 from sottovoce.algorithms.gram.sums import RunningSums
 from sottovoce.config import require_number, require_whole
+from sottovoce.core.arrays import read_only
 from sottovoce.core.consent import Consent
 from sottovoce.core.contributions import STEPS, Contributions, Profile, numbers_of, places_of
 from sottovoce.core.interactions import Interactions
@@ -328,6 +328,18 @@ class Gram(Contributing):
             learnt = RunningSums.empty(0, n_items).memory()
         return self._beside(learnt, np.zeros((n_items, self._told), dtype=np.float32))
 
+    def server_carried(
+        self,
+        items: NDArray[np.float32],
+        memory: NDArray[np.float32],
+        n_items: int,
+        more: int,
+        rng: Streams,
+    ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """Of new items nothing is known yet; and a period begins, which begins with nothing."""
+        new = self.server_init(more, rng)
+        return np.concatenate([items, new]), self.server_memory(n_items + more)
+
     def server_fold(
         self, items: NDArray[np.float32], memory: NDArray[np.float32], aggregate: Aggregate
     ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
@@ -500,11 +512,11 @@ class Gram(Contributing):
     def _vectors(self, items: NDArray[np.float32], history: Interactions) -> NDArray[np.float32]:
         memory = self.config.memory if self.config.recency else 0.0
         weights = _unit(history.indptr, recency(history, memory))
-        shape = history.n_users, history.n_items
-        mine = csr_array((weights, history.items, history.indptr), shape=shape)
-        found: NDArray[np.float32] = (mine @ items[:, FACTORS:].astype(np.float64)).astype(
-            np.float32
-        )
+        found = np.empty((history.n_users, items.shape[1] - FACTORS), dtype=np.float32)
+        add_factors(
+            read_only(history.indptr, np.int64), read_only(history.items, np.int32),
+            read_only(weights, np.float64), read_only(items[:, FACTORS:], np.float32), found,
+        )  # fmt: skip
         return found
 
     def _hits(
@@ -518,7 +530,7 @@ class Gram(Contributing):
         popular = items.copy()
         popular[:, SCALE:] = 0.0
         # Where no other is known, the model of the round is compared with itself.
-        other = items if published is None or published.shape != items.shape else published
+        other = items if published is None else _as_long(published, len(items))
         return tuple(
             quality.hits(self.device_scorer(self._vectors(one, before), one), before, held)
             for one in (items, other, popular)
@@ -564,6 +576,16 @@ def _opened(aggregate: Aggregate, numbers: int) -> NDArray[np.float64]:
 def _head(items: NDArray[np.float32]) -> NDArray[np.int64]:
     """Items whose pairs are summed, by the model that is published."""
     return np.flatnonzero(items[:, SCALE] > 0)
+
+
+def _as_long(older: NDArray[np.float32], n_items: int) -> NDArray[np.float32]:
+    """A model of before items came, which are added at the end: it knows of them what it knows of
+    its least popular one."""
+    if len(older) >= n_items:
+        return older[:n_items]
+    new = np.zeros((n_items - len(older), older.shape[1]), dtype=np.float32)
+    new[:, Q] = older[:, Q].min(initial=0.0)
+    return np.vstack([older, new])
 
 
 def _announce(items: NDArray[np.float32], head: NDArray[np.int64]) -> None:

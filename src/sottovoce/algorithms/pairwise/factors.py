@@ -33,7 +33,7 @@ from sottovoce.algorithms.pairwise.kernels import (
     kernels,
     widen,
 )
-from sottovoce.algorithms.simd_rows import LANES, row_stride
+from sottovoce.algorithms.rows import LANES, row_stride
 from sottovoce.core.arrays import each, equal_spans, read_only
 from sottovoce.core.consent import ShareRule
 from sottovoce.core.messages import GRID

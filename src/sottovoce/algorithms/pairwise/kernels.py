@@ -2,7 +2,7 @@
 
 How the loops are made fast, and why that changes no result:
 
-- Rows are values in vector registers (simd_rows.py).
+- Rows are values in vector registers (rows.py, simd_rows.py).
 - `learn_summed` takes GROUP devices in lockstep, draw by draw. One device's draws form a chain (the
   next score needs the vector just moved), so a single chain would leave the processor waiting.
 - Sums are kept in 32 bits, half the memory traffic. Where one overflows, which the addition
@@ -22,11 +22,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numba import float32, int32, int64, njit, uint64
+from numpy import float32, int32, int64, uint64
 
 from sottovoce import rng
-from sottovoce.algorithms import simd_rows
-from sottovoce.algorithms.simd_rows import (
+from sottovoce.algorithms import rows
+from sottovoce.algorithms.rows import (
     add_to,
     as_float,
     constant,
@@ -40,6 +40,7 @@ from sottovoce.algorithms.simd_rows import (
     total,
     with_one,
 )
+from sottovoce.compiled import njit
 from sottovoce.core import messages
 from sottovoce.core.consent import ALWAYS
 from sottovoce.core.messages import GRID, LIMIT
@@ -54,7 +55,8 @@ from sottovoce.rng import GAMMA, LOW32, below, draw, mix
 # Other implementations (a GPU's) draw the same from the fast generator.
 
 # Kernels carry no types (numba infers them); their callers do.
-# mypy: disable-error-code="no-untyped-def, no-untyped-call, call-arg, var-annotated, unreachable"
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, call-arg, var-annotated, assignment"
+# mypy: disable-error-code="unreachable"
 
 _ALWAYS = np.uint64(ALWAYS)
 WORTH_MARKING = 8
@@ -66,12 +68,12 @@ SIEVE = 16
 # --- sets of items as bits, and of a device's own ------------------------------------------------
 
 
-@njit
+@njit(alone=True)
 def is_marked(bits, item):
     return (bits[item >> uint64(6)] >> (item & uint64(63))) & uint64(1) != uint64(0)
 
 
-@njit
+@njit(alone=True)
 def mark(bits, item):
     bits[item >> uint64(6)] |= uint64(1) << (item & uint64(63))
 
@@ -97,7 +99,7 @@ def count_distinct(negatives, triples, bits):
     return distinct
 
 
-@njit
+@njit(alone=True)
 def holds(items, start, count, item):
     """Whether a device's ascending interactions hold this item; a search without branches."""
     first, left = uint64(start), uint64(count)
@@ -139,7 +141,7 @@ def owns(items, start, count, item, sieve):
 # --- draws ---------------------------------------------------------------------------------------
 
 
-@njit
+@njit(alone=True)
 def checked(count, n_items):
     """The number of a device's positives, if it can draw both a positive and a negative."""
     if count < 1 or count >= n_items:
@@ -147,7 +149,7 @@ def checked(count, n_items):
     return count
 
 
-@njit
+@njit(alone=True)
 def known(item, n_items):
     """The item, if the catalogue has it; what follows writes to its row unchecked."""
     if item < 0 or item >= n_items:
@@ -155,7 +157,7 @@ def known(item, n_items):
     return item
 
 
-@njit
+@njit(alone=True)
 def draw_device(key, triples, bits, items, start, count, n_items, entries, negatives):
     """All draws of a device: which of its interactions is the positive, and a negative by
     rejection. The high half of a word draws the one, the low half the other; a rejected word is
@@ -248,7 +250,7 @@ _LARGEST = np.float32(88.0)
 _SMALLEST = np.float32(-87.0)
 
 
-@njit(inline="always")
+@njit(alone=True, inline="always")
 def exponential(x):
     """e**x within 2 ulp on [-87, 88], constant beyond; Cephes' polynomial, arranged for short
     chains. Written out because libm's differs between machines and cannot be vectorised."""
@@ -262,7 +264,7 @@ def exponential(x):
     return (_ONE + (r + r2 * tail)) * power
 
 
-@njit(inline="always")
+@njit(alone=True, inline="always")
 def slope(x):
     """σ(−x)."""
     return _ONE / (_ONE + exponential(x))
@@ -311,24 +313,24 @@ def add_rows(model, item, sums, rate):
 # --- the step ------------------------------------------------------------------------------------
 
 
-@njit(inline="always")
+@njit(alone=True, inline="always")
 def score(p, q_i, q_j):
     return total(p * (q_i - q_j))
 
 
-@njit(inline="always")
+@njit(alone=True, inline="always")
 def moved(p, q_i, q_j, s, rate, decay, column):
     """The user's vector after a step; the column that meets the bias stays 1."""
     return with_one(p + ((rate * s) * (q_i - q_j) - decay * p), column)
 
 
-@njit(inline="always")
+@njit(alone=True, inline="always")
 def pull(p, q_j, s, reg_j):
     """−Δj on the grid. `reg_j` and `reg_i` are in steps of the grid already."""
     return rounded((_SCALE * s) * p + reg_j * q_j, _LIMIT)
 
 
-@njit(inline="always")
+@njit(alone=True, inline="always")
 def push(p, q_i, s, reg_i):
     """Δi on the grid."""
     return rounded((_SCALE * s) * p - reg_i * q_i, _LIMIT)
@@ -341,8 +343,9 @@ def _stamp() -> int:
     """A number for the code that is compiled into the kernels from other files. Numba's cache looks
     at this file alone; the number stands for the others in its key."""
     digest = hashlib.blake2b(digest_size=7)
-    for module in (simd_rows, messages, rng):
-        digest.update(Path(str(module.__file__)).read_bytes())
+    of_rows = Path(str(rows.__file__)).with_name("simd_rows.py")
+    for path in (of_rows, str(messages.__file__), str(rng.__file__)):
+        digest.update(Path(path).read_bytes())
     return int.from_bytes(digest.digest(), "little")
 
 
@@ -365,7 +368,7 @@ def kernels(embedding_size: int) -> Kernels:
     B = BLOCK
     CODE = _stamp()
 
-    @njit(nogil=True, error_model="numpy", cache=True)
+    @njit(alone=True, nogil=True, error_model="numpy", cache=True)
     def learn_rows(
         vectors, rows, indptr, items, model, keys, triples, step, bits, updates,
         out_entry, out_item, out_values,

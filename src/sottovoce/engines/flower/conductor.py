@@ -441,7 +441,14 @@ class Conductor(RoundLoop):
             "refused": self.checkpoint.refused(),
             "without_numbers": self._unknown,
             "problems": sorted({m.problem for m in heard if m.problem}),
+            "away": self._away(),
         }
+
+    def _away(self) -> list[str]:
+        """Nodes with numbers that are not connected, by name."""
+        there = {member.identity for member in self.members.values()}
+        return sorted(name for who, (name, _) in self.checkpoint.allotted().items()
+                      if who not in there)  # fmt: skip
 
 
 def joined(numbers: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:

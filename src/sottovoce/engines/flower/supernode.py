@@ -9,7 +9,6 @@ import argparse
 import os
 import re
 import secrets
-import signal
 import sys
 import tempfile
 import threading
@@ -21,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from sottovoce.engines.flower.quiet import flower_environment, supernode_command
-from sottovoce.engines.processes import Child
+from sottovoce.engines.processes import Child, told_to_stop
 from sottovoce.errors import KeyTrouble, ServiceError, SottovoceError, Unreachable, UsageError
 from sottovoce.stores.device import CohortStore
 from sottovoce.stores.prepared import sealed_by
@@ -30,6 +29,7 @@ from sottovoce.stores.session import DeviceSession
 _NODE = "flower-node"
 _KEPT_LINES = 60
 _FIRST_PAUSE, _LONGEST_PAUSE = 2.0, 60.0
+_NOT_LET_IN_PAUSE = 3.0
 _STEADY = 120.0
 """A SuperNode that ran for so many seconds is started again without a long pause."""
 _LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
@@ -69,11 +69,17 @@ class Connection:
 
 
 def serve_node(
-    store: Path, connection: Connection, stop: threading.Event, foreseen: str = ""
+    store: Path,
+    connection: Connection,
+    stop: threading.Event,
+    foreseen: str = "",
+    *,
+    patient: bool = False,
 ) -> None:
     """Serve the cohort in `store` until `stop` is set. `foreseen` is the digest of terms to which
-    whoever runs it agrees, having seen them elsewhere. Raises where the store is in use, or where
-    the SuperLink does not let the node in; a SuperLink that is away is waited for."""
+    whoever runs it agrees, having seen them elsewhere. Raises where the store is in use, or, unless
+    it is `patient`, where the SuperLink does not let the node in; a SuperLink that is away is
+    waited for."""
     # Flower is imported late: a store that cannot be opened is told at once.
     with CohortStore.open(store.absolute(), agent=True) as opened:
         from sottovoce.engines.flower.client_app import build_client_app
@@ -90,6 +96,7 @@ def serve_node(
             lambda node: opened.set_secret(_NODE, node),
             lambda: opened.secret(_NODE),
             stop,
+            patient=patient,
         )
 
 
@@ -99,11 +106,13 @@ def serve_app(
     keep_node: Callable[[bytes], None],
     node: Callable[[], bytes | None],
     stop: threading.Event,
+    *,
+    patient: bool = False,
 ) -> None:
     """Serve with this ClientApp until `stop` is set. `keep_node` stores the name under which the
     SuperLink knows the node, `node` gives the one stored last. Raises where the SuperLink does not
-    let the node in; one that is away is waited for."""
-    pause, signed_off = _FIRST_PAUSE, False
+    let the node in, unless it is `patient`; one that is away is waited for."""
+    pause, signed_off, since = _FIRST_PAUSE, False, ""
     while not stop.is_set():
         began = time.monotonic()
         with tempfile.TemporaryDirectory(prefix="sottovoce-node-") as folder:
@@ -116,6 +125,13 @@ def serve_app(
             signed_off = True
             if _sign_off(connection, node()):
                 continue
+        if isinstance(trouble, NotLetIn) and patient:
+            if not since:
+                since = time.strftime("%H:%M")
+                print(f"waits since {since}: {trouble}", file=sys.stderr, flush=True)
+            stop.wait(_NOT_LET_IN_PAUSE)
+            continue
+        since = ""
         if isinstance(trouble, KeyTrouble):
             raise trouble
         steady = time.monotonic() - began > _STEADY
@@ -195,6 +211,13 @@ class _Teller:
                 print(text, file=sys.stderr, flush=True)
             if found := re.search(r"SuperNode ID: (\d+)", text):
                 self._named(found[1])
+                when = time.strftime("%H:%M")
+                print(
+                    f"connected at {when}; waits for the operator's training (`sottovoce serve "
+                    "flower`) to ask",
+                    file=sys.stderr,
+                    flush=True,
+                )
 
     def trouble(self, connection: Connection) -> ServiceError:
         """Why the SuperNode ended, in one sentence."""
@@ -231,19 +254,6 @@ def main(arguments: list[str] | None = None) -> None:
         print(f"error: {error}", file=sys.stderr, flush=True)
         sys.exit(error.exit_code)
     os._exit(0)  # Flower's libraries leave threads behind
-
-
-@contextmanager
-def told_to_stop() -> Iterator[threading.Event]:
-    """An event that SIGTERM or Ctrl-C sets; afterwards they do again what they did before."""
-    stop = threading.Event()
-    numbers = (signal.SIGTERM, signal.SIGINT)
-    before = {number: signal.signal(number, lambda *_: stop.set()) for number in numbers}
-    try:
-        yield stop
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ same bytes, until the server has said what became of it; so an agent may be kill
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import secrets
 import time
@@ -23,11 +24,12 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from sottovoce.core.links import has_noise
 from sottovoce.core.messages import ModelView
 from sottovoce.core.words import say
-from sottovoce.engines.client import SMALL, Answer, Busy, Client, Traffic, good
+from sottovoce.engines.client import Answer, Busy, Client, Traffic, good
 from sottovoce.errors import (
     ConsentError,
     KeyTrouble,
     MessageError,
+    Told,
     Unreachable,
     UsageError,
 )
@@ -36,9 +38,11 @@ from sottovoce.services.agent.loop import Log, Loop, Sleep
 from sottovoce.services.agent.shuffled import ShufflerLink, admission_in, may_report
 from sottovoce.services.kit.pacing import Draw, from_system
 from sottovoce.stores.device import CohortStore
-from sottovoce.stores.prepared import Prepared, sealed_by, signing_key
+from sottovoce.stores.expulsion import Expulsion, expelled, forget_expulsion, keep_expulsion
+from sottovoce.stores.prepared import Prepared, is_as_large, sealed_by, signing_key
 from sottovoce.stores.session import DeviceSession
 from sottovoce.wire.catalogue import (
+    catalogue_limit,
     categories_in,
     is_text,
     require_same_places,
@@ -54,8 +58,6 @@ from sottovoce.wire.terms import Terms
 from sottovoce.wire.versions import decode_model, full_size
 
 # What an agent looks at before it relies on it: who its store is of, and a server's catalogue.
-
-_LARGEST_CATALOGUE, _LARGEST_NAME = 1 << 26, 1 << 10
 
 
 def identity(store: CohortStore) -> tuple[int, Invitation]:
@@ -80,9 +82,16 @@ def identity(store: CohortStore) -> tuple[int, Invitation]:
     return int(users[0]), invitation
 
 
-def catalogue_limit(terms: Terms) -> int:
-    """The most bytes that a catalogue may have."""
-    return min(SMALL + terms.n_items * _LARGEST_NAME, _LARGEST_CATALOGUE)
+def enrolment(key: Ed25519PrivateKey, invitation: Invitation) -> bytes:
+    """What a device says to enrol its key."""
+    proof = prove(key, invitation.federation, bytes.fromhex(invitation.token))
+    content = {
+        "protocol": PROTOCOL,
+        "token": invitation.token,
+        "public_key": key.public_key().public_bytes_raw().hex(),
+        "signature": proof.hex(),
+    }
+    return json.dumps(content).encode()
 
 
 def catalogue_items(table: dict[str, Any], terms: Terms) -> list[tuple[str, str]]:
@@ -150,34 +159,53 @@ class Reader(Loop):
                 "the invitation names; nothing was sent to it"
             )
         self._known = (answer.etag, now) if answer.etag else None
+        self._pace.heard(now.poll_seconds)
         return now
 
     async def _meet(self, now: Descriptor) -> Terms:
         """The terms that this device goes by. The first ones are kept to be looked at; others raise
-        until the owner agrees."""
+        until the owner agrees. Until then she has what is published, as far as it fits hers."""
         terms, pending = await self._aside(lambda: (self.hosted.terms, self.hosted.pending))
         if terms is None or pending is not None or terms.digest() != now.terms:
             told = Terms.from_table(self._good(await self.client.get("/v1/terms")).table())
             if told.digest() != now.terms or told.federation != now.federation:
                 self._known = None
                 raise Unreachable(f"the server at {self.client.url} is about to change its terms")
-            await self._aside(lambda: self.hosted.meet(told))
+            try:
+                await self._aside(lambda: self.hosted.meet(told))
+            except ConsentError:
+                if terms is not None and is_as_large(terms, told):
+                    await self._know_catalogue(now, terms)
+                    await self._refresh(now, terms)
+                raise
             terms = told
+        await self._know_catalogue(now, terms)
+        return terms
+
+    async def _know_catalogue(self, now: Descriptor, terms: Terms) -> None:
         known = await self._aside(self.store.count_items) == terms.n_items
         seen = await self._aside(lambda: self.store.secret(_CATALOGUE)) or b""
         if not known or now.catalogue.encode() != seen:
             await self._fetch_catalogue(terms, now.catalogue)
-        return terms
 
     async def _fetch_catalogue(self, terms: Terms, name: str) -> None:
         """Items come and go, but none in the place of one that this device knows."""
-        answer = await self.client.get("/v1/catalogue", limit=catalogue_limit(terms), packed=True)
+        answer = await self.client.get(
+            "/v1/catalogue", limit=catalogue_limit(terms.n_items), packed=True
+        )
         table = self._good(answer).table()
+        if name and hashlib.sha256(answer.body).hexdigest() != name:
+            # A cache on the way may have the one before, which must not be taken for this one.
+            self._known = None
+            raise Unreachable(f"the server at {self.client.url} is about to change its catalogue")
         items, categories = catalogue_items(table, terms), categories_in(table, terms.n_items)
 
         def keep() -> None:
             before, known = self.store.catalogue(), self.store.categories()
-            if len(before) == len(items):
+            # More places come behind those that are known, whether or not the server names its
+            # catalogue; another federation has others.
+            noted = self.store.secret(_CATALOGUE) is not None
+            if noted or len(before) in (len(items), *self.hosted.sizes(terms.federation)):
                 require_same_places(before, items)
             # Else a server could let leave what its owner never sends.
             after = with_former_categories(before, known, items, categories)
@@ -267,8 +295,15 @@ class Reader(Loop):
 
 _CHECK_IN_SECONDS = 3600
 _LARGEST_LIST = 1 << 26
+_ASK_SECONDS = 86400
+_OUT = "shut_out"
 _ENROLLED, _ADMISSION = "enrolled", "proxy-admission"
 _CHECKED_IN, _WAITED = "checked-in", "checked-in-while-waiting"
+_ROSTER = "roster"
+
+
+class _ShutOut(Told):
+    """The server takes nothing from this device."""
 
 
 class Agent(Reader):
@@ -293,6 +328,9 @@ class Agent(Reader):
         self._asked: tuple[tuple[int, int], bool] | None = None
         self._said: tuple[object, ...] = ()
         self._returned = False
+        self._agreed: str | None = None
+        self._asks_in = True
+        self._roster = ""
         self._plaintext = plaintext
         self._proxy: ShufflerLink | None = None
 
@@ -321,11 +359,17 @@ class Agent(Reader):
         """Ask once, and do what there is to do."""
         self.tally.visits += 1
         now = await self._look()
+        self._roster = now.roster
         terms = await self._meet(now)
         if await self._aside(self._takes_part):
             try:
                 await self._aside(self.hosted.require_agreed)
+                # Whoever has not said to be there since is not asked under changed terms.
+                self._returned |= self._agreed not in (None, now.terms)
+                self._agreed = now.terms
                 await self._serve(now, terms)
+            except _ShutOut:
+                pass  # recommendations go on
             except ConsentError:
                 await self._refresh(now, terms)
                 if await self._aside(self._takes_part):
@@ -350,6 +394,10 @@ class Agent(Reader):
             await self._take_part(now, terms)
         elif now.state == "waiting" and now.key > (0, 0):
             await self._check_in_waiting(now)
+        if await self._aside(self._roster_is_new):
+            # It may be this device: it hears so, whether a round opens or not. That all the others
+            # ask, too, is spread over the time in which each of them looks.
+            await self._say_present(now, secrets.token_bytes(NONCE_BYTES))
 
     async def _visit_with_proxy(self, now: Descriptor, terms: Terms) -> None:
         """The server is told once that the device is there, if it will send anything at all, and
@@ -375,9 +423,16 @@ class Agent(Reader):
         kept = _ADMISSION if admission else _ENROLLED
         if await self._aside(lambda: self.store.secret(kept)):
             return
+        out = await self._aside(lambda: expelled(self.store))
+        if out is not None and not self._asks_in:
+            lately = abs(self._clock() - out.asked) < _ASK_SECONDS
+            if lately and not await self._aside(self._roster_is_new):
+                raise _ShutOut(out.said.key)
         body = await self._aside(self._enrolment)
         leaving = await self._aside(lambda: self.hosted.contact("enrolment", "server", body))
         answer = await self.client.post("/v1/enrol", leaving)
+        if answer.reason == _OUT:
+            raise await self._told_out(answer)
         if answer.status == 403:
             raise KeyTrouble(
                 "the server did not accept the invitation, which may have been used before; ask "
@@ -390,24 +445,36 @@ class Agent(Reader):
                 f"the server knows this device as number {number}, the invitation as {self.number};"
                 " ask the operator for another one"
             )
+        self._asks_in = True
+        if out is not None:
+            await self._aside(lambda: forget_expulsion(self.store))
         if admission:
             word = admission_in(told)
             await self._aside(lambda: self.store.set_secret(_ADMISSION, word))
         await self._aside(lambda: self._stamp(_ENROLLED))
         await self._checked_in()
-        self._log("enrolled")
+        self._log("enrolled" if out is None else "let in again")
+
+    async def _told_out(self, answer: Answer) -> _ShutOut:
+        """The server has shut this device out, and nothing leaves any more: but for a question
+        whether that still holds, when the agent is started, when somebody was shut out or let in,
+        and once a day."""
+
+        def keep() -> Expulsion:
+            keep_expulsion(self.store, answer.detail, self._clock())
+            self.store.set_secret(_ENROLLED, b"")
+            self._keep_roster()
+            return expelled(self.store) or Expulsion(answer.detail, 0.0, 0.0)
+
+        out, first = await self._aside(keep), self._asks_in
+        self._asks_in = False
+        if first:
+            self._log("shut out", why=answer.detail)
+        return _ShutOut(out.said.key)
 
     def _enrolment(self) -> bytes:
         """The same bytes whenever it is asked for."""
-        key, token = self._signing_key(), self._invitation.token
-        proof = prove(key, self._invitation.federation, bytes.fromhex(token))
-        content = {
-            "protocol": PROTOCOL,
-            "token": token,
-            "public_key": key.public_key().public_bytes_raw().hex(),
-            "signature": proof.hex(),
-        }
-        return json.dumps(content).encode()
+        return enrolment(self._signing_key(), self._invitation)
 
     async def _resolve(self, now: Descriptor, terms: Terms) -> None:
         """Send again what left before and was never answered, the very same bytes; through a proxy
@@ -474,6 +541,8 @@ class Agent(Reader):
             details["rows"] = report_rows(prepared.message)
         if 200 <= answer.status < 300 or (answer.status, answer.reason) == (409, "replay"):
             await self._aside(lambda: self.hosted.arrived(round, attempt))
+            if answer.status < 300:  # else it says nothing of now
+                await self._aside(self._keep_roster)
             self.tally.counted += 1
             traffic = self.client.traffic
             self._log("counted", **details, sent=traffic.sent, received=traffic.received)
@@ -487,6 +556,8 @@ class Agent(Reader):
         await self._aside(lambda: self.hosted.refused(round, attempt, reason))
         self.tally.refused += 1
         self._log("refused", **details, reason=reason, why=answer.detail)
+        if reason == _OUT:
+            raise await self._told_out(answer)
 
     async def _send_to_proxy(
         self, prepared: Prepared, leaving: Leaving, now: Descriptor, terms: Terms
@@ -507,7 +578,7 @@ class Agent(Reader):
         self._log("refused", **details, reason=fate.reason, why=fate.detail)
 
     def _proxy_of(self, terms: Terms) -> ShufflerLink:
-        if self._proxy is None or self._proxy.link != terms.link:
+        if self._proxy is None or self._proxy.terms != terms:
             self._proxy = ShufflerLink(self.hosted, terms, self._aside, plaintext=self._plaintext)
         return self._proxy
 
@@ -540,6 +611,8 @@ class Agent(Reader):
         sign = await self._signer("check-in", now.round, now.attempt, nonce)
         leaving = await self._aside(lambda: self.hosted.contact("check-in", "server", sign(b"")))
         answer = await self.client.post("/v1/checkin", leaving)
+        if answer.reason == _OUT:
+            raise await self._told_out(answer)
         if answer.reason == "unknown_device":
             await self._aside(lambda: self.store.set_secret(_ENROLLED, b""))
         if answer.reason == "late":
@@ -564,8 +637,19 @@ class Agent(Reader):
     async def _checked_in(self) -> None:
         self._returned = False
         await self._aside(lambda: self._stamp(_CHECKED_IN))
+        await self._aside(self._keep_roster)
 
     # --- helpers ---------------------------------------------------------------------------------
+
+    def _roster_is_new(self) -> bool:
+        """Whether somebody was shut out or let in since the server last told this device that it
+        is in, or out."""
+        return bool(self._roster) and self.store.secret(_ROSTER) != self._roster.encode()
+
+    def _keep_roster(self) -> None:
+        """The server has told this device so just now."""
+        if self._roster_is_new():
+            self.store.set_secret(_ROSTER, self._roster.encode())
 
     def _objection(self, terms: Terms) -> str:
         """Why nothing can leave under her choice, in a sentence, so that nobody is told that she is

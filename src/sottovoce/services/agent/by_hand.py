@@ -17,6 +17,7 @@ from sottovoce.errors import ConsentError, MessageError
 from sottovoce.services.agent.agent import _ADMISSION, _ENROLLED, Agent
 from sottovoce.services.agent.loop import FAULTS
 from sottovoce.stores.device import CohortStore
+from sottovoce.stores.expulsion import expelled
 from sottovoce.stores.prepared import Prepared
 from sottovoce.wire.descriptor import Descriptor
 from sottovoce.wire.signing import NONCE_BYTES, seal
@@ -24,8 +25,9 @@ from sottovoce.wire.terms import Terms
 
 What = Literal["enrolment", "check-in", "report"]
 Why = Literal[
-    "", "stopped", "no part", "not agreed", "no round", "not asked", "sent", "nothing", "choice"
-]
+    "", "stopped", "no part", "not agreed", "no round", "not asked", "sent", "nothing", "choice",
+    "shut out",
+]  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -75,6 +77,22 @@ class ByHand(Agent):
         super().__init__(store, **options)
         self._presence: tuple[tuple[int, int], bytes] | None = None
 
+    async def look(self) -> Descriptor:
+        """Where the federation is. Sends nothing of hers."""
+        try:
+            return await self._look()
+        finally:
+            await self.rest()
+
+    async def read(self) -> Descriptor:
+        """The same, and what is published is kept: terms, catalogue and model."""
+        try:
+            now = await self._look()
+            await self._refresh(now, await self._meet(now))
+            return now
+        finally:
+            await self.rest()
+
     async def show(self) -> Shown:
         """What would leave now. Asks for what is published and sends nothing of hers."""
         try:
@@ -94,6 +112,7 @@ class ByHand(Agent):
                 )
             for message in shown.messages:
                 if message.what == "enrolment" and message.to == "server":
+                    self._asks_in = True  # she does
                     await self._enrol(admission=terms.reporting is not None)
                 elif message.what == "check-in" and self._presence is not None:
                     await self._say_present(now, self._presence[1])
@@ -138,6 +157,8 @@ class ByHand(Agent):
             messages.append(
                 ShownMessage("enrolment", "server", await self._aside(self._enrolment), True)
             )
+            if await self._aside(lambda: expelled(self.store)) is not None:
+                return Shown(tuple(messages), None, "shut out")
         report, why, detail = await self._report(now, terms)
         if report is not None:
             if terms.reporting is not None:

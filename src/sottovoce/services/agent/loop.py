@@ -75,6 +75,7 @@ class Loop(ABC):
         self.tally = AgentCounts()
         self._pace = Pace(poll, draw, near=loopback(client.url))
         self._log, self._draw, self._sleep = log, draw, sleep
+        self._asked_of_owner = ""
 
     @abstractmethod
     async def visit(self) -> Visit:
@@ -110,10 +111,10 @@ class Loop(ABC):
                 if once or (until_finished and lasting):
                     await self.rest()
                     raise
-                wait = self._pace.after_failure(error.retry_after if isinstance(error, Busy) else 0)
-                self._log("failed", why=str(error), retry_seconds=round(wait, 1))
+                wait = self._after(error)
                 await self.rest()
             else:
+                self._asked_of_owner = ""
                 if once or (until_finished and now.state == "finished"):
                     await self.rest()
                     return
@@ -121,6 +122,19 @@ class Loop(ABC):
                 if wait > _KEPT_OPEN:
                     await self.rest()
             await self._sleep(wait)
+
+    def _after(self, error: SottovoceError) -> float:
+        """Seconds to wait after a visit that came to nothing. Why, is said; what the owner has to
+        decide, once."""
+        asked = str(error) if isinstance(error, ConsentError) else ""
+        if asked:
+            wait = self._pace.while_asked()
+        else:
+            wait = self._pace.after_failure(error.retry_after if isinstance(error, Busy) else 0)
+        if not asked or asked != self._asked_of_owner:
+            self._log("failed", why=str(error), retry_seconds=round(wait, 1))
+        self._asked_of_owner = asked
+        return wait
 
     async def _guarded(self) -> Visit:
         if self.stopped:

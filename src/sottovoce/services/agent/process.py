@@ -4,24 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import io
+import json
 import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
-
-import structlog
+from typing import TYPE_CHECKING, Any
 
 from sottovoce.errors import SottovoceError, UsageError
 from sottovoce.services.agent.agent import Agent
 from sottovoce.services.agent.loop import Log, Loop
-from sottovoce.services.agent.user_agent import UserAgent
 from sottovoce.stores.device import CohortStore
-from sottovoce.stores.user import UserStore, open_store
+from sottovoce.stores.opening import open_store
+
+if TYPE_CHECKING:
+    from sottovoce.stores.user import UserStore
 
 _GRACE_SECONDS = 4.0
 
@@ -65,32 +66,39 @@ def serve_devices(paths: Sequence[Path], options: Options) -> list[Served]:
         return asyncio.run(_serve(stores, options))
 
 
-def logger() -> structlog.typing.FilteringBoundLogger:
-    """JSON lines on standard error. Where they cannot be written, nobody can be told; the agent
-    goes on."""
-    made: structlog.typing.FilteringBoundLogger = structlog.wrap_logger(
-        structlog.WriteLogger(_Quiet()),
-        processors=[
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso", utc=True),
-            structlog.processors.JSONRenderer(ensure_ascii=False),
-        ],
-        wrapper_class=structlog.make_filtering_bound_logger("info"),
-    )
-    return made
+def visit_once(path: Path, options: Options) -> None:
+    """Ask once for this store, without a word. Raises what stands in the way."""
 
-
-class _Quiet(io.StringIO):
-    """Standard error, until it fails once."""
-
-    def write(self, text: str) -> int:
+    async def visit(store: CohortStore | UserStore) -> None:
+        agent = _agent(store, options, lambda event, **details: None)
         try:
-            sys.stderr.write(text)
+            await agent.run(once=True)
+        finally:
+            await agent.close()
+
+    with open_store(path, agent=True) as store:
+        asyncio.run(visit(store))
+
+
+class JsonLines:
+    """A log on standard error. Where it cannot be written, nobody can be told; the agent goes
+    on."""
+
+    def info(self, event: str, **details: Any) -> None:
+        self._write(event, "info", details)
+
+    def warning(self, event: str, **details: Any) -> None:
+        self._write(event, "warning", details)
+
+    def _write(self, event: str, level: str, details: dict[str, Any]) -> None:
+        now = datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+        line = {**details, "event": event, "level": level, "timestamp": now}
+        try:
+            sys.stderr.write(json.dumps(line, default=repr, ensure_ascii=False) + "\n")
             sys.stderr.flush()
         except OSError:
             # It would be tried again, in vain, when the process ends.
             sys.stderr = open(os.devnull, "w")  # noqa: SIM115
-        return len(text)
 
 
 def _agent(store: CohortStore | UserStore, options: Options, log: Log) -> Loop:
@@ -104,18 +112,20 @@ def _agent(store: CohortStore | UserStore, options: Options, log: Log) -> Loop:
             foreseen=options.foreseen,
             log=log,
         )
+    from sottovoce.services.agent.user_agent import UserAgent  # DRIFT's, with much behind it
+
     if options.foreseen:
         raise UsageError(f"{store.path} is in a federation of data owners, which has no terms")
     return UserAgent(store, server=options.server, poll=options.poll, log=log)
 
 
 async def _serve(stores: Sequence[CohortStore | UserStore], options: Options) -> list[Served]:
-    log = logger()
+    log = JsonLines()
     agents = [_agent(store, options, _named(log, store.path.name)) for store in stores]
-    for agent in agents:
-        log.info("serving", store=agent.path.name, server=agent.client.url)
     tasks = [asyncio.create_task(_until_over(agent, options)) for agent in agents]
     with _stopping(tasks):
+        for agent in agents:
+            log.info("serving", store=agent.path.name, server=agent.client.url)
         # A fault of ours ends the process; trouble of one store leaves the others alone.
         await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
         for task in tasks:
@@ -155,18 +165,37 @@ def _stopping(tasks: Sequence[asyncio.Task[SottovoceError | None]]) -> Iterator[
         for task in tasks:
             task.cancel()
 
+    with on_signals(stop):
+        try:
+            yield
+        finally:
+            last_resort.cancel()
+
+
+@contextlib.contextmanager
+def on_signals(stop: Callable[[], object]) -> Iterator[None]:
+    """Within, SIGTERM and SIGINT call `stop` in the running loop."""
     loop, signals = asyncio.get_running_loop(), (signal.SIGTERM, signal.SIGINT)
-    for number in signals:
-        loop.add_signal_handler(number, stop)
-    try:
-        yield
-    finally:
+    if sys.platform == "win32":  # whose loops know no signals; Python's own handlers wake them up
+        before = {number: signal.getsignal(number) for number in signals}
         for number in signals:
-            loop.remove_signal_handler(number)
-        last_resort.cancel()
+            signal.signal(number, lambda *_: loop.call_soon_threadsafe(stop))
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+    else:
+        for number in signals:
+            loop.add_signal_handler(number, stop)
+        try:
+            yield
+        finally:
+            for number in signals:
+                loop.remove_signal_handler(number)
 
 
-def _named(log: structlog.typing.FilteringBoundLogger, store: str) -> Log:
+def _named(log: JsonLines, store: str) -> Log:
     def write(event: str, **details: Any) -> None:
         level = log.warning if event in ("failed", "refused") else log.info
         level(event, store=store, **{key: _printable(value) for key, value in details.items()})

@@ -17,10 +17,8 @@ from sottovoce.core.consent import affords
 from sottovoce.engines.client import Answer, Busy, Client, good
 from sottovoce.errors import KeyTrouble, MessageError, Unreachable, VersionMismatch
 from sottovoce.parties.leaving import Leaving
-from sottovoce.services.shuffler import CHALLENGE_BYTES
 from sottovoce.stores.device import CohortStore
 from sottovoce.stores.device_limits import spent_before
-from sottovoce.stores.server_folder import enrolment_statement
 from sottovoce.stores.session import DeviceSession
 from sottovoce.wire.frames import PROTOCOL
 from sottovoce.wire.reports import decode_bits
@@ -28,7 +26,9 @@ from sottovoce.wire.sealing import key_id
 from sottovoce.wire.shuffled import (
     ACCOUNT_BYTES,
     ACCOUNT_KEY_BYTES,
+    CHALLENGE_BYTES,
     encode_submission,
+    enrolment_statement,
     record_bytes,
     seal_for,
     terms_name,
@@ -100,7 +100,7 @@ class ShufflerLink:
         if link is None or not link.url:
             raise Unreachable("the terms of the federation name no proxy; tell the operator")
         self._hosted, self._store = hosted, hosted.store
-        self._terms, self._aside = terms, aside
+        self.terms, self._aside = terms, aside
         self.link = link
         plain = plaintext and link.url.startswith("http://")
         self.client = Client(link.url, link.authority, plaintext=plain)
@@ -110,7 +110,7 @@ class ShufflerLink:
         """The proxy answers, follows the terms that this device agreed to, and has an account for
         it. Raises where not; nothing of a report has left then."""
         told = self._good(await self.client.get("/v1/terms")).table()
-        if Terms.from_table(told) != self._terms:
+        if Terms.from_table(told) != self.terms:
             raise MessageError(
                 "the proxy was told other terms by the server than this device, so that nothing is "
                 "sent; tell whoever runs the proxy"
@@ -153,7 +153,7 @@ class ShufflerLink:
     def _submission(self, report_key: bytes, account: _Account, message: bytes) -> bytes:
         bits = decode_bits(message)
         tier = int(bits.tier[0])
-        sealed = seal_for(bits.reports[0], report_key, self._terms, round=bits.round, tier=tier)
+        sealed = seal_for(bits.reports[0], report_key, self.terms, round=bits.round, tier=tier)
         return encode_submission(
             account.account,
             account.key,
@@ -161,7 +161,7 @@ class ShufflerLink:
             tier,
             key_id(report_key),
             sealed,
-            terms=terms_name(self._terms),
+            terms=terms_name(self.terms),
             size=record_bytes(self.link, 0),
         )
 
@@ -178,7 +178,7 @@ class ShufflerLink:
     ) -> bytes:
         content = {
             "protocol": PROTOCOL,
-            "federation": self._terms.federation,
+            "federation": self.terms.federation,
             "public_key": key.public_key().public_bytes_raw().hex(),
             "admission": admission.hex(),
             "signature": signature.hex(),
@@ -187,7 +187,7 @@ class ShufflerLink:
         return json.dumps(content).encode()
 
     async def _enrol(self, key: Ed25519PrivateKey, admission: bytes) -> None:
-        federation, challenge = self._terms.federation, await self._challenge()
+        federation, challenge = self.terms.federation, await self._challenge()
         signature = key.sign(enrolment_statement(federation, admission, challenge))
         body = self._enrolment(key, admission, challenge, signature)
         leaving = await self._aside(lambda: self._hosted.contact("enrolment", "proxy", body))
@@ -231,6 +231,6 @@ class ShufflerLink:
         if not kept:
             return None
         url, federation, account, key = json.loads(kept)
-        if (url, federation) != (self.link.url, self._terms.federation):
+        if (url, federation) != (self.link.url, self.terms.federation):
             return None
         return _Account(url, federation, bytes.fromhex(account), bytes.fromhex(key))

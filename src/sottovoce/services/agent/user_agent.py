@@ -17,7 +17,6 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 import numpy as np
-import uvloop
 from numpy.typing import NDArray
 
 from sottovoce.engines.client import Answer, Client, Traffic, good
@@ -65,6 +64,15 @@ CONNECTIONS = 8
 _LARGEST_DIRECTORY = 1 << 28
 _LARGEST_ANSWER = 1 << 23
 _FEWEST_ASKED = 64
+
+
+def _fast_loop() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    """None where there is none, as on Windows: Python's own does as well."""
+    try:
+        import uvloop
+    except ModuleNotFoundError:
+        return None
+    return uvloop.new_event_loop
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +134,7 @@ class UserAgent(Loop):
         self._lines: dict[int, OwnerLine] = {}
         self.left_out: tuple[str, ...] = ()
         """Owners that did not answer when it ranked last, so that their vectors are not in it."""
-        self._runner = asyncio.Runner(loop_factory=uvloop.new_event_loop)
+        self._runner = asyncio.Runner(loop_factory=_fast_loop())
 
     def __enter__(self) -> UserAgent:
         return self

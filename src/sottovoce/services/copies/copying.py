@@ -17,6 +17,7 @@ import os
 import re
 import secrets
 import shutil
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -38,6 +39,8 @@ from sottovoce.services.copies.of_server import SERVER
 from sottovoce.services.copies.of_shuffler import SHUFFLER
 from sottovoce.services.copies.of_silos import ORCHESTRATOR, OWNER
 from sottovoce.services.copies.of_stores import DEVICE, USER, store_kind
+from sottovoce.stores.locking import NEW
+from sottovoce.stores.private import sync_folder
 from sottovoce.stores.ready import locked, running
 
 STORES = (DEVICE.name, USER.name)
@@ -90,7 +93,7 @@ def partial_folder(place: Path) -> Iterator[Path]:
 def new_file(path: Path) -> int:
     """A file that was not there, for writing; folders above it are made."""
     make_folders(path.parent)
-    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    return os.open(path, os.O_RDWR | NEW | os.O_EXCL, 0o600)  # which follows no link
 
 
 def make_folders(path: Path) -> None:
@@ -131,21 +134,13 @@ def measure(path: Path) -> tuple[int, str]:
 def sync_folders(path: Path) -> None:
     """The names of all that is in it are on the disk, too."""
     for folder, _, _ in os.walk(path):
-        sync(Path(folder))
-
-
-def sync(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+        sync_folder(Path(folder))
 
 
 def give_to(owner: Path, tree: Path) -> None:
     """Where root has made a tree, it becomes that of the one who owns this place."""
     there = owner.stat()
-    if os.geteuid() or not there.st_uid:
+    if sys.platform == "win32" or os.geteuid() or not there.st_uid:
         return
     for folder, _, files in os.walk(tree):
         for path in [folder, *(os.path.join(folder, name) for name in files)]:
@@ -320,15 +315,14 @@ def make_backup(
     `keys`, what opens or proves something is left out."""
     kind = kind_of(folder)
     whose = kind.whose(folder)
-    target = Path(os.path.abspath(target))
-    if target.exists() or target.is_symlink():
-        raise _there(target)
-    if target.resolve().is_relative_to(folder.resolve()):
-        raise UsageError(f"{target} lies in {folder} itself; choose a place outside of it")
+    target = backup_place(folder, target)
     # Keys come after the database: a ring of keys is only added to while a round needs them.
     with partial_folder(target) as partial:
         content = partial / CONTENT
         files = {}
+        for name in kind.first:
+            if (folder / name).is_file():
+                files[name] = _copy(folder / name, content / name)
         for name in kind.databases:
             if (folder / name).is_file():
                 os.close(new_file(content / name))
@@ -337,7 +331,7 @@ def make_backup(
         names = list(kind.found(folder))
         left_out = [] if keys else [name for name in names if kind.is_key(name)]
         for name in names:
-            if name not in left_out:
+            if name not in left_out and name not in files:
                 files[name] = _copy(folder / name, content / name)
         made = Manifest(
             kind.name,
@@ -354,8 +348,26 @@ def make_backup(
             move_new(partial, target)
         except FileExistsError:
             raise _there(target) from None
-        sync(target.parent)
+        sync_folder(target.parent)
     return MadeBackup(made, kind, kind.notes(folder))
+
+
+def backup_place(folder: Path, target: Path) -> Path:
+    """The whole path; raises with one sentence where no backup of the folder can be put."""
+    try:
+        target = Path(os.path.abspath(target))
+        if os.path.lexists(target):
+            raise _there(target)
+        if target.resolve().is_relative_to(folder.resolve()):
+            raise UsageError(f"{target} lies in {folder} itself; choose a place outside of it")
+        target.lstat()
+    except FileNotFoundError:
+        return target
+    except OSError as error:
+        raise UsageError(f"a backup cannot be put there: {error.strerror or error}") from None
+    except ValueError:
+        raise UsageError("a backup cannot be put there: this is no path") from None
+    raise _there(target)
 
 
 def _copy(source: Path, target: Path) -> tuple[int, str]:
@@ -509,7 +521,7 @@ def _put(partial: Path, folder: Path, before: Path | None, now: datetime) -> Pat
         if folder.exists():
             folder.rmdir()  # it is empty
         move_new(partial, folder)
-        sync(folder.parent)
+        sync_folder(folder.parent)
         return None
     folder.chmod(0o700)
     aside = _beside(partial, folder, f"{folder.name}.before-{now:%Y%m%d-%H%M%S}")
@@ -519,7 +531,7 @@ def _put(partial: Path, folder: Path, before: Path | None, now: datetime) -> Pat
         # Not what was there: that has stayed in its place.
         shutil.rmtree(aside, ignore_errors=True)
         raise
-    sync(folder.parent)
+    sync_folder(folder.parent)
     return aside
 
 

@@ -100,6 +100,8 @@ class FolderKind:
     """Those of `files` that open or prove something, and may be kept elsewhere."""
     databases: tuple[str, ...] = ()
     """Files of SQLite, as far as they are there."""
+    first: tuple[str, ...] = ()
+    """Those of `files` that are copied before the databases, which may go before them."""
     copy: Callable[[Path, Path], None] = copy_sqlite
     """Copies a database that may be in use to a file that is there and empty."""
     locks: tuple[str, ...] = ()

@@ -16,6 +16,7 @@ from sottovoce.stores.keys import read_private_key
 from sottovoce.stores.sum_folder import (
     ANSWERED,
     INTRODUCTION,
+    NEXT,
     NOISE_SECRET,
     PUBLIC_KEY,
     SEAL_KEY,
@@ -94,8 +95,8 @@ HELPER = FolderKind(
     mark=PUBLIC_KEY,
     whose=_whose,
     settle=_settle,
-    files=("keys", SEAL_KEY, PUBLIC_KEY, NOISE_SECRET, INTRODUCTION, ANSWERED),
-    keys=("keys", SEAL_KEY, NOISE_SECRET, INTRODUCTION),
+    files=("keys", SEAL_KEY, PUBLIC_KEY, NOISE_SECRET, INTRODUCTION, NEXT, ANSWERED),
+    keys=("keys", SEAL_KEY, NOISE_SECRET, INTRODUCTION, NEXT),
     locks=("masker.lock",),
 )
 AGGREGATOR = FolderKind(
@@ -105,7 +106,7 @@ AGGREGATOR = FolderKind(
     whose=_whose_aggregator,
     settle=_settle,
     # What devices have shared is of one round, which an old copy has no part in.
-    files=("keys", SEAL_KEY, PUBLIC_KEY, NOISE_SECRET, COINS_SECRET, INTRODUCTION, ANSWERED),
-    keys=("keys", SEAL_KEY, NOISE_SECRET, COINS_SECRET, INTRODUCTION),
+    files=("keys", SEAL_KEY, PUBLIC_KEY, NOISE_SECRET, COINS_SECRET, INTRODUCTION, NEXT, ANSWERED),
+    keys=("keys", SEAL_KEY, NOISE_SECRET, COINS_SECRET, INTRODUCTION, NEXT),
     locks=("aggregator.lock",),
 )

@@ -67,6 +67,7 @@ def _settle(copy: Path, before: Path | None, next_round: int | None) -> Resumpti
 def _go_on(copy: Path, folder: ServerFolder, round: int) -> None:
     if (copy / DATABASE).is_file():
         with contextlib.closing(Database.sqlite(copy / DATABASE)) as store, store.writing() as link:
+            folder = folder.caught_up(link)
             if round > records.position(link).round:
                 coordinator_of(folder.plan, time.monotonic, folder.keys).skip_to(link, round)
         if folder.plan.proxied:  # keys that were destroyed since are not used again
@@ -145,6 +146,7 @@ SERVER = FolderKind(
     files=("federation.json", "catalogue.json", "state.json", "keys"),
     keys=("keys",),
     databases=(DATABASE, _CHECKPOINT),
+    first=("federation.json", "catalogue.json"),
     locks=("server.lock", "flower.lock"),
     ready=("server-*.json", "superlink.json"),
     notes=_notes,

@@ -12,7 +12,8 @@ from sottovoce.services.copies.kind import FolderKind, Resumption, Whose
 from sottovoce.stores import device as store_roots
 from sottovoce.stores.device import CohortStore
 from sottovoce.stores.encrypted import DATABASE, KEY, LOCK, StoreFile
-from sottovoce.stores.user import UserStore, open_store, releases
+from sottovoce.stores.opening import open_store
+from sottovoce.stores.user import UserStore, releases
 
 
 def store_kind(folder: Path) -> FolderKind:

@@ -161,6 +161,12 @@ def bears(scope: Scope, token: str) -> bool:
     return hmac.compare_digest(header(scope, b"authorization"), f"Bearer {token}".encode())
 
 
+def bearer(scope: Scope) -> bytes:
+    """The token that a request carries; empty where it carries none."""
+    found = header(scope, b"authorization")
+    return found.removeprefix(b"Bearer ") if found.startswith(b"Bearer ") else b""
+
+
 def is_crowded(scope: Scope) -> bool:
     """Whether the request came on a connection above their limit."""
     return bool(scope.get("crowded"))

@@ -17,15 +17,17 @@ from sottovoce.services.kit.answers import (
     Send,
     answer,
     answer_json,
-    bears,
+    bearer,
     is_crowded,
     read_body,
     refuse,
 )
 from sottovoce.services.kit.connections import Limits
+from sottovoce.services.kit.cors import NO_ORIGINS, Origins, is_preflight
 from sottovoce.services.kit.executor import BoundedExecutor
-from sottovoce.services.kit.metrics import Figure, exposition
-from sottovoce.wire.refusals import RefusalCounts, Refused
+from sottovoce.services.kit.metrics import Figure, exposition, of_service
+from sottovoce.stores.keys import Role, RoleTokens
+from sottovoce.wire.refusals import Reason, RefusalCounts, Refused
 
 Handler = Callable[[Scope, Receive, Send], Awaitable[None]]
 Routes = Mapping[str, tuple[str, Handler]]
@@ -54,8 +56,8 @@ L = TypeVar("L", bound=Limits)
 class Hosting(Generic[L]):
     """What every application is given."""
 
-    token: str
-    """The operator's."""
+    tokens: RoleTokens
+    """Of those who operate the service."""
     tally: RefusalCounts
     limits: L
     failed: Callable[[ServiceError], None] = lambda error: None
@@ -66,26 +68,40 @@ class Hosting(Generic[L]):
 
 class HttpApplication(ABC, Generic[L]):
     """An ASGI application with a handler for each address and method. Everything that is refused is
-    counted; who bears the operator's token is let in if there are too many connections."""
+    counted; who bears a token of a role is let in if there are too many connections."""
 
     name: ClassVar[str]
     """In a sentence, as "the server"."""
     prefix: ClassVar[str] = ""
     """Of the names of its figures."""
+    logs_refusals: ClassVar[bool] = False
+    """Whether the log has them, by reason. Where devices ask themselves it has not: even when one
+    was refused is not for a log."""
 
     def __init__(self, hosting: Hosting[L]) -> None:
-        self._token, self._tally = hosting.token, hosting.tally
+        self._tokens, self._tally = hosting.tokens, hosting.tally
         self._limits: L = hosting.limits
         self._ends: list[Callable[[], None]] = []
         self._operators = self._executor(_OPERATORS)
         self._routes: Routes = {}
         """By path; one that ends in a slash is for all addresses below it."""
+        self._origins, self._for_pages = NO_ORIGINS, frozenset[str]()
+        """Pages whose browsers may talk to some of these."""
         self.failed: Callable[[ServiceError], None] = lambda error: None
         """Told if a request finds that the disk cannot be used."""
+        self.refused: Callable[[Reason], None] = lambda reason: None
+        """Told why a request is refused, and nothing else of it."""
 
-    def _serve(self, routes: Routes) -> None:
-        """These addresses, and those of every service."""
-        own = {"/health": ("GET", _health), "/metrics": ("GET", self._operator(self._metrics))}
+    def _serve(
+        self, routes: Routes, origins: Origins = NO_ORIGINS, pages: Iterable[str] = ()
+    ) -> None:
+        """These addresses, and those of every service; to pages of these `origins` those that are
+        for `pages`, and no others."""
+        self._origins, self._for_pages = origins, frozenset(pages) if origins else frozenset()
+        own = {
+            "/health": ("GET", _health),
+            "/metrics": ("GET", self._operator(self._metrics, "look")),
+        }
         self._routes = {**own, **routes}
 
     @abstractmethod
@@ -111,32 +127,47 @@ class HttpApplication(ABC, Generic[L]):
         if scope["type"] != "http":
             return
         retry, crowded = self._limits.retry_seconds, is_crowded(scope)
+        if self._for_pages and self._route(scope["path"]) in self._for_pages:
+            send = self._origins.on(scope, send)
         try:
-            if crowded and not bears(scope, self._token):
+            if crowded and self._tokens.role_of(bearer(scope)) is None:
                 raise self.busy
             await self._handler(scope)(scope, receive, send)
         except Refused as error:
-            self._tally.count(error.reason)
+            self._count(error.reason)
             # Another connection would cost more than this one does.
             close = crowded or error.reason != "overload"
-            await refuse(send, error.status, error.reason, str(error), retry, close=close)
+            wait = error.retry_seconds or retry
+            await refuse(send, error.status, error.reason, str(error), wait, close=close)
         except Unserved as error:
             await refuse(send, error.status, error.error, str(error), retry)
         except ServiceError as error:
             self.failed(error)
-            self._tally.count("unavailable")
+            self._count("unavailable")
             problem = f"{self.name} cannot use its disk or database now"
             await refuse(send, 503, "unavailable", problem, retry)
 
+    def _count(self, reason: Reason) -> None:
+        self._tally.count(reason)
+        self.refused(reason)
+
     def _handler(self, scope: Scope) -> Handler:
-        path = scope["path"]
-        found = self._routes.get(path) or self._routes.get("/".join([*path.split("/")[:3], ""]))
-        if found is None:
+        route = self._route(scope["path"])
+        if route is None:
             raise not_found()
-        method, handler = found
+        method, handler = self._routes[route]
+        if route in self._for_pages and is_preflight(scope):
+            return lambda scope, receive, send: self._origins.preflight(scope, send, method)
         if method != ("GET" if scope["method"] == "HEAD" else scope["method"]):
             raise Unserved(405, "method", f"this address takes {method} only")
         return handler
+
+    def _route(self, path: str) -> str | None:
+        """The one of `_routes` at which this address is."""
+        if path in self._routes:
+            return path
+        above = "/".join([*path.split("/")[:3], ""])
+        return above if above in self._routes else None
 
     def _executor(self, limit: int, threads: int = 1) -> BoundedExecutor:
         made = BoundedExecutor(self.name, limit, threads)
@@ -148,12 +179,16 @@ class HttpApplication(ABC, Generic[L]):
 
     # --- what the operator asks -------------------------------------------------------------------
 
-    def _operator(self, handler: Handler) -> Handler:
-        """For whoever bears the operator's token."""
+    def _operator(self, handler: Handler, role: Role = "act") -> Handler:
+        """For whoever bears the token of this role. Who may act may also look."""
 
         async def checked(scope: Scope, receive: Receive, send: Send) -> None:
-            if not bears(scope, self._token):
+            borne = self._tokens.role_of(bearer(scope))
+            if borne is None:
                 raise Unserved(401, "unauthorized", "this needs the operator's token")
+            if role == "act" and borne != "act":
+                problem = "the viewer's token is for looking only; this needs the operator's"
+                raise Unserved(403, "forbidden", problem)
             try:
                 await handler(scope, receive, send)
             except (DataError, UsageError) as error:
@@ -167,11 +202,15 @@ class HttpApplication(ABC, Generic[L]):
         async def show(scope: Scope, receive: Receive, send: Send) -> None:
             await answer_json(send, dict(await self._operators(table)))
 
-        return self._operator(show)
+        return self._operator(show, "look")
 
     async def _metrics(self, scope: Scope, receive: Receive, send: Send) -> None:
-        text = await self._operators(lambda: exposition(self.prefix, self.figures()))
+        text = await self._operators(self._exposed)
         await answer(send, 200, [(b"content-type", b"text/plain; version=0.0.4")], text)
+
+    def _exposed(self) -> bytes:
+        service = of_service(self.name.removeprefix("the "), self._tokens.folder)
+        return exposition(self.prefix, self.figures()) + exposition("", service)
 
 
 async def _health(scope: Scope, receive: Receive, send: Send) -> None:

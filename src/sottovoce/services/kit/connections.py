@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ipaddress
+import re
 import resource
 import select
 import selectors
@@ -21,6 +22,8 @@ from typing import Any
 from sottovoce.errors import UsageError
 from sottovoce.wire.refusals import RefusalCounts, Refused
 
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+
 # Room for the bodies of requests. It is taken by bytes that have arrived, never by what a head
 # promises, and shared out by sender: who sends most gives way first.
 
@@ -30,6 +33,7 @@ of its own, and small messages get through when there is no room at all."""
 _STEP, _STEP_SECONDS = 64 << 10, 4.0
 """A body of which so many bytes more take longer than this does not get on: half as fast as the
 slowest line that is waited for."""
+_HOUSEHOLD_DIGITS = 14
 _PREFIX_BYTES = 8
 """Of an IPv6 address: a household or a rented machine has a /64 and all addresses in it."""
 
@@ -53,6 +57,45 @@ def sender_of(scope: dict[str, Any]) -> Hashable:
     if found is None and scope.get("client"):
         return neighbourhood(scope["client"][0])
     return found
+
+
+def network_of(scope: dict[str, Any], forwarded: bytes, behind: Sequence[Network]) -> str:
+    """From where a request comes, for limits on who may become a device: an IPv4 address, or a /56
+    of IPv6, which many providers give to one household. Of a connection of the reverse proxies
+    `behind` it is what the nearest of them says in the header `forwarded`; what is said there on
+    other connections, or before it, anybody can make up."""
+    sender = scope.get("sender")
+    if not isinstance(sender, Visitor):
+        return _wider(str(sender_of(scope)))
+    told = b",".join(value for name, value in scope["headers"] if name == forwarded)
+    for part in reversed(told.decode("latin-1").split(",")):
+        found = _address(part.strip())
+        if found is None:
+            break
+        if not is_within(found, behind):
+            return _wider(neighbourhood(str(found)))
+    return _wider(sender.sender.name)
+
+
+def _wider(name: str) -> str:
+    return name if "." in name else name[:_HOUSEHOLD_DIGITS]
+
+
+def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """An address as reverse proxies write it, some with a port."""
+    bracketed, with_port = re.fullmatch(r"\[(.+)\](:\d+)?", text), text.count(":") == 1
+    host = bracketed[1] if bracketed else text.partition(":")[0] if with_port else text
+    try:
+        return ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return None
+
+
+def is_within(
+    address: ipaddress.IPv4Address | ipaddress.IPv6Address, networks: Sequence[Network]
+) -> bool:
+    mapped = getattr(address, "ipv4_mapped", None)
+    return any((mapped or address) in network for network in networks)
 
 
 class Room:
@@ -187,7 +230,6 @@ class Share:
             self.clock.reschedule(asyncio.get_running_loop().time())
 
 
-Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 SILENT, GREETING, IDLE, BUSY = range(4)
 """What a connection does: nothing yet, TLS, waiting for its next request, or being answered."""
 _GONE = -1
@@ -420,9 +462,7 @@ class Acceptor:
     def _is_trusted(self, host: str) -> bool:
         if not self._behind:
             return False
-        address = ipaddress.ip_address(host.partition("%")[0])
-        mapped = getattr(address, "ipv4_mapped", None)
-        return any((mapped or address) in network for network in self._behind)
+        return is_within(ipaddress.ip_address(host.partition("%")[0]), self._behind)
 
     # --- who has to go ----------------------------------------------------------------------------
 

@@ -66,6 +66,7 @@ class Version:
         plain = cls(view, changed)
         bases = {None, plain.base(view.round - 1)}
         ready = {(base, "zstd"): Document.of(plain.content(base), "zstd") for base in bases}
+        ready[None, "gzip"] = Document.of(plain.content(None), "gzip")
         return cls(view, changed, ready)  # type: ignore[arg-type]
 
     def base(self, since: int | None) -> int | None:
@@ -170,9 +171,7 @@ def _weight(document: Document) -> int:
     return len(document.body) + 1024
 
 
-def best_coding(
-    accepted: bytes, known: tuple[Literal["zstd", "gzip"], ...] = ("zstd", "gzip")
-) -> Coding:
+def best_coding(accepted: bytes) -> Coding:
     """By an Accept-Encoding header: zstd before gzip before nothing."""
     weights = {}
     for part in accepted.decode("latin-1").lower().split(","):
@@ -182,7 +181,8 @@ def best_coding(
             weights[name.strip()] = 1.0 if weight is None else float(weight[1])
         except ValueError:
             continue
-    for coding in known:
+    codings: tuple[Coding, ...] = ("zstd", "gzip")
+    for coding in codings:
         if weights.get(coding, weights.get("*", 0.0)) > 0:
             return coding
     return "identity"

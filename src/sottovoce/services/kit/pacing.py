@@ -35,8 +35,19 @@ class Pace:
     def after_success(self, told: float) -> float:
         """Seconds to wait after the server answered and said how often to ask."""
         self._failures = 0
-        self._told = min(max(told, self._shortest), _LONGEST)
+        self.heard(told)
         return self._poll * (0.75 + 0.5 * self._draw())
+
+    def heard(self, told: float) -> None:
+        """The server says how often to ask, whatever comes of it."""
+        self._told = min(max(told, self._shortest), _LONGEST)
+
+    def while_asked(self) -> float:
+        """Seconds to wait while the owner has something to decide: as long as the server says, so
+        that it goes on soon after she has."""
+        if self._told == _UNTOLD and self._fixed is None:
+            return self.after_failure()
+        return self.after_success(self._told)
 
     def after_failure(self, retry_after: float = 0.0) -> float:
         """Seconds to wait after a failure: twice as long each time, up to a quarter of an hour, and

@@ -33,7 +33,7 @@ _LAST_WORD = 1.0
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _CLOSE = (b"connection", b"close")
 _WITH_BODY = (b"content-length", b"transfer-encoding", b"expect", b"upgrade")
-_NOT_PLAIN = frozenset((*_WITH_BODY, b"if-none-match", b"if-range", b"range"))
+_NOT_PLAIN = frozenset((*_WITH_BODY, b"if-none-match", b"if-range", b"range", b"origin"))
 """Who says one of these may be answered otherwise than with a whole document."""
 _log = logging.getLogger("uvicorn.error")
 

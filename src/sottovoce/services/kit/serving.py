@@ -15,6 +15,7 @@ import ssl
 import sys
 import time
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -28,9 +29,9 @@ from sottovoce.errors import KeyTrouble, ServiceError, UsageError
 from sottovoce.services.kit.application import Hosting, HttpApplication
 from sottovoce.services.kit.connections import Acceptor, Limits, reverse_proxies
 from sottovoce.services.kit.protocol import WRITE_BUFFER, BoundedProtocol, bounded
-from sottovoce.stores.keys import SERVER_CERTIFICATE, SERVER_KEY, operator_token, server_context
+from sottovoce.stores.keys import SERVER_CERTIFICATE, SERVER_KEY, RoleTokens, server_context
 from sottovoce.stores.ready import write_ready_file
-from sottovoce.wire.refusals import RefusalCounts, count_handshakes
+from sottovoce.wire.refusals import Reason, RefusalCounts, count_handshakes
 
 _BACKLOG = 4096
 """Connections that wait to be accepted; where it overflows, honest ones lose a second."""
@@ -105,7 +106,7 @@ class HttpListener(uvicorn.Server):
         yield  # the process has its own
 
 
-def listen(host: str, port: int) -> socket.socket:
+def listen(host: str, port: int, option: str = "--port") -> socket.socket:
     try:
         family, kind, _, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -125,7 +126,7 @@ def listen(host: str, port: int) -> socket.socket:
         listener.close()
         raise ServiceError(
             f"the server cannot listen at {host}, port {port}: {error.strerror}; choose another "
-            "with --port"
+            f"with {option}"
         ) from None
     return listener
 
@@ -227,6 +228,18 @@ class Beside(NamedTuple):
     stop: Callable[[], None]
 
 
+class Also(NamedTuple):
+    """Something else that a process serves, on a socket of its own and without TLS."""
+
+    name: str
+    """Under which the ready file has its address."""
+    application: Callable[[], Any]
+    """Is made in the event loop that it runs in, and closed at the end."""
+    listener: socket.socket
+    limits: Limits
+    connections: type[BoundedProtocol]
+
+
 class Parts(NamedTuple):
     """What a service consists of."""
 
@@ -237,6 +250,7 @@ class Parts(NamedTuple):
     beside: Sequence[Beside] = ()
     facts: Mapping[str, str] = {}
     """What the ready file says besides."""
+    also: Sequence[Also] = ()
 
 
 class Service(ABC, Generic[F, L]):
@@ -272,7 +286,7 @@ class Start(Generic[F, L]):
         if secure:
             self.context = server_context(self.folder.keys)
             count_handshakes(self.context, self.tally)  # those that fail
-        self.token = operator_token(self.folder.keys)
+        self.tokens = RoleTokens(self.folder.keys)
         self.log: Any = logger()
         self.stack = contextlib.ExitStack()
         self._listener: socket.socket | None = None
@@ -292,7 +306,7 @@ class Start(Generic[F, L]):
     @property
     def hosting(self) -> Hosting[L]:
         """For the application."""
-        return Hosting(self.token, self.tally, self.limits, self._failed, self.fail)
+        return Hosting(self.tokens, self.tally, self.limits, self._failed, self.fail)
 
     def _failed(self, error: ServiceError) -> None:
         self.log.error("not stored", detail=str(error))
@@ -339,29 +353,58 @@ class Start(Generic[F, L]):
         place = parts.ready_file(port)
 
         def listening() -> None:
-            write_ready_file(place, url, port, **parts.facts)
+            addresses = {one.name: address_of(one.listener, False)[0] for one in parts.also}
+            write_ready_file(place, url, port, **parts.facts, **addresses)
             log.info("listening", url=url)
             if ready is not None:
                 ready(url)
 
         application = parts.application()
         application.failed = _once_in_a_while(log)
+        refusals = RefusalLines(log, loop.call_later)
+        if application.logs_refusals:
+            application.refused = refusals.count
         server = HttpListener(application, self.limits, context, self.tally, listening)
-        self._stop = lambda: loop.call_soon_threadsafe(server.stop)
+        others = [(one.application(), one) for one in parts.also]
+        beside = [
+            HttpListener(made, one.limits, None, RefusalCounts(), _nothing, one.connections)
+            for made, one in others
+        ]
+
+        def stop() -> None:
+            for each in (server, *beside):
+                each.stop()
+
+        self._stop = lambda: loop.call_soon_threadsafe(stop)
         loop.set_exception_handler(unforeseen(log))
         for signum in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(signum, server.stop)
+            loop.add_signal_handler(signum, stop)
         loop.add_signal_handler(signal.SIGHUP, self._renew)
         for part in parts.beside:
             part.start(self.fail)
+        serving = [
+            asyncio.ensure_future(each.serve(sockets=[one.listener]))
+            for each, (_, one) in zip(beside, others, strict=True)
+        ]
         try:
             await server.serve(sockets=[listener])
         finally:
+            stop()
+            for error in await asyncio.gather(*serving, return_exceptions=True):
+                if error is not None:
+                    log.error("unforeseen", kind=type(error).__name__)
             place.unlink(missing_ok=True)
+            for made, _ in others:
+                made.close()
             application.close()
             for part in parts.beside:
                 part.stop()
+            refusals.say()
             log.info("stopped")
+
+
+def _nothing() -> None:
+    """Nobody waits for it."""
 
 
 def serve(
@@ -386,6 +429,35 @@ def serve(
         chosen = replace(chosen, behind=reverse_proxies(behind))
     where = host, service.port if port is None else port
     Start(service, path, *where, not plaintext, chosen).run(ready)
+
+
+class RefusalLines:
+    """Says to the operator how many requests were refused, by reason: the first at once, and what
+    follows once in a while, however many there are. Works in the event loop alone."""
+
+    def __init__(
+        self, log: Any, later: Callable[[float, Callable[[], None]], object], seconds: float = 60.0
+    ) -> None:
+        self._log, self._later, self._seconds = log, later, seconds
+        self._new: Counter[str] = Counter()
+        self._resting = False
+
+    def count(self, reason: Reason) -> None:
+        self._new[reason] += 1
+        if not self._resting:
+            self._speak()
+
+    def say(self) -> None:
+        """What was not said yet."""
+        if self._new:
+            self._log.warning("refused", **dict(sorted(self._new.items())))
+            self._new.clear()
+
+    def _speak(self) -> None:
+        self._resting = bool(self._new)
+        if self._resting:
+            self.say()
+            self._later(self._seconds, self._speak)
 
 
 def _once_in_a_while(log: Any, seconds: float = 10.0) -> Callable[[ServiceError], None]:

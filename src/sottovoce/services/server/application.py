@@ -7,9 +7,10 @@ import asyncio
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 from urllib.parse import parse_qs
 
-from sottovoce.errors import MessageError
+from sottovoce.errors import MessageError, ServiceError
 from sottovoce.services.kit.answers import (
     JSON,
     OCTETS,
@@ -35,6 +36,7 @@ from sottovoce.services.kit.application import (
     not_found,
 )
 from sottovoce.services.kit.connections import Limits, Prove, Room, Share, sender_of
+from sottovoce.services.kit.cors import NO_ORIGINS, Origins
 from sottovoce.services.kit.documents import (
     Coding,
     Document,
@@ -45,25 +47,35 @@ from sottovoce.services.kit.documents import (
 from sottovoce.services.kit.metrics import Figure
 from sottovoce.services.kit.writer import GroupWriter
 from sottovoce.services.server.checks import Checks, Enrolments, most_summed
-from sottovoce.services.server.operator import figures, status
+from sottovoce.services.server.figures import figures
+from sottovoce.services.server.operator import status
+from sottovoce.services.server.places import Places
 from sottovoce.services.server.shuffled_rounds import Collector
 from sottovoce.services.server.state import RoundSnapshot, RoundState
 from sottovoce.stores import server as records
 from sottovoce.stores import sums
 from sottovoce.stores.coordinator import Plan
 from sottovoce.stores.database import Database
+from sottovoce.stores.operating import LastContacts, Outcomes, note_act
 from sottovoce.stores.server import Decision, Submission
 from sottovoce.stores.server_folder import ShufflerSecrets
-from sottovoce.wire.refusals import Refused
+from sottovoce.wire.refusals import SHUT_OUT_BY_OPERATOR, Refused
 from sottovoce.wire.signing import DIGEST_HEADER
 
 _ROUND = b"/v1/round"
 """What devices ask for most."""
+PAGES = (
+    *("/v1/round", "/v1/rounds/", "/v1/model/", "/v1/terms", "/v1/catalogue"),
+    *("/v1/challenge", "/v1/enrol", "/v1/checkin", "/v1/reports"),
+)
+"""Addresses of which a device in a browser's tab has need."""
 _SMALL_BODY = 4096
 _SLOWEST = 32 << 10
 """Bytes a second of the slowest line on which the largest report still gets through."""
 _AHEAD = 10
 """Rounds by which another process can be ahead of this one."""
+_BEARER = "the operator's token", "command"
+"""Who acts by a request of the token's bearer, who has no other name."""
 _DIGEST = DIGEST_HEADER.encode()
 _FOREVER = (b"cache-control", b"public, max-age=31536000, immutable")
 _VARY = (b"vary", b"accept-encoding")
@@ -72,7 +84,6 @@ _DECIDED = {
     "replay": "this report was accepted before",
     "second_submission": "this device has already reported in this round",
     "late": "the round is closed; the report did not count",
-    "unknown_device": "the operator has shut this device out",
 }
 
 
@@ -97,6 +108,18 @@ class ServerLimits(Limits):
     write_seconds: float = 60.0
 
 
+@dataclass(frozen=True, slots=True, repr=False)
+class Ways:
+    """What an application does under one plan."""
+
+    plan: Plan
+    checks: Checks
+    summed: int | None
+    """Devices in a round whose sum there is room for; None where single reports come in."""
+    fixed: Mapping[str, bytes]
+    """Terms and catalogue, by address."""
+
+
 class ServerApplication(HttpApplication[ServerLimits]):
     name = "the server"
 
@@ -110,50 +133,56 @@ class ServerApplication(HttpApplication[ServerLimits]):
         *,
         moved: Callable[[], None],
         proxy: ShufflerSecrets | None = None,
+        contacts: LastContacts | None = None,
+        origins: Origins = NO_ORIGINS,
+        forwarded: str = "",
     ) -> None:
         """`moved` is called when something happened that may end or open a round; `proxy` is there
-        if reports come through a shuffler."""
+        if reports come through a shuffler; `contacts` hears of devices that were heard of; pages of
+        these `origins` may be devices; `forwarded` is the header in which reverse proxies say who
+        asks."""
         super().__init__(hosting)
-        limits, tally = hosting.limits, hosting.tally
+        self._plan, self._contacts = plan, contacts or LastContacts()
+        limits = hosting.limits
         self._database, self._state, self._moved = database, state, moved
+        self._outcomes = Outcomes()
         self._checks = Checks(plan.terms, state, database)
-        self._summed = most_summed(plan.terms)
         self._writer = GroupWriter[Submission, Decision](
             self._commit, hosting, limit=limits.waiting, accepted=moved
         )
+        places = Places(plan.terms.federation, database, limits.behind, forwarded)
         enrolments = Enrolments(
             plan.terms.federation,
             database,
+            places,
             admission_key=None if proxy is None else proxy.admission_key,
             body_seconds=limits.body_seconds,
             guess_seconds=limits.guess_seconds,
             enrolled=self._has_enrolled,
         )
         self._cache = DocumentCache(limits.cache)
-        self._ends += [self._writer.close, enrolments.close, self._cache.close]
+        self._ends += [self._writer.close, enrolments.close, places.close, self._cache.close]
         self._queries = self._executor(limits.queries, threads=2)
         self._refreshing: asyncio.Future[RoundSnapshot] | None = None
         self._checked_in: tuple[tuple[int, int], set[int]] = (0, 0), set()
         self._unproven = Room(self.name, limits.unproven, limits.unproven_per_address)
-        # A device that lost its connection may begin again before we know.
-        self._proven = Room(self.name, limits.in_flight, 2 * self._checks.longest)
         self._newest = (-1, 0)
-        terms = json.dumps(plan.terms.to_table()).encode()
-        self._fixed = {"/v1/terms": terms, "/v1/catalogue": catalogue}
         routes: dict[str, tuple[str, Handler]] = {
             "/v1/round": ("GET", self._round),
             "/v1/rounds/": ("GET", self._selected),
             "/v1/model/": ("GET", self._model),
             "/v1/reports": ("POST", self._report),
             "/v1/checkin": ("POST", self._check_in),
+            "/v1/challenge": ("GET", places.ask),
             "/v1/enrol": ("POST", enrolments.take),
             "/v1/terms": ("GET", self._document),
             "/v1/catalogue": ("GET", self._document),
-            "/v1/operator/status": ("GET", self._status(lambda: status(database, tally))),
+            "/v1/operator/status": ("GET", self._status(self._stands)),
             "/v1/operator/target": ("POST", self._operator(self._target)),
         }
+        self._collector: Collector | None = None
         if proxy is not None and plan.terms.reporting is not None:
-            collector = Collector(
+            self._collector = Collector(
                 plan.terms.reporting,
                 proxy.token,
                 database,
@@ -162,18 +191,39 @@ class ServerApplication(HttpApplication[ServerLimits]):
                 moved=moved,
                 chained=plan.terms.chained,
             )
-            self._ends.append(collector.close)
-            routes["/v1/batches"] = "POST", collector.take
+            self._ends.append(self._collector.close)
+            routes["/v1/batches"] = "POST", self._collector.take
             routes["/v1/reports"] = routes["/v1/checkin"] = "POST", self._unwanted
-        self._serve(routes)
+        self._serve(routes, origins, PAGES)
+        self._edition = 0
+        self.follow(self.under(plan, catalogue))
         # A cache in front may answer for so long; devices ask much less often.
         fresh = int(min(5.0, plan.rules.poll_seconds / 10))
         self._round_headers: Headers = [
             JSON,
             (b"cache-control", f"public, max-age={fresh}".encode()),
         ]
-        now = state.now.descriptor
-        self._told = now, ready_answer(now, self._round_headers)
+        self._told = self._ready_round(state.now.descriptor)
+
+    def under(self, plan: Plan, catalogue: bytes) -> Ways:
+        """What is checked and answered under a plan. Takes a while, and may be asked for in any
+        thread."""
+        terms = plan.terms
+        table = json.dumps(terms.to_table()).encode()
+        fixed = {"/v1/terms": table, "/v1/catalogue": catalogue}
+        return Ways(plan, self._checks.under(terms), most_summed(terms), fixed)
+
+    def follow(self, ways: Ways) -> None:
+        """Go by these from now on; what is being received goes on as it has begun."""
+        self._plan, self._fixed = ways.plan, ways.fixed
+        self._checks, self._summed = ways.checks, ways.summed
+        self._edition += 1
+        # A device that lost its connection may begin again before we know.
+        self._proven = Room(self.name, self._limits.in_flight, 2 * ways.checks.longest)
+        self._cache.drop(lambda key: key[0] in ways.fixed)
+        release = ways.plan.terms.reporting
+        if self._collector is not None and release is not None:
+            self._collector.follow(release)
 
     # --- what everyone may fetch ------------------------------------------------------------------
 
@@ -182,8 +232,11 @@ class ServerApplication(HttpApplication[ServerLimits]):
             return None
         now = self._state.now.descriptor
         if now is not self._told[0]:
-            self._told = now, ready_answer(now, self._round_headers)
+            self._told = self._ready_round(now)
         return self._told[1]
+
+    def _ready_round(self, now: Document) -> tuple[Document, tuple[bytes, bytes]]:
+        return now, ready_answer(now, self._origins.at_rest(self._round_headers))
 
     async def _round(self, scope: Scope, receive: Receive, send: Send) -> None:
         document = self._state.now.descriptor
@@ -193,7 +246,9 @@ class ServerApplication(HttpApplication[ServerLimits]):
         content = self._fixed[scope["path"]]
         coding = best_coding(header(scope, b"accept-encoding"))
         document = await self._cache.get(
-            (scope["path"], coding), lambda: Document.of(content, coding), stays=True
+            (scope["path"], self._edition, coding),
+            lambda: Document.of(content, coding),
+            stays=True,
         )
         await publish(
             scope, send, document, [JSON, _VARY, (b"cache-control", b"public, max-age=60")]
@@ -232,7 +287,7 @@ class ServerApplication(HttpApplication[ServerLimits]):
         if version is None:
             raise Unserved(410, "gone", f"version {round} of the model is not here")
         self._clear_cache(now)
-        coding = best_coding(header(scope, b"accept-encoding"), ("zstd",))
+        coding = best_coding(header(scope, b"accept-encoding"))
         document = await self._encoded(version, version.base(since), coding)
         await publish(scope, send, document, [OCTETS, _VARY, _FOREVER, _RANGES])
 
@@ -242,6 +297,8 @@ class ServerApplication(HttpApplication[ServerLimits]):
         ready = version.ready.get((base, coding))
         if ready is not None:
             return ready
+        if coding == "gzip":  # takes long, and strangers could ask for much of it
+            return await self._encoded(version, base, "identity")
         key = ("model", version.view.round, base, coding)
         if base is not None and self._cache.lost(key):
             return await self._encoded(version, None, coding)
@@ -284,13 +341,19 @@ class ServerApplication(HttpApplication[ServerLimits]):
     def _commit(
         self, batch: Sequence[Submission], counts: Mapping[str, int], seen: set[int]
     ) -> list[Decision]:
-        with self._database.writing() as link:
-            if self._summed is None:
-                decisions = records.accept(link, batch)
-            else:
-                decisions = sums.accept(link, batch, self._summed)
-            records.count_refusals(link, counts)
-            records.seen(link, seen)
+        try:
+            with self._database.writing() as link:
+                if self._summed is None:
+                    decisions = records.accept(link, batch)
+                else:
+                    decisions = sums.accept(link, batch, self._summed)
+                records.count_refusals(link, counts)
+                records.seen(link, seen)
+        except ServiceError as error:
+            self._state.in_trouble("reports", str(error))
+            raise
+        self._state.in_order("reports")
+        self._contacts.heard([*seen, *(one.number for one in batch)])
         return decisions
 
     async def _report(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -304,7 +367,7 @@ class ServerApplication(HttpApplication[ServerLimits]):
                 submission = await self._checks.report(payload, self._queries)
                 share.move(self._proven, submission.number)
                 decision = await self._writer.store(submission)
-            if decision == "unknown_device":
+            if decision == "shut_out":
                 raise Refused(decision, await self._queries(lambda: self._why(submission.number)))
             if decision == "busy":
                 raise Refused("overload", "there is no room for reports now; come again later")
@@ -340,21 +403,26 @@ class ServerApplication(HttpApplication[ServerLimits]):
         now = self._state.now.key
         if self._checked_in[0] != now:
             self._checked_in = now, set()
-        if number in self._checked_in[1]:  # whoever sends it again changes nothing
+
+        def note() -> bool:
+            # Most are not waited for: after a change of the roster all of them come.
+            with self._database.reading() as link:
+                out = records.shut_out_among(link, [number])
+                away = records.is_missed(link, number)
+            if out:
+                raise Refused("shut_out", self._why(number))
+            if away:
+                with self._database.writing() as link:
+                    records.seen(link, [number])
+            return away
+
+        away = await self._queries(note)
+        if number in self._checked_in[1] and not away:  # whoever sends it again changes nothing
             await answer(send, 204, [], b"")
             return
-
-        def note() -> None:
-            with self._database.writing() as link:
-                out = records.shut_out_among(link, [number])
-                if not out:
-                    records.seen(link, [number])
-            if out:
-                raise Refused("unknown_device", self._why(number))
-
-        await self._queries(note)
         if self._checked_in[0] == now:
             self._checked_in[1].add(number)
+        self._contacts.heard([number])
         self._moved()
         await answer(send, 204, [], b"")
 
@@ -362,7 +430,7 @@ class ServerApplication(HttpApplication[ServerLimits]):
         """What a device that was shut out is told."""
         with self._database.reading() as link:
             why = records.why_shut(link, [number]).get(number)
-        return _DECIDED["unknown_device"] if why is None else why
+        return SHUT_OUT_BY_OPERATOR if why is None else why
 
     async def _unwanted(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self._body(scope, receive, _SMALL_BODY)
@@ -374,8 +442,14 @@ class ServerApplication(HttpApplication[ServerLimits]):
 
     # --- what the operator asks -------------------------------------------------------------------
 
+    def _stands(self) -> dict[str, Any]:
+        trouble = self._state.trouble
+        return status(self._database, self._tally, plan=self._plan, trouble=trouble)
+
     def figures(self) -> Iterator[Figure]:
-        return figures(self._database, self._tally, self._unproven.bytes + self._proven.bytes)
+        in_flight = self._unproven.bytes + self._proven.bytes
+        standing = self._plan, self._state.trouble, self._outcomes
+        return figures(self._database, self._tally, in_flight, *standing)
 
     async def _target(self, scope: Scope, receive: Receive, send: Send) -> None:
         body = table_of(await self._body(scope, receive, _SMALL_BODY))
@@ -385,7 +459,11 @@ class ServerApplication(HttpApplication[ServerLimits]):
 
         def store() -> int:
             with self._database.writing() as link:
-                return records.raise_target(link, wanted)
+                before = records.position(link).target
+                target = records.raise_target(link, wanted)
+                if target > before:
+                    note_act(link, *_BEARER, "target", {"rounds": wanted}, {"before": before})
+                return target
 
         target = await self._operators(store)
         self._moved()

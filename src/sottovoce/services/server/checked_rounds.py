@@ -40,14 +40,16 @@ from sottovoce.parties.aggregator import (
 )
 from sottovoce.parties.secure_sum import summed
 from sottovoce.services.aggregator import PART_BYTES, shares_in
+from sottovoce.services.server.asking import not_kept
 from sottovoce.services.server.checks import most_checked
 from sottovoce.services.server.summed_rounds import SumCoordinator, _Opened
 from sottovoce.stores import server as records
 from sottovoce.stores import sums
 from sottovoce.stores.aggregator_folder import OTHERS, aggregator_token, checked_link, first_rules
+from sottovoce.stores.amending import Waits
 from sottovoce.stores.coordinator import Clock, Plan
 from sottovoce.stores.database import Leader
-from sottovoce.stores.server import Drawn
+from sottovoce.stores.search import Drawn
 from sottovoce.wire.shared import (
     About,
     SetQuestion,
@@ -62,6 +64,7 @@ from sottovoce.wire.shared import (
     open_secrets,
     part_bytes,
 )
+from sottovoce.wire.terms import Terms
 
 SHARES, COINS, CHECKS, PARTS = "/v1/shares", "/v1/coins", "/v1/checks", "/v1/parts"
 BAD_SHARES, OUT_OF_RANGE, LOST = "bad_shares", "out_of_range", "lost"
@@ -117,6 +120,9 @@ class CheckedCoordinator(SumCoordinator):
             for number in OTHERS
         }
         return cls(plan, clock, *first_rules(plan.terms, keys), asks)
+
+    def _objection(self, terms: Terms) -> Waits | None:
+        return not_kept(terms, {f"aggregator {number}": ask for number, ask in self._asks.items()})
 
     # --- passing on -------------------------------------------------------------------------------
 

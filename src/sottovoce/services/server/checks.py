@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import cast
+from typing import Any, cast
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
@@ -17,7 +17,9 @@ from sottovoce.parties.aggregator import form_of
 from sottovoce.parties.secure_sum import most_devices, sigma_of
 from sottovoce.services.kit.answers import Receive, Scope, Send, answer_json, read_body, table_of
 from sottovoce.services.kit.executor import BoundedExecutor, Tarpit
+from sottovoce.services.server.places import Places
 from sottovoce.services.server.state import RoundSnapshot, RoundState
+from sottovoce.stores import operating
 from sottovoce.stores import server as records
 from sottovoce.stores.database import Database
 from sottovoce.stores.server import Submission
@@ -74,17 +76,30 @@ def _shares(terms: Terms) -> tuple[float, ...]:
 
 
 class Checks:
-    def __init__(self, terms: Terms, state: RoundState, database: Database) -> None:
+    def __init__(
+        self,
+        terms: Terms,
+        state: RoundState,
+        database: Database,
+        keys: dict[int, Ed25519PublicKey] | None = None,
+    ) -> None:
+        """`keys` are those of devices, where another one has them already."""
         self._terms = terms
         self._state = state
         self._database = database
         self._largest = int(terms.largest_value * GRID)
-        self._keys: dict[int, Ed25519PublicKey] = {}
+        self._keys = {} if keys is None else keys
         self._named: tuple[int, bytes, int] = (-1, b"", 0)
         self._algorithm = terms.build()
+        if keys is not None:
+            return
         with database.reading() as link:
             for number, key in records.public_keys(link).items():
                 self.enrolled(number, key)
+
+    def under(self, terms: Terms) -> Checks:
+        """The same for other terms, with the devices that are known here."""
+        return Checks(terms, self._state, self._database, self._keys)
 
     @property
     def longest(self) -> int:
@@ -127,6 +142,7 @@ class Checks:
         if sent > now.key:  # another process may have moved on, and told the device
             now = await queries(self._state.refresh)
         if sent > now.key:
+            self._require_up_to_date()
             raise Refused("malformed", f"round {envelope.round} has not been opened")
         if sent not in (now.key, now.before):
             raise Refused("late", f"round {envelope.round} is closed; ask for the present one")
@@ -139,6 +155,7 @@ class Checks:
         if not now.open_for(envelope.round, envelope.attempt):
             # Another process may have moved on, and told the device.
             now = await queries(self._state.refresh)
+            self._require_up_to_date()
         mark = records.mark_of(envelope.nonce, envelope.body)
         if not now.open_for(envelope.round, envelope.attempt):
             await self._refuse_closed(envelope, mark, now, queries)
@@ -149,6 +166,12 @@ class Checks:
         return Submission(
             envelope.round, envelope.attempt, envelope.number, mark, envelope.body, joined
         )
+
+    def _require_up_to_date(self) -> None:
+        """Raises while changed terms are being taken up: what was sent under them is not refused
+        for good, since it has cost its sender."""
+        if self._state.outdated:
+            raise Refused("overload", "the server takes up changed terms; come again later")
 
     async def _envelope(
         self, payload: bytes, purpose: Purpose, queries: BoundedExecutor
@@ -255,7 +278,8 @@ class Checks:
             raise Refused("malformed", "a value is larger than an honest device can send")
 
 
-# How devices come to a server: an invitation's token and a key that the device proves to hold.
+# How devices come to a server: an invitation's token and a key that the device proves to hold, or,
+# where places are open to all, work on a challenge in the place of a token (`places`).
 # Anybody can post a guess, so guesses have a thread and places of their own, never wait for
 # whoever writes to the database, and are answered after a while: those who are enrolled do not
 # notice them.
@@ -270,6 +294,7 @@ class Enrolments:
         self,
         federation: str,
         database: Database,
+        places: Places,
         *,
         admission_key: Ed25519PrivateKey | None,
         body_seconds: float,
@@ -278,7 +303,7 @@ class Enrolments:
     ) -> None:
         """`admission_key` is there if reports come through a shuffler; `enrolled` is called with
         the number and key of every device that comes, also again."""
-        self._federation, self._database = federation, database
+        self._federation, self._database, self._places = federation, database, places
         self._admission_key, self._enrolled = admission_key, enrolled
         self._body_seconds = body_seconds
         self._executor, self._tarpit = (
@@ -292,30 +317,43 @@ class Enrolments:
     async def take(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer `POST /v1/enrol`."""
         body = await read_body(scope, receive, LONGEST_ENROLMENT, self._body_seconds)
-        token, key, signature = _enrolment(body)
-        try:
-            number = await self._executor(lambda: self._enrol(token, key, signature))
-        except Refused as error:
-            if error.reason in ("bad_token", "bad_signature"):
-                await self._tarpit()
-            raise
+        found = _spoken(body)
+        if "challenge" in found:
+            number, key = await self._places.take(scope, found)
+        else:
+            number, key = await self._with_token(found)
         self._enrolled(number, key)
         told: dict[str, int | str] = {"number": number}
         if self._admission_key is not None:
             told["admission"] = admit(self._admission_key, self._federation, key).hex()
         await answer_json(send, told)
 
+    async def _with_token(self, found: dict[str, Any]) -> tuple[int, bytes]:
+        token, key, signature = _enrolment(found)
+        try:
+            return await self._executor(lambda: self._enrol(token, key, signature)), key
+        except Refused as error:
+            if error.reason in ("bad_token", "bad_signature"):
+                await self._tarpit()
+            raise
+
     def _enrol(self, token: bytes, key: bytes, signature: bytes) -> int:
         """What costs least comes first, and nothing is locked for somebody without an
         invitation."""
         with self._database.reading() as link:
             known = records.is_invited(link, token)
+            out = None if known else operating.withdrawn(link, token)
+        if out is not None:  # no stranger's guess: the token says who asks
+            raise Refused("shut_out", out)
         if not known:
             raise _not_good()
         if not is_proven(key, self._federation, token, signature):
             raise Refused("bad_signature", "the enrolment was not signed with the key it brings")
         with self._database.writing() as link:
             number = records.enrol(link, token, key)
+            if number is not None:
+                operating.enrolled(link, number)
+                records.seen(link, [number])
         if number is None:
             raise _not_good()
         return number
@@ -325,12 +363,17 @@ def _not_good() -> Refused:
     return Refused("bad_token", "the invitation is not good, or was used by another device")
 
 
-def _enrolment(body: bytes) -> tuple[bytes, bytes, bytes]:
-    """Token, public key and signature of an enrolment."""
+def _spoken(body: bytes) -> dict[str, Any]:
+    """What was posted, in this version of the protocol."""
     found = table_of(body)
     other = f"this server speaks version {PROTOCOL} of the protocol; install its release"
     if found.get("protocol") != PROTOCOL:
         raise Refused("version", other)
+    return found
+
+
+def _enrolment(found: dict[str, Any]) -> tuple[bytes, bytes, bytes]:
+    """Token, public key and signature of an enrolment."""
     try:
         token, key = bytes.fromhex(found["token"]), bytes.fromhex(found["public_key"])
         # Earlier releases of the same protocol did not sign.

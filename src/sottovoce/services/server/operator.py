@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import ssl
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,12 +15,16 @@ import httpx2
 from sottovoce.core.messages import ModelView
 from sottovoce.engines.client import loopback
 from sottovoce.errors import KeyTrouble, ServiceError, Unreachable, UsageError
-from sottovoce.services.kit.metrics import Figure, by
+from sottovoce.parties.server import quality_trouble
 from sottovoce.services.server import shuffled_rounds as batches
+from sottovoce.services.server.reasons import Situation, reason
+from sottovoce.stores import amending, operating, sums, versions
+from sottovoce.stores import search as searches
 from sottovoce.stores import server as records
-from sottovoce.stores import sums, versions
+from sottovoce.stores.coordinator import Plan
 from sottovoce.stores.database import Database
 from sottovoce.stores.keys import CA_CERTIFICATE, OPERATOR_TOKEN, device_context
+from sottovoce.stores.places import places_table
 from sottovoce.stores.server_folder import ServerFolder
 from sottovoce.wire.refusals import RefusalCounts
 from sottovoce.wire.terms import Terms
@@ -89,6 +93,8 @@ class Operator:
             raise Unreachable(f"the server at {self.url} does not answer: {error}") from None
         if answer.status_code == 401:
             raise KeyTrouble(f"the token is not that of the operator of {self.url}")
+        if answer.status_code == 403:
+            raise KeyTrouble(f"the token is for looking at {self.url} only")
         if answer.is_error:
             raise ServiceError(
                 f"the server at {self.url} refused {path} with status {answer.status_code}"
@@ -115,10 +121,18 @@ LAST_ROUNDS = 100
 
 
 def status(
-    database: Database, tally: RefusalCounts | None = None, last: int = LAST_ROUNDS
+    database: Database,
+    tally: RefusalCounts | None = None,
+    last: int = LAST_ROUNDS,
+    plan: Plan | None = None,
+    *,
+    running: bool = True,
+    trouble: Mapping[str, str] | None = None,
+    start: str = "sottovoce serve server DIR",
 ) -> dict[str, Any]:
     """Where the federation stands, with its last rounds; `tally` has what a running server has
-    counted and not stored yet."""
+    counted and not stored yet, `trouble` what is wrong with it. With the plan it says in full why
+    no round moves on; also where no server is `running`, and how to `start` one."""
     with contextlib.ExitStack() as stack:
         new = {} if tally is None else stack.enter_context(tally.settled())
         link = stack.enter_context(database.reading())
@@ -126,13 +140,40 @@ def status(
         enrolled, active = records.count_devices(link)
         shut_out = records.shut_numbers(link)
         why = records.why_shut(link, shut_out)
-        search = records.found(link)
+        search = searches.found(link)
         refused = Counter(records.refused(link)) + Counter(new)
         past = records.past_rounds(link, last)
         handed_over = batches.heads(link, now.round)
         offered = versions.all_of(link)
         waits = records.fact(link, "waits") or ""
-        out = sums.out_since(link, min((one.round for one in past), default=now.round))
+        since = min((one.round for one in past), default=now.round)
+        out, times = sums.out_since(link, since), operating.times_since(link, since)
+        paused, places = operating.paused(link), places_table(link)
+        amendment, gathering = amending.proposed(link), records.fact(link, amending.GATHERING)
+        changed = amending.last_change(link)
+        since_terms = None if changed is None else changed["at"]
+        opened, ended = _latest(times)
+        situation = Situation(
+            now,
+            enrolled,
+            active,
+            plan,
+            opened,
+            ended,
+            paused,
+            operating.since_when(link, operating.AWAY) if waits else None,
+            trouble or operating.since_when(link, operating.TROUBLE),
+            [(one.tier, one.stored, one.parts) for one in handed_over],
+            sums.there(link, now.round, now.attempt) if plan and plan.terms.link.adds_up else None,
+            running,
+            amendment=None if amendment is None else amendment.to_table(),
+            start=start,
+            changed=since_terms,
+            shut_out=operating.shut_out_devices(link) if shut_out else (),
+            unagreed=0 if since_terms is None else operating.count_unagreed(link, since_terms),
+            acted=operating.last_acted(link, now.round),
+            gathering=None if gathering is None else int(gathering),
+        )
     return {
         "round": now.round,
         "attempt": now.attempt,
@@ -145,7 +186,7 @@ def status(
         "active": active,
         "shut_out": shut_out,
         "shut_out_why": {str(number): words for number, words in sorted(why.items())},
-        "search": records.to_table(search),
+        "search": searches.to_table(search),
         "batches": [
             {"tier": b.tier, "devices": b.devices, "parts": b.parts, "stored": b.stored}
             for b in handed_over
@@ -153,30 +194,41 @@ def status(
         "refused": dict(sorted(refused.items())),
         "waits": waits,
         "rounds": [
-            one.to_table() | ({"left_out": out[where]} if where in out else {})
+            one.to_table()
+            | dict(zip(("opened", "ended"), times.get(where, (None, None)), strict=True))
+            | ({"left_out": out[where]} if where in out else {})
             for one in past
             for where in [(one.round, one.attempt)]
         ],
+        "opened": opened if now.state in ("open", "closing") else None,
+        "paused": paused,
+        "places": places,
+        "running": running,
+        **({} if running else {"start": start}),
+        "terms": now.terms,
+        "changed": changed if changed is not None and changed["round"] == now.round else None,
+        "amendment": None if amendment is None else amendment.to_table(),
+        "reason": reason(situation),
         "published": now.published,
         "versions": [version.to_table(now.published) for version in offered],
+        "quality_trouble": quality_trouble(now.published, offered),
     }
 
 
-def figures(database: Database, tally: RefusalCounts, in_flight: int) -> Iterator[Figure]:
-    """The same for Prometheus."""
-    now = status(database, tally, last=1)
-    for name, words in (
-        ("round", "Rounds folded so far."),
-        ("attempt", "Attempt of the current round."),
-        ("target", "Rounds to run."),
-        ("reported", "Reports accepted in the open round."),
-        ("goal", "Reports that the open round waits for."),
-        ("asked", "Devices asked in the open round."),
-        ("enrolled", "Devices that have enrolled and were not shut out."),
-        ("active", "Enrolled devices that are asked."),
-    ):
-        yield Figure(name, words, now[name])
-    words = "Whether the server looks for a device that spoils sums."
-    yield Figure("searching", words, int(now["search"]["on"]))
-    yield Figure("in_flight_bytes", "Bytes of reports being received.", in_flight)
-    yield by("reason", "refused", "Messages refused, by reason.", now["refused"])
+def _latest(
+    times: Mapping[tuple[int, int], tuple[str | None, str | None]],
+) -> tuple[str | None, str | None]:
+    """When the newest attempt was opened, and when the last one that is over ended."""
+    newest = [times[where] for where in sorted(times)]
+    ended = [end for _, end in newest if end is not None]
+    return newest[-1][0] if newest else None, ended[-1] if ended else None
+
+
+def devices(
+    database: Database, offset: int, limit: int, query: str = "", which: operating.Which = "all"
+) -> dict[str, Any]:
+    """The devices of a federation, some at a time (`operating.list_devices`)."""
+    with database.reading() as link:
+        changed = amending.last_change(link)
+        at = None if changed is None else changed["at"]
+        return operating.list_devices(link, offset, limit, query, which, changed=at)

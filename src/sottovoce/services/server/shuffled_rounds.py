@@ -32,7 +32,9 @@ from sottovoce.services.kit.answers import (
 from sottovoce.services.kit.executor import BoundedExecutor
 from sottovoce.services.kit.openers import Openers
 from sottovoce.services.server.state import RoundState
+from sottovoce.stores import operating
 from sottovoce.stores import server as records
+from sottovoce.stores.amending import Waits
 from sottovoce.stores.coordinator import Clock, Coordinator, Event, Plan, Verdict, What
 from sottovoce.stores.database import (
     Database,
@@ -50,6 +52,7 @@ from sottovoce.wire.masked import mask_sum_bytes
 from sottovoce.wire.refusals import Refused, read_or_refuse
 from sottovoce.wire.sealing import SEALED_BYTES, key_id, report_info
 from sottovoce.wire.shuffled import LONGEST_PART, BatchPart, decode_part
+from sottovoce.wire.terms import Terms
 
 # A batch comes in parts, so that neither side needs much memory. A part is stored once: what comes
 # again, also after a restart, is known by its place and by the batch's own mark. Every function
@@ -212,6 +215,10 @@ class Collector:
         self._executor = BoundedExecutor("the server", _RECEIVED)
         self._receiving = 0
 
+    def follow(self, release: KReports) -> None:
+        """Take batches by these rules from now on."""
+        self._release = release
+
     def close(self) -> None:
         self._executor.close()
 
@@ -342,6 +349,15 @@ class ShuffledCoordinator(Coordinator):
         super().skip_to(link, round)
         forget(link, round - 1)
 
+    def _carried(self, link: sa.Connection, round: int) -> None:
+        forget(link, round - 1)
+
+    def _objection(self, terms: Terms) -> Waits | None:
+        """All shufflers must follow the new terms before devices are asked to go by them."""
+        from sottovoce.services.server.asking import not_followed
+
+        return not_followed(terms)
+
     def tidy(self, link: sa.Connection) -> None:
         """Destroy the keys that none of the last few rounds was opened with."""
         since = records.position(link).round - KEPT_ROUNDS + 1
@@ -367,10 +383,12 @@ class ShuffledCoordinator(Coordinator):
 
     def _ready(self, link: sa.Connection, round: int) -> bool:
         enough = self._plan.rules.min_devices
+        if operating.paused(link) is not None:
+            return False
         return round > 0 or records.count_devices(link)[0] >= enough
 
     def _open(self, link: sa.Connection, round: int, attempt: int) -> Event | None:
-        if not self._ready(link, round):
+        if self._makes_way(link) or not self._ready(link, round):
             return None
         least = sum(tier.min_devices for tier in self._release.tiers)
         records.open_round(link, round, attempt, least, _NOBODY, self._keys.newest().public)

@@ -66,8 +66,36 @@ class RoundState:
         self._digest, self._catalogue = plan.terms.digest(), catalogue
         self._everyone = plan.asks_all
         self._turn = threading.Lock()
+        self._troubles: dict[str, dict[str, str]] = {}
+        self.outdated = False
+        """Whether terms or catalogue were changed, and are to be taken up (`follow`). Until then
+        nothing is told of what came after."""
         nothing = Position(-1, 0, "waiting", 0)
         self.now = self._snapshot(nothing, None, {}, (-1, 0))
+
+    @property
+    def trouble(self) -> Mapping[str, str] | None:
+        """What this process cannot do, and since when: the first of its troubles."""
+        return min(self._troubles.values(), key=lambda one: one["since"], default=None)
+
+    def in_trouble(self, where: str, what: str) -> bool:
+        """Note it, from any thread; whether it is new."""
+        before = self._troubles.get(where)
+        since = records.moment() if before is None else before["since"]
+        self._troubles[where] = {"since": since, "what": what, "party": "server"}
+        return before is None or before["what"] != what
+
+    def in_order(self, where: str) -> bool:
+        """Whether there was trouble until now."""
+        return self._troubles.pop(where, None) is not None
+
+    def follow(self, plan: Plan, catalogue: str) -> None:
+        """Go by this plan and catalogue from now on."""
+        with self._turn:
+            self._plan, self._everyone = plan, plan.asks_all
+            self._digest, self._catalogue = plan.terms.digest(), catalogue
+            self.outdated = False
+        self.refresh()
 
     def refresh(self, known: Position | None = None) -> RoundSnapshot:
         """Look into the database, unless the position is known already and has not moved. Any
@@ -79,6 +107,9 @@ class RoundState:
             with self._database.reading() as link:
                 position = records.position(link)
                 if _same(position, old.position):
+                    return old
+                if self._is_other(position):
+                    self.outdated = True
                     return old
                 selected = None
                 if position.state == "open":
@@ -99,6 +130,11 @@ class RoundState:
             before = old.key if moved else old.before
             self.now = self._snapshot(position, selected, versions, before)
             return self.now
+
+    def _is_other(self, position: Position) -> bool:
+        """Whether this is a position under another plan, or with another catalogue."""
+        here = position.terms or self._digest, position.catalogue or self._catalogue
+        return here != (self._digest, self._catalogue or here[1])
 
     def _snapshot(
         self,
@@ -128,6 +164,8 @@ class RoundState:
             content["published"] = position.published
         if self._catalogue:
             content["catalogue"] = self._catalogue
+        if position.roster:
+            content["roster"] = position.roster
         if state == "open" and position.report_key:
             key = position.report_key
             content["report_key"] = {"id": key_id(key).hex(), "public": key.hex()}
@@ -135,5 +173,5 @@ class RoundState:
 
 
 def _same(new: Position, old: Position) -> bool:
-    names = "round", "attempt", "state", "published"
+    names = "round", "attempt", "state", "published", "terms", "catalogue", "roster"
     return all(getattr(new, name) == getattr(old, name) for name in names)

@@ -49,11 +49,14 @@ from sottovoce.errors import (
 from sottovoce.parties.searching import Mark, leniency
 from sottovoce.parties.secure_sum import MaskedSum, most_devices, sigma_of
 from sottovoce.parties.server import Server
+from sottovoce.services.server.asking import not_kept
+from sottovoce.stores import operating, sums
+from sottovoce.stores import search as searches
 from sottovoce.stores import server as records
-from sottovoce.stores import sums
-from sottovoce.stores.coordinator import Clock, Coordinator, Event, Plan, Verdict, What
+from sottovoce.stores.amending import Waits
+from sottovoce.stores.coordinator import Awaiting, Clock, Coordinator, Event, Plan, Verdict, What
 from sottovoce.stores.database import Leader
-from sottovoce.stores.server import Drawn
+from sottovoce.stores.search import Drawn
 from sottovoce.wire.masked import (
     SealedSeed,
     decode_masked,
@@ -129,7 +132,7 @@ class SumCoordinator(Coordinator, ABC):
 
     def start(self, link: sa.Connection) -> None:
         super().start(link)
-        records.set_fact(link, "waits", "")
+        records.set_fact(link, "waits", "")  # since when it is away stays known, in case it is
         now = records.position(link)
         if now.state in ("open", "closing"):
             sums.take_over(link, now.round, now.attempt)
@@ -137,6 +140,11 @@ class SumCoordinator(Coordinator, ABC):
     def skip_to(self, link: sa.Connection, round: int) -> None:
         super().skip_to(link, round)
         sums.forget(link, round - 1)
+
+    def _carried(self, link: sa.Connection, round: int) -> None:
+        sums.forget(link, round - 1)
+        records.set_fact(link, "waits", "")
+        records.drop_fact(link, operating.AWAY)
 
     # --- below the minimum nothing is asked -------------------------------------------------------
 
@@ -182,7 +190,7 @@ class SumCoordinator(Coordinator, ABC):
             return
         with leader.reading() as link:
             now = records.position(link)
-            if now.state != "open" or records.found(link).on:
+            if now.state != "open" or searches.found(link).on:
                 return
             many = sums.waiting(link, now.round, now.attempt)
         if many >= _ENOUGH:
@@ -202,21 +210,24 @@ class SumCoordinator(Coordinator, ABC):
             raise ServiceError(f"the database lacks the model of round {round}")
         return ModelView(round, found[0]), model_name(found[0])
 
-    def _waits(self, leader: Leader, now: records.Position, error: Exception) -> ServiceError:
+    def _waits(self, leader: Leader, now: records.Position, error: Exception) -> Awaiting:
         """The operator is told for whom."""
         self._later()
         why = f"round {now.round} waits for {self._waits_for}: {error}"
         with leader.writing() as link:
             records.set_fact(link, "waits", why)
-        return ServiceError(why)
+            party = self._waits_for.removeprefix("the ")
+            operating.keep_since(link, operating.AWAY, why, party)
+        return Awaiting(why)
 
     def _goes_on(self, leader: Leader) -> None:
         self._pause = _FIRST_PAUSE
         with leader.reading() as link:
-            waited = records.fact(link, "waits")
+            waited = records.fact(link, "waits") or records.fact(link, operating.AWAY)
         if waited:
             with leader.writing() as link:
                 records.set_fact(link, "waits", "")
+                records.drop_fact(link, operating.AWAY)
 
     def _later(self) -> None:
         self._next_try = self._clock() + self._pause
@@ -320,6 +331,9 @@ class SummedCoordinator(SumCoordinator):
         super().__init__(plan, clock, link.min_devices, most)
         self._link, self._ask = link, ask
 
+    def _objection(self, terms: Terms) -> Waits | None:
+        return not_kept(terms, {"helper": self._ask})
+
     def _add_up(self, leader: Leader, now: records.Position) -> None:
         """Adds all that waits to the sum of the round, but for those whose seeds the helper cannot
         open."""
@@ -382,9 +396,9 @@ class SummedCoordinator(SumCoordinator):
         the others."""
         with leader.reading() as link:
             view, name = self._model(link, now.round)
-            drawn = records.drawn(link, now.round, now.attempt)
+            drawn = searches.drawn(link, now.round, now.attempt)
             there = records.reporters(link, now.round, now.attempt).tolist()
-            searching = records.found(link).on
+            searching = searches.found(link).on
         if drawn is None and not searching:
             return self._open_one(leader, now, view, name, there)
         left_out: set[int] = set() if drawn is None else set(there) - set(drawn.numbers)
@@ -437,13 +451,13 @@ class SummedCoordinator(SumCoordinator):
         """Who is summed with whom. Groups are drawn when nobody can send anything any more, and
         are on the disk before anybody is told of them."""
         with leader.reading() as link:
-            search = records.found(link)
+            search = searches.found(link)
         shuffle = secrets.SystemRandom().shuffle
         groups = search.groups(numbers, self._link, shuffle, several=several)
         drawn = Drawn(now.round, now.attempt, numbers, groups)
         if search.on:
             with leader.writing() as link:
-                records.keep_drawn(link, drawn)
+                searches.keep_drawn(link, drawn)
         return drawn
 
     def _open_groups(
@@ -516,13 +530,13 @@ class SummedCoordinator(SumCoordinator):
         opened = self._opened
         if opened is None:
             return
-        before, notices = records.found(link), []
+        before, notices = searches.found(link), []
         drawn = opened.drawn
         search, out = before, dict[int, Mark]()
         if not self._plan.terms.contributes:
             search, out = before.after(drawn.numbers, drawn.groups, opened.spoiled)
         if search != before:
-            records.keep(link, search)
+            searches.keep(link, search)
         if opened.left_out:
             named = ", ".join(map(str, opened.left_out))
             notices.append(f"the helper could not open the seeds of devices {named}; left out")

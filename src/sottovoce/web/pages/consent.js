@@ -1,8 +1,8 @@
 // The consent centre: one page for a person in any number of federations.
 
 import { Desk } from "./desk.js";
-import { button, h, put, sayAnew, set } from "./dom.js";
-import { loopback } from "./provider.js";
+import { h, put, sayAnew, set } from "./dom.js";
+import { news } from "./news.js";
 import { Choices } from "./sv-choices.js";
 import { Learn } from "./sv-learn.js";
 import { Ledger } from "./sv-ledger.js";
@@ -16,17 +16,17 @@ import { LANGUAGES, said, say, speak, spoken } from "./words.js";
 
 /** @typedef {import("./desk.js").Part} Part */
 
-const CALM = 8000;
 const KEPT = "sottovoce-language";
 /** @type {Record<string, string>} */
 const NAMES = { en: "page.english", it: "page.italian" };
 
 /**
- * The page, drawn into an element.
+ * The page, drawn into an element; or a panel of another page, which has a head of its own.
  * @param {HTMLElement} root
  * @param {Provider} provider
+ * @param {string} [host] the title of that page
  */
-export async function consent(root, provider) {
+export async function consent(root, provider, host = "") {
 	const desk = new Desk(provider);
 	const asked = sessionStorage.getItem(KEPT) ?? document.documentElement.lang;
 	const language = LANGUAGES.includes(asked) ? asked : "en";
@@ -62,21 +62,6 @@ export async function consent(root, provider) {
 	picked.addEventListener("change", () => desk.choose(picked.value));
 	const title = h("p", { class: "federation" });
 	const banner = h("div", { class: "banner", role: "alert", hidden: true });
-	const told = h("div", { class: "told" });
-	const calm = h("p", { "aria-live": "polite" });
-	const alarmed = h("p", { role: "alert" });
-	const close = button(said("page.close"), () => hush(), { class: "small" });
-	put(told, calm, alarmed, close);
-
-	let quiet = 0;
-	const hush = () => {
-		clearTimeout(quiet);
-		// The places of what is said stay: a reader that speaks listens to them.
-		close.hidden = true;
-		told.classList.add("silent");
-		put(calm);
-		put(alarmed);
-	};
 
 	function list() {
 		const known = desk.state?.stores ?? [];
@@ -160,14 +145,16 @@ export async function consent(root, provider) {
 		for (const one of languages.children) {
 			set(one, "aria-pressed", String(one.getAttribute("data-language") === spoken()));
 		}
-		document.title = say(said("page.title"));
+		document.title = say(said(host || "page.title"));
 		if (words) sayAnew();
 	}
 
+	const skip = h("a", { class: "skip", href: "#stands" }, said("page.skip"));
+	const head = [h("p", { class: "brand" }, "Sottovoce"), h("h1", {}, said("page.title")), languages];
 	put(
 		root,
-		h("a", { class: "skip", href: "#stands" }, said("page.skip")),
-		h("header", {}, h("p", { class: "brand" }, "Sottovoce"), h("h1", {}, said("page.title")), languages),
+		!host && skip,
+		!host && h("header", {}, ...head),
 		banner,
 		h(
 			"div",
@@ -185,26 +172,18 @@ export async function consent(root, provider) {
 					),
 				),
 			),
-			h("main", {}, title, ...sections, h("div", { id: "glossary" }, new Words(provider)), h("p", { class: "help" }, said("page.local"))),
+			h(host ? "div" : "main", { class: "main" }, !host && title, ...sections, h("div", { id: "glossary" }, new Words(provider)), h("p", { class: "help" }, said("page.local"))),
 		),
-		told,
+		news(desk, said("page.close")),
 	);
 	desk.addEventListener("store", draw);
 	desk.addEventListener("standing", standing);
-	desk.addEventListener("tell", (event) => {
-		const { what, trouble } = /** @type {CustomEvent} */ (event).detail;
-		hush();
-		close.hidden = false;
-		told.classList.remove("silent");
-		put(trouble ? alarmed : calm, what);
-		if (!trouble) quiet = setTimeout(hush, CALM);
-	});
-	hush();
 	await translate(language);
 	standing();
 	draw();
 	performance.mark("usable");
 	root.setAttribute("data-ready", "");
+	return { desk, languages };
 }
 
 /** @param {Store} store */
@@ -213,7 +192,3 @@ function status(store) {
 	if (store.terms && !store.terms.agreed) return said("page.status_terms");
 	return said(store.takes_part ? "page.status_on" : "page.status_off");
 }
-
-const root = document.querySelector("#page");
-const token = document.querySelector('meta[name="token"]')?.getAttribute("content");
-if (root instanceof HTMLElement) await consent(root, loopback(token ?? ""));

@@ -1,6 +1,7 @@
 // The page's desk: the state as last read, one change at a time, and whether the agent answers.
 
-import { Trouble } from "./provider.js";
+import { Teller } from "./news.js";
+import { Trouble } from "./trouble.js";
 import { said } from "./words.js";
 
 const AGAIN = 1500;
@@ -11,7 +12,7 @@ const LONG_AGO = 600000;
  * Events: `store` (what is shown has changed), `standing` (the agent went or came back), and
  * `tell` (a sentence for her).
  */
-export class Desk extends EventTarget {
+export class Desk extends Teller {
 	/** @param {Provider} provider */
 	constructor(provider) {
 		super();
@@ -140,11 +141,6 @@ export class Desk extends EventTarget {
 			this.dispatchEvent(new Event("store"));
 			this.tell(said("trouble.back"));
 		}
-	}
-
-	/** @param {Said} what @param {boolean} [trouble] */
-	tell(what, trouble = false) {
-		this.dispatchEvent(new CustomEvent("tell", { detail: { what, trouble } }));
 	}
 }
 

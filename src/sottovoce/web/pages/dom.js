@@ -97,11 +97,13 @@ export function sayAnew() {
 	}
 }
 
+/** @typedef {[string, Record<string, number | string>, string?]} Shape with words: what a text says, or a hint */
+
 /**
- * A drawing of circles and lines, for eyes alone: the words stand beside it.
+ * A drawing, for eyes alone: the words stand beside it.
  * @param {string} box
  * @param {string} name
- * @param {[string, Record<string, number | string>][]} shapes
+ * @param {Shape[]} shapes
  */
 export function drawing(box, name, shapes) {
 	const space = "http://www.w3.org/2000/svg";
@@ -110,15 +112,17 @@ export function drawing(box, name, shapes) {
 	set(svg, "class", name);
 	if (name === "line") set(svg, "preserveAspectRatio", "none");
 	set(svg, "aria-hidden", "true");
-	for (const [shape, props] of shapes) {
+	for (const [shape, props, words] of shapes) {
 		const element = document.createElementNS(space, shape);
 		for (const [key, value] of Object.entries(props)) set(element, key, value);
+		if (words && shape !== "text") element.append(document.createElementNS(space, "title"));
+		if (words) (element.firstElementChild ?? element).textContent = words;
 		svg.append(element);
 	}
 	return svg;
 }
 
-/** @param {Said} label @param {() => void} press @param {Record<string, unknown>} [props] */
+/** @param {Child} label @param {() => void} press @param {Record<string, unknown>} [props] */
 export const button = (label, press, props = {}) =>
 	h("button", { type: "button", onclick: press, ...props }, label);
 

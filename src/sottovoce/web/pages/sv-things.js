@@ -151,13 +151,14 @@ export class Things extends Part {
 	line(thing) {
 		const name = thing.title || thing.item;
 		const ruled = !thing.on && thing.by === "category";
+		const names = [thing.item, ...(thing.former ?? []), thing.title];
 		return h(
 			"div",
 			{ class: "thing" },
 			toggle(
 				name,
 				thing.on,
-				(on, self) => ruled || void this.turn([thing.item, thing.title], on, self),
+				(on, self) => ruled || void this.turn(names, on, self),
 				{ "aria-disabled": ruled && "true" },
 			),
 			h(

@@ -67,6 +67,7 @@
  * @property {string[]} categories
  * @property {boolean} on
  * @property {"item" | "category" | null} by
+ * @property {string[]} [former] titles that it had before
  */
 /** @typedef {{name: string, count: number, on: boolean}} Category */
 /** @typedef {{total: number, things: Thing[], categories: Category[]}} ThingsPage */
@@ -149,3 +150,56 @@
  * @property {(store: string) => Promise<Learnt>} learnt
  * @property {(store: string, change: Change | null) => Promise<{now: Titles, after: Titles | null}>} recommend
  */
+
+// What the console and a server say to each other.
+
+/** @typedef {{party: string, since: string | null, what: string, do: string}} Reason */
+/**
+ * @typedef {object} ConsoleState
+ * @property {string} federation
+ * @property {number} round
+ * @property {number} attempt
+ * @property {"waiting" | "open" | "closing" | "finished"} state
+ * @property {number} target
+ * @property {number} reported
+ * @property {number} goal
+ * @property {number} asked
+ * @property {number} enrolled
+ * @property {number} active
+ * @property {number} shut_out
+ * @property {{since: string, who: string, why: string} | null} [paused]
+ * @property {Reason | null} [reason]
+ * @property {string | null} [opened]
+ * @property {{at: string, who: string, round: number} | null} [changed] terms, since which no round has ended
+ * @property {boolean} spends whether each period costs people once more
+ * @property {string} [terms]
+ * @property {Record<string, any> | null} [amendment]
+ * @property {Record<string, number>} refused
+ * @property {{on: boolean, suspects: number[]}} search
+ * @property {number | null} published
+ * @property {RoundLine | null} last
+ * @property {string} now
+ * @property {string} start another one each time the server starts
+ * @property {string} release
+ * @property {{id: string, name: string, role: "look" | "act"}} session
+ * @property {string} url where devices reach the server
+ */
+/**
+ * @typedef {object} RoundLine
+ * @property {number} round
+ * @property {number} attempt
+ * @property {string} outcome
+ * @property {number} asked
+ * @property {number} reported
+ * @property {number} missing
+ * @property {number} seconds
+ * @property {string | null} opened
+ * @property {string | null} ended
+ */
+/** @typedef {{number: number, label: string, state: string, enrolled: string | null, last_contact: string | null, why: string}} DeviceLine */
+/** @typedef {{value: number, low: number, high: number}} Rate */
+/** @typedef {{users: number, candidate: Rate, published: Rate, popularity: Rate}} QualityLine */
+/** @typedef {{version: number, made: string, published: boolean, held_back: string, quality: QualityLine | null}} VersionLine */
+/** @typedef {{party: string, url: string, answers: boolean | null, what: string, at: string | null, milliseconds: number | null}} PartyLine */
+/** @typedef {{id: number, at: string, who: string, how: string, what: string, words: string, about: Record<string, unknown>, outcome: Record<string, unknown>}} ActLine */
+/** @typedef {{at: string, who: string, round: number, digest: string, changes: [string, unknown, unknown][]}} TermsLine */

@@ -1,27 +1,31 @@
-// The provider of a page on loopback: each call is one request to the agent.
+// All that ties a page to a program on loopback: each call is one request to it, with the page's
+// token.
 
+import { Trouble } from "./trouble.js";
 import { said } from "./words.js";
 
-/** Why a call gave nothing: the session is over, the agent has gone, another window was first, or a
- * sentence of the agent's. */
-export class Trouble extends Error {
-	/** @param {"over" | "gone" | "changed" | "said"} kind @param {Said} what */
-	constructor(kind, what) {
-		super(kind);
-		this.kind = kind;
-		this.said = what;
-	}
-}
-
 const SHORT = 8000;
-const LONG = 60000;
+export const LONG = 60000;
+
+/** The token of this page's session, against forged requests. */
+export const token = () => document.querySelector('meta[name="token"]')?.getAttribute("content") ?? "";
 
 /**
- * The provider of a page on an agent's loopback API.
- * @param {string} token the session's token against forged requests
- * @returns {Provider}
+ * @param {number} status of an answer that gives nothing
+ * @param {Said} [told] what it says
  */
-export function loopback(token) {
+function judged(status, told) {
+	if (status === 401 || status === 403) return new Trouble("over", said("trouble.session"));
+	if (status === 409) return new Trouble("changed", told ?? said("trouble.other_tab"));
+	return new Trouble("said", told ?? said("trouble.unexpected"));
+}
+
+/**
+ * How a page on loopback asks.
+ * @param {string} own the token of its session
+ * @param {(status: number, told?: Said) => Trouble} [judge]
+ */
+export function line(own, judge = judged) {
 	/** @param {string} path @param {RequestInit} [options] @param {number} [patience] */
 	async function call(path, options = {}, patience = SHORT) {
 		let response;
@@ -39,11 +43,7 @@ export function loopback(token) {
 		}
 		if (response.ok) return response;
 		const body = await response.json().catch(() => ({}));
-		if (response.status === 401 || response.status === 403) {
-			throw new Trouble("over", said("trouble.session"));
-		}
-		if (response.status === 409) throw new Trouble("changed", body.error ?? said("trouble.other_tab"));
-		throw new Trouble("said", body.error ?? said("trouble.unexpected"));
+		throw judge(response.status, body.error);
 	}
 
 	/** @param {string} path @param {Record<string, string | number>} [asked] */
@@ -51,21 +51,33 @@ export function loopback(token) {
 		call(`api/${path}?${new URLSearchParams(Object.entries(asked).map(([k, v]) => [k, String(v)]))}`);
 
 	/** @param {string} path @param {unknown} body @param {number} [patience] */
-	const post = async (path, body, patience) =>
-		(
-			await call(
-				`api/${path}`,
-				{
-					method: "POST",
-					body: JSON.stringify(body),
-					headers: {
-						"Content-Type": "application/json",
-						"X-Sottovoce-Token": token,
-					},
+	const send = (path, body, patience) =>
+		call(
+			`api/${path}`,
+			{
+				method: "POST",
+				body: JSON.stringify(body),
+				headers: {
+					"Content-Type": "application/json",
+					"X-Sottovoce-Token": own,
 				},
-				patience,
-			)
-		).json();
+			},
+			patience,
+		);
+
+	return { call, read, send };
+}
+
+/**
+ * The provider of a page on an agent's loopback API.
+ * @param {string} own the token of its session
+ * @returns {Provider}
+ */
+export function loopback(own) {
+	const { call, read, send } = line(own);
+
+	/** @param {string} path @param {unknown} body @param {number} [patience] */
+	const post = async (path, body, patience) => (await send(path, body, patience)).json();
 
 	return {
 		words: async (language) => (await call(`words/${language}.json`)).json(),

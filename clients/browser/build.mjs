@@ -1,0 +1,135 @@
+// Builds what a page loads into dist/ and prints what it weighs.
+// `node build.mjs --core` measures the core alone and writes nothing.
+import { mkdirSync, readdirSync, readFileSync, renameSync, writeFileSync } from "node:fs";
+import { basename, dirname, join } from "node:path";
+import { fileURLToPath } from "node:url";
+import { gzipSync } from "node:zlib";
+
+import { build } from "esbuild";
+
+const here = dirname(fileURLToPath(import.meta.url));
+const source = join(here, "..", "..", "src", "sottovoce");
+const dist = join(here, "dist");
+const MOST = 60_000;
+const MOST_CORE = 30_000;
+const MOST_PAGE = 60_000;
+const CORE = ["contributions", "epsilon", "fpl", "gram", "masking", "streams"];
+const WIRE = [
+  "catalogue", "descriptor", "invitations", "masked", "refusals", "reports", "sealing", "signing",
+  "terms", "versions",
+];
+// Sentences of commands, report cards and the demo, which no tab says.
+const ELSEWHERE = ["attack", "device", "terminal", "shop"];
+const IN_ELEMENTS = ["page.title", "page.recommend_empty", "tab.for_you", "tab.for_you_help"];
+const options = {
+  bundle: true,
+  minify: true,
+  format: "esm",
+  target: ["es2022"],
+  platform: "browser",
+  legalComments: "eof",
+  logLevel: "warning",
+  absWorkingDir: here,
+};
+const weight = (content) => gzipSync(content, { level: 9 }).length;
+const said = (what, bytes, most) => {
+  console.log(`${what}: ${bytes.toLocaleString("en")} bytes (gzip), at most ${most.toLocaleString("en")}`);
+  if (bytes > most) {
+    console.error(`${what} is too large`);
+    process.exitCode = 1;
+  }
+};
+
+// Everything that the core exports, as if a page used all of it.
+const contents = [...CORE, ...WIRE.map((name) => `wire/${name}`)]
+  .map((name) => `export * as ${name.replace("wire/", "wire_")} from "./src/${name}.ts";`)
+  .join("\n");
+const core = await build({ ...options, write: false, stdin: { contents, resolveDir: here, loader: "ts" } });
+said("core", weight(core.outputFiles[0].contents), MOST_CORE);
+
+/** The part of TOML in which the catalogue is written: tables, and strings or lists on one line. */
+function toml(name) {
+  const found = {};
+  let into = found;
+  for (const line of readFileSync(join(source, "core", "words", `${name}.toml`), "utf8").split("\n")) {
+    const table = /^\[([\w.-]+)\]\s*$/.exec(line);
+    const entry = /^("?)([\w.-]+)\1\s*=\s*(["[].*)$/.exec(line);
+    const at = (start, path) => path.split(".").reduce((into, part) => (into[part] ??= {}), start);
+    if (table) into = at(found, table[1]);
+    else if (entry) {
+      const path = entry[1] ? [entry[2]] : entry[2].split(".");
+      const last = path.pop();
+      (path.length ? at(into, path.join(".")) : into)[last] = JSON.parse(entry[3]);
+    } else if (line.trim() && !line.startsWith("#")) throw new Error(`${name}.toml: ${line}`);
+  }
+  return found;
+}
+
+const flat = (table, before = "") =>
+  Object.entries(table).flatMap(([name, value]) =>
+    typeof value === "string" ? [[before + name, value]] : flat(value, `${before + name}.`),
+  );
+
+function sentences(language) {
+  const kept = flat(toml(language)).filter(([key]) => !ELSEWHERE.includes(key.split(".")[0]));
+  return Object.fromEntries(kept);
+}
+
+/** Whoever loads the file meanwhile gets the old one or the new one, whole. */
+function put(name, content) {
+  const path = join(dist, name);
+  const half = `${path}.${process.pid}`;
+  mkdirSync(dirname(path), { recursive: true });
+  writeFileSync(half, content);
+  renameSync(half, path);
+}
+
+async function bundle(entryPoints, plugins = []) {
+  const made = await build({ ...options, entryPoints, outdir: dist, plugins, write: false });
+  for (const { path, contents } of made.outputFiles) put(basename(path), contents);
+}
+
+if (!process.argv.includes("--core")) {
+  const words = { en: sentences("en"), it: sentences("it") };
+  const few = Object.entries(words).map(([language, every]) => [
+    language, Object.fromEntries(IN_ELEMENTS.map((key) => [key, every[key]])),
+  ]);
+  const inlined = {
+    name: "words",
+    setup(building) {
+      building.onResolve({ filter: /^sottovoce:words$/ }, () => ({ path: "words", namespace: "words" }));
+      building.onLoad({ filter: /.*/, namespace: "words" }, () => ({
+        contents: JSON.stringify(Object.fromEntries(few)), loader: "json",
+      }));
+    },
+  };
+  // Files that are loaded beside each other have one of each: the library with its worker, and the
+  // pages' errors, which are known by their class.
+  const beside = (name, filter) => ({
+    name: "beside",
+    setup: (building) =>
+      building.onResolve({ filter }, () => ({ path: `./${name}.js`, external: true })),
+  });
+  const sdk = { sottovoce: "src/index.ts", "service-worker": "src/service-worker.ts" };
+  const page = { elements: "src/elements.ts", consent: "src/consent.ts" };
+  await bundle(sdk);
+  await bundle(page, [inlined]);
+  const frame = { frame: "src/frame.ts" };
+  const library = beside("sottovoce", /^\.\/index\.ts$/);
+  await bundle(frame, [inlined, library]);
+  const provider = { provider: "src/provider.ts" };
+  await bundle(provider, [beside("trouble", /pages\/trouble\.js$/)]);
+  const look = [join(source, "core", "look.css"), join(source, "web", "pages", "style.css")];
+  put("consent.css", look.map((file) => readFileSync(file)).join("\n"));
+  for (const [language, every] of Object.entries(words)) {
+    put(`words/${language}.json`, JSON.stringify(every));
+  }
+  put("words/glossary.json", JSON.stringify(toml("glossary")));
+  for (const name of readdirSync(join(here, "pages"))) put(name, readFileSync(join(here, "pages", name)));
+  const all = (...names) =>
+    names.reduce((sum, name) => sum + weight(readFileSync(join(dist, name))), 0);
+  said("SDK", all("sottovoce.js", "service-worker.js"), MOST);
+  said("consent centre, one language", all(
+    "elements.js", "consent.html", "consent.js", "consent.css", "words/en.json",
+  ), MOST_PAGE);
+}

@@ -1,0 +1,242 @@
+"""What operators look at and do while a federation runs: `sottovoce serve devices`, `label`,
+`places`, `pause`, `go-on`, `token` and `log`. The server may be running, and need not be."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Annotated, Literal
+
+import typer
+
+from sottovoce.cli.options import Said, says
+from sottovoce.cli.serve_server import DatabaseUrl, Folder, acting, places_words
+
+_AT_ONCE = 100
+
+Offset = Annotated[int, typer.Option(min=0, help="Leave out so many of them.")]
+Limit = Annotated[int, typer.Option(min=1, max=100_000, help="Show so many of them.")]
+
+
+@says
+def devices(
+    folder: Folder,
+    which: Annotated[
+        Literal["all", "active", "silent", "shut-out", "invited"],
+        typer.Option(help="Devices of one state only."),
+    ] = "all",
+    find: Annotated[
+        str, typer.Option(metavar="TEXT", help="With this in the label, or as first digits.")
+    ] = "",
+    limit: Limit = _AT_ONCE,
+    offset: Offset = 0,
+    database: DatabaseUrl = None,
+) -> Said:
+    """List the devices of a federation, with what you call them and when they were last heard of.
+
+    A device that is invited has not enrolled; an active one is asked in rounds; a silent one was
+    asked in vain several times and is asked again when it checks in. The last contact is an
+    enrolment, a check-in or a report, to the minute; through a shuffler the server hears of a
+    device only when it enrols. Nothing of what a device has sent is shown or kept for it. A device
+    in an open place came without an invitation (`sottovoce serve places`).
+
+    \b
+    Examples:
+      sottovoce serve devices town --which silent
+      sottovoce serve devices town --find "Via Roma"
+    """
+    from sottovoce.services.server.operator import devices as list_devices
+    from sottovoce.stores.server_folder import open_folder
+
+    with contextlib.closing(open_folder(folder).database(database)) as store:
+        found = list_devices(store, offset, limit, find, which)
+    shown = len(found["rows"])
+    words = f"{found['total']:,} device(s)"
+    if shown < found["total"]:
+        words += f", of which {shown:,} are shown"
+    lines = [_row("number", "state", "last contact", "enrolled", "label")] if shown else []
+    for row in found["rows"]:
+        times = _when(row["last_contact"]), _when(row["enrolled"])
+        why = f"  ({row['why']})" if row["why"] else ""
+        why += "  (open place)" if row["came"] == "open place" else ""
+        lines.append(_row(str(row["number"]), row["state"], *times, row["label"] + why))
+    return {"folder": folder, **found}, [words, *lines]
+
+
+def _row(number: str, state: str, last: str, enrolled: str, label: str) -> str:
+    return f"{number:>10}  {state:<8}  {last:<16}  {enrolled:<16}  {label}".rstrip()
+
+
+def _when(at: str | None) -> str:
+    from sottovoce.stores.acts import clock_time
+
+    return "" if at is None else clock_time(at)
+
+
+@says
+def label(
+    folder: Folder,
+    number: Annotated[int, typer.Argument(metavar="NUMBER", min=0, help="Number of a device.")],
+    text: Annotated[str, typer.Argument(metavar="TEXT", help='What you call it; "" for nothing.')],
+    database: DatabaseUrl = None,
+) -> Said:
+    """Give a device a name by which you know it. Only operators see it.
+
+    \b
+    Example:
+      sottovoce serve label town 7 "library, ground floor"
+    """
+    with acting(folder, database) as acts:
+        done = acts.label(number, text)
+    text = done["label"]
+    told = f"Device {number} is called {text!r}" if text else f"Device {number} has no label"
+    return {"folder": folder, **done}, [told]
+
+
+@says
+def places(
+    folder: Folder,
+    total: Annotated[
+        int | None,
+        typer.Option(
+            "--open",
+            min=0,
+            max=1_000_000_000,
+            metavar="N",
+            help="Devices without an invitation, in all and ever; 0 takes nobody more.",
+        ),
+    ] = None,
+    per_hour: Annotated[
+        int | None, typer.Option(min=1, help="Of one network within an hour; 10.")
+    ] = None,
+    per_day: Annotated[
+        int | None, typer.Option(min=1, help="Of one network within a day; 30.")
+    ] = None,
+    bits: Annotated[
+        int | None,
+        typer.Option(min=0, max=28, help="Work for each: hashes tried, as a power of two; 18."),
+    ] = None,
+    database: DatabaseUrl = None,
+) -> Said:
+    """Say how many devices may come without an invitation, or change that; 0 closes the places.
+
+    A visitor's tab asks for a place, works for a second or so and enrols its own key. That makes
+    made-up devices cost something, and not much: docs/privacy.md says how little. The limits per
+    network (an IPv4 address, or a /56 of IPv6) are counted by each server process, in memory alone.
+    A device that is shut out gives no place back. The server may be running; those who have come
+    stay.
+
+    \b
+    Examples:
+      sottovoce serve places town
+      sottovoce serve places town --open 10000 --per-hour 20
+      sottovoce serve places town --open 0
+    """
+    from dataclasses import asdict, replace
+
+    from sottovoce.parties.places import PlaceRules
+    from sottovoce.stores.places import count_places, place_rules
+
+    given = {"places": total, "per_hour": per_hour, "per_day": per_day, "bits": bits}
+    changes = {name: value for name, value in given.items() if value is not None}
+    with acting(folder, database) as acts:
+        with acts.database.reading() as link:
+            before, taken = place_rules(link), count_places(link)
+        rules = replace(before or PlaceRules(), **changes)
+        if changes and rules != before:  # a script may say it again
+            acts.open_places(rules)
+    told = places_words({**asdict(rules), "taken": taken})
+    return {"folder": folder, **asdict(rules), "taken": taken}, [told]
+
+
+@says
+def pause(
+    folder: Folder,
+    why: Annotated[str, typer.Option(metavar="TEXT", help="For other operators.")] = "",
+    database: DatabaseUrl = None,
+) -> Said:
+    """Open no new round until `serve go-on`. A round that is open goes on to its end.
+
+    Devices are told to wait; they keep what they have, and recommendations go on.
+
+    \b
+    Example:
+      sottovoce serve pause town --why "until the helper has moved"
+    """
+    with acting(folder, database) as acts:
+        done = acts.pause(why)
+    told = "No new round is opened until `sottovoce serve go-on`; an open one goes on to its end"
+    return {"folder": folder, **done}, [told]
+
+
+@says
+def go_on(folder: Folder, database: DatabaseUrl = None) -> Said:
+    """Open rounds again after `serve pause`.
+
+    \b
+    Example:
+      sottovoce serve go-on town
+    """
+    with acting(folder, database) as acts:
+        done = acts.go_on()
+    before = done["before"]
+    told = f"Rounds go on; they were paused since {_when(before['since'])} by {before['who']}"
+    return {"folder": folder, **done}, [told]
+
+
+@says
+def token(
+    folder: Folder,
+    role: Annotated[
+        Literal["look", "act"],
+        typer.Option(help="Who bears it may only look, or also act."),
+    ] = "act",
+    rotate: Annotated[
+        bool, typer.Option("--rotate", help="Make a new one; the old one is refused from then on.")
+    ] = False,
+    database: DatabaseUrl = None,
+) -> Said:
+    """Say in which file the secret of a role is: of who may look, or of who may also act.
+
+    A running server takes up a new one within a second, without a restart; links and pages of the
+    console that came with the old one end.
+
+    \b
+    Examples:
+      sottovoce serve token town --role look
+      sottovoce serve token town --rotate
+    """
+    from sottovoce.stores.keys import role_token
+    from sottovoce.stores.server_folder import open_folder
+
+    if rotate:
+        with acting(folder, database) as acts:
+            place = acts.rotate_token(role)["file"]
+    else:
+        place = str(role_token(open_folder(folder).keys, role))
+    new = "new " if rotate else ""
+    may = "look" if role == "look" else "look and act"
+    told = f"The {new}token of who may {may} is in {place}; it is a secret"
+    return {"folder": folder, "role": role, "file": place, "rotated": rotate}, [told]
+
+
+@says
+def log(
+    folder: Folder, limit: Limit = _AT_ONCE, offset: Offset = 0, database: DatabaseUrl = None
+) -> Said:
+    """Show what operators have done to a federation, newest first: who, when, what, how.
+
+    \b
+    Examples:
+      sottovoce serve log town
+      sottovoce serve log town --limit 1000 --json
+    """
+    from sottovoce.stores.acts import past_acts
+    from sottovoce.stores.server_folder import open_folder
+
+    with (
+        contextlib.closing(open_folder(folder).database(database)) as store,
+        store.reading() as link,
+    ):
+        total, rows = past_acts(link, offset, limit)
+    words = [f"{_when(row['at'])}  {row['who']} ({row['how']}): {row['words']}" for row in rows]
+    return {"folder": folder, "total": total, "acts": rows}, words or ["Nobody has done anything"]

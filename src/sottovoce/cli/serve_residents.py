@@ -1,0 +1,145 @@
+"""`sottovoce serve residents`: made-up devices, for demos and tests."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from sottovoce.cli import output
+from sottovoce.cli.options import Json, Settings
+from sottovoce.errors import UsageError
+
+if TYPE_CHECKING:
+    from sottovoce.experiment import Experiment
+    from sottovoce.services.agent.residents import Habits, Residents
+
+_BOOK = "residents.npz"
+
+
+def residents(
+    folder: Annotated[
+        Path, typer.Argument(metavar="DIR", help="Folder with invitations, of `serve invite`.")
+    ],
+    experiment: Annotated[
+        str, typer.Option(metavar="FILE", help="Experiment file with who they are and choose.")
+    ],
+    settings: Settings = None,
+    silent: Annotated[
+        int, typer.Option(min=0, help="So many enrol and are never heard of again.")
+    ] = 0,
+    leave: Annotated[
+        int, typer.Option(min=0, help="So many others contribute once and never again.")
+    ] = 0,
+    hold: Annotated[
+        float,
+        typer.Option(
+            min=0.0,
+            metavar="SECONDS",
+            help="Wait so long before a period's last round, or until a file DIR/go-on is there.",
+        ),
+    ] = 0.0,
+    hold_from: Annotated[int, typer.Option(min=0, help="The first round in which they wait.")] = 0,
+    first_share: Annotated[
+        float, typer.Option(min=0.0, max=1.0, help="Begin with this share of visits, the earliest.")
+    ] = 1.0,
+    more_share: Annotated[
+        float, typer.Option(min=0.0, max=1.0, help="The share that each further period adds.")
+    ] = 0.0,
+    poll: Annotated[
+        float | None,
+        typer.Option(
+            min=0.01, metavar="SECONDS", help="How often to ask; as the server says by default."
+        ),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Play made-up residents who take part in a federation: for demos and tests, not for people.
+
+    DIR holds their invitations, one for each (`sottovoce serve invite --out DIR`). They use these
+    up: whoever was meant by one of them cannot come in any more, so never name a folder with
+    invitations of people. Invitations to a server on another machine are refused. Who they are,
+    where they went and what they chose is drawn from the experiment file, by which the federation
+    was made: the first resident has the first invitation, and so on. They live in the memory of
+    this one process. Each has a signing key of her own, keeps to her choice and her limit on ε, and
+    sends what her device would. What they have spent is in DIR/residents.npz, so that a second
+    start goes on. They agree to every change of terms.
+
+    Logs are JSON lines on standard error. SIGTERM and Ctrl-C stop it.
+
+    \b
+    Examples:
+      sottovoce serve invite town --count 200 --out residents
+      sottovoce serve residents residents --experiment demo --silent 3 --leave 5
+    """
+    from sottovoce.experiment import Experiment, find_experiment
+    from sottovoce.services.agent.residents import Habits, serve_residents
+
+    chosen = Experiment.from_file(find_experiment(experiment), settings or [])
+    habits = Habits(silent, leave, hold, hold_from)
+    counted = serve_residents(_residents(folder, chosen, habits, first_share, more_share, poll))
+    if as_json:
+        output.emit({"folder": folder, "counted": counted})
+
+
+def _residents(
+    folder: Path,
+    experiment: Experiment,
+    habits: Habits,
+    first_share: float,
+    more_share: float,
+    poll: float | None,
+) -> Residents:
+    from dataclasses import replace
+    from urllib.parse import urlsplit
+
+    import numpy as np
+
+    from sottovoce.algorithms.base import Cohort
+    from sottovoce.core.interactions import Interactions
+    from sottovoce.services.agent.process import JsonLines
+    from sottovoce.services.agent.residents import Residents
+    from sottovoce.services.kit.serving import is_loopback
+    from sottovoce.stores.residents import GO_ON, ResidentsDoor, read_invitations
+
+    invitations = read_invitations(folder)
+    for one in invitations:
+        host = urlsplit(one.server).hostname or ""
+        if not is_loopback(host):
+            raise UsageError(
+                f"{folder} invites to {host}, which is not this machine: made-up residents would "
+                "use up invitations that are for people; nothing was sent"
+            )
+    dataset = experiment.dataset()
+    if dataset.interactions.n_users < len(invitations):
+        raise UsageError(
+            f"{len(invitations):,} are invited, and {dataset.interactions.n_users:,} live in the "
+            "experiment's data; invite fewer, or --set town.residents"
+        )
+    rows = np.arange(len(invitations))
+    numbers = np.array([one.number for one in invitations], np.int64)
+    history = dataset.interactions.take_users(rows)
+    times = history.timestamps
+
+    def visits(period: int) -> Interactions:
+        share = first_share + more_share * period
+        if share >= 1.0 or times is None:
+            return history
+        return history.select(times <= np.quantile(times, share))
+
+    cohort = Cohort(
+        numbers,
+        history,
+        replace(experiment.records(dataset).take(rows), users=numbers),
+        np.zeros((len(rows), 1), np.float32),
+    )
+    log = JsonLines()
+
+    def say(event: str, **details: object) -> None:
+        (log.warning if event == "failed" else log.info)(event, **details)
+
+    door = ResidentsDoor(cohort, folder / _BOOK)
+    return Residents(
+        door, invitations, visits, log=say, habits=habits, go_on=folder / GO_ON, poll=poll
+    )

@@ -1,0 +1,125 @@
+"""What one device's agent takes: a real process, over TLS on loopback, after it has taken part.
+
+Its own memory is what it has for itself (private pages), which would be free without it. Resident
+memory also has pages of libraries, which the system reads from their files, shares among all who
+use them, and may drop at any time.
+"""
+
+import json
+import os
+import signal
+import sys
+import time
+
+import pytest
+
+from sottovoce.engines.processes import Child
+from sottovoce.experiment import Experiment
+from sottovoce.runs.devices import world_of
+from sottovoce.runs.federation import Federation
+from sottovoce.services.trial import HttpsTrial
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memory is read from /proc")
+
+TOWN = {"residents": 5, "venues": 1000, "districts": 2}
+GRAM = {
+    "name": "gram",
+    "seed": 5,
+    "town": TOWN,
+    "algorithm": {"name": "gram", "popularity_share": 0.3},
+    "release": {"epsilon": 8.0},
+    "consent": {"epsilon": 4.0},
+    "service": {"deadline_seconds": 60.0, "min_devices": 5},
+    "link": {"min_devices": 3},
+}
+FPL = {
+    "name": "fpl",
+    "seed": 5,
+    "town": TOWN,
+    "algorithm": {"name": "fpl", "embedding_size": 20, "triples": 50, "rounds": 3},
+    "release": {"name": "share-fraction"},
+    "consent": {"share_positives": 0.5},
+    "service": {"deadline_seconds": 60.0, "min_devices": 5},
+}
+LISTENING = """
+import json, signal, sys
+def tell(*_):
+    with open({place!r}, "w") as out:
+        json.dump(sorted(sys.modules), out)
+signal.signal(signal.SIGUSR1, tell)
+from sottovoce.cli import main
+main()
+"""
+"""The command, with an ear for whoever wants to know what it has loaded."""
+
+
+class OneAlone(HttpsTrial):
+    """A trial in which one agent serves one device, and another one all others."""
+
+    def _start_agents(self, url):
+        stores = [self.store(row) for row in range(len(self.world.cohort))]
+        program = LISTENING.format(place=str(self.folder / "modules.json"))
+        command = [sys.executable, "-c", program, "serve", "device", stores[0], "--server", url]
+        self.agents.append(Child("the agent", command, log=self.folder / "logs" / "alone.log"))
+        self.agents.append(self._start("others", "serve", "device", *stores[1:], "--server", url))
+
+    def modules(self):
+        """What the agent of one device has loaded."""
+        place = self.folder / "modules.json"
+        os.kill(self.agents[0].process.pid, signal.SIGUSR1)
+        until = time.monotonic() + 10
+        while time.monotonic() < until:
+            if place.exists() and (told := place.read_text()).endswith("]"):
+                return set(json.loads(told))
+            time.sleep(0.05)
+        raise TimeoutError("the agent did not say what it has loaded")
+
+    def memory(self):
+        """Its resident pages, and those of them that are its own, in MB of 10⁶ bytes."""
+        found = {}
+        with open(f"/proc/{self.agents[0].process.pid}/smaps_rollup") as told:
+            for line in told.readlines()[1:]:
+                name, size, _ = line.split()
+                found[name] = int(size) * 1024 / 1e6
+        return found["Rss:"], found["Pss:"], found["Private_Clean:"] + found["Private_Dirty:"]
+
+
+def served(table, rounds, folder):
+    """Resident, proportional and own megabytes of the agent after so many rounds, and what it has
+    loaded."""
+    experiment = Experiment.from_table(table)
+    dataset = experiment.dataset()
+    consent = experiment.records(dataset)
+    settings, labels = experiment.on(dataset, consent)
+    chosen = experiment.cross_device()
+    rng, train = experiment.streams().child("federation"), experiment.split(dataset).train
+    made = Federation.build(settings, train, consent, chosen.release, rng, labels, chosen.link)
+    trial = OneAlone(world_of(experiment, dataset, made), folder, 2)
+    with trial.running():
+        trial.advance(rounds, lambda done: None)
+        trial.gather()  # when all know the last model
+        took = trial.memory()
+        loaded = trial.modules()
+    log = [json.loads(line) for line in (folder / "logs" / "alone.log").read_text().splitlines()]
+    assert sum(event["event"] == "counted" for event in log) == rounds, "it took part"
+    return took, loaded
+
+
+HEAVY = {"numba", "llvmlite", "scipy", "sqlalchemy", "uvicorn", "uvloop", "structlog"}
+
+
+def test_gram_takes_60_megabytes_of_its_own(tmp_path):
+    (resident, _, own), loaded = served(GRAM, 2, tmp_path / "trial")
+    print(f"\ngram: {own:.1f} MB of its own, {resident:.1f} MB resident")
+    assert not (HEAVY | {"pyarrow"}) & loaded
+    assert own <= 60.0
+    assert resident <= 85.0
+
+
+def test_fpl_takes_90_megabytes(tmp_path):
+    """Reports are packed by zstd, which pyarrow brings."""
+    (resident, _, own), loaded = served(FPL, 3, tmp_path / "trial")
+    print(f"\nFPL: {own:.1f} MB of its own, {resident:.1f} MB resident")
+    assert not HEAVY & loaded
+    assert own <= 60.0
+    assert resident <= 115.0

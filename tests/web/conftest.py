@@ -1,0 +1,3 @@
+"""What tests of pages share."""
+
+from chromium import browser  # noqa: F401
