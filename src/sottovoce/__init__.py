@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from importlib import import_module
 from importlib.abc import MetaPathFinder
-from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 __version__ = "0.1.0"
@@ -78,7 +78,7 @@ class _Moved(MetaPathFinder):
 
     def find_spec(self, fullname: str, path: object, target: object = None) -> None:
         if fullname.startswith("sottovoce."):
-            table = files("sottovoce").joinpath("moved.txt")
+            table = Path(__file__).with_name("moved.txt")
             for line in table.read_text().splitlines():
                 old, _, new = line.partition(" ")
                 if old == fullname:

@@ -9,18 +9,24 @@ it, and a download that was cut off goes on where it stopped.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import ipaddress
 import json
 import ssl
-import sys
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-import httpx2
-
+from sottovoce.engines.connection import (
+    Address,
+    Connection,
+    Head,
+    NoConnection,
+    NotHttp,
+    Patience,
+)
 from sottovoce.errors import (
     KeyTrouble,
     SottovoceError,
@@ -31,11 +37,11 @@ from sottovoce.errors import (
     WrongClock,
 )
 from sottovoce.parties.leaving import Leaving, body_of
-from sottovoce.stores.keys import device_context
+from sottovoce.stores.trust import device_context
+from sottovoce.wire import zstd
 
 SMALL = 1 << 16
 """Limit of an answer that should be short, in bytes."""
-_PATIENCE = httpx2.Timeout(20.0)
 _TRIES = 3
 _LONGEST_WAIT = 86400.0
 
@@ -146,23 +152,25 @@ class Client:
         ca_pem: str,
         *,
         plaintext: bool = False,
-        timeout: httpx2.Timeout = _PATIENCE,
+        patience: Patience = Patience(),  # noqa: B008
         longest: float = 900.0,
     ) -> None:
         self.url = url.rstrip("/")
         self.traffic = Traffic()
-        self._base = _checked(self.url, plaintext)
+        self._address = _checked(self.url, plaintext)
         self._context = None if plaintext else device_context(ca_pem)
-        self._timeout = timeout
+        self._patience = patience
         self._longest = longest
-        self._http: httpx2.AsyncClient | None = None
+        self._kept: Connection | None = None
+        self._turn = asyncio.Lock()
         self._part = _Part("")
 
     async def rest(self) -> None:
         """Close the connection. The next request opens another one."""
-        http, self._http = self._http, None
-        if http is not None:
-            await http.aclose()
+        kept, self._kept = self._kept, None
+        if kept is not None:
+            kept.drop()
+            await asyncio.sleep(0)  # and it is closed
 
     async def get(
         self, path: str, *, etag: str = "", limit: int = SMALL, packed: bool = False
@@ -224,7 +232,7 @@ class Client:
     ) -> Answer:
         """A connection that was kept may be closed by the server just then: once more on a new
         one."""
-        kept = self._http is not None
+        kept = self._kept is not None
         try:
             status, told, content = await self._exchange(method, path, headers, body, limit)
         except _CutOff:
@@ -233,7 +241,7 @@ class Client:
             status, told, content = await self._exchange(method, path, headers, body, limit)
         return self._answer(status, told, content, limit)
 
-    def _answer(self, status: int, told: httpx2.Headers, body: bytes, limit: int) -> Answer:
+    def _answer(self, status: int, told: Mapping[str, str], body: bytes, limit: int) -> Answer:
         plain = _unpack(body, told.get("content-encoding", ""), limit, self.url)
         answer = Answer(status, told.get("etag", ""), plain)
         if status in (429, 503):
@@ -256,43 +264,47 @@ class Client:
         body: bytes | None,
         limit: int,
         part: _Part | None = None,
-    ) -> tuple[int, httpx2.Headers, bytes]:
+    ) -> tuple[int, Mapping[str, str], bytes]:
         """One request and what came back, still packed. The body of a wanted download goes to
         `part`, also as far as it came before the connection was lost."""
-        http = self._open()
-        request = http.build_request(method, self._base + path, headers=headers, content=body)
-        self._count(request)
-        try:
-            async with asyncio.timeout(self._longest):
-                response = await http.send(request, stream=True)
-                try:
-                    return await self._receive(response, limit, part)
-                finally:
-                    await response.aclose()
-        except (httpx2.RequestError, httpx2.StreamError, httpx2.InvalidURL, OSError) as error:
-            await self.rest()
-            raise _trouble(error, self.url) from None
+        sent = [("Host", self._address.named), *headers.items()]
+        if body is not None:
+            sent.append(("Content-Length", str(len(body))))
+        async with self._turn:
+            try:
+                async with asyncio.timeout(self._longest):
+                    there = self._kept = await self._open()
+                    self.traffic.requests += 1
+                    self.traffic.sent += await there.ask(
+                        method, self._address.path + path, sent, body or b""
+                    )
+                    return await self._receive(there, limit, part)
+            except (OSError, ValueError) as error:
+                raise _trouble(error, self.url) from None
+            finally:
+                if self._kept is not None and not self._kept.ready:
+                    await self.rest()
 
     async def _receive(
-        self, response: httpx2.Response, limit: int, part: _Part | None
-    ) -> tuple[int, httpx2.Headers, bytes]:
-        told = response.headers
-        line = len("HTTP/1.1 200 \r\n\r\n") + len(response.reason_phrase)
-        self.traffic.received += line + _size(told)
+        self, there: Connection, limit: int, part: _Part | None
+    ) -> tuple[int, Mapping[str, str], bytes]:
+        head = await there.head()
+        told = head.headers
+        self.traffic.received += head.size
         body = bytearray()
-        wanted = part is not None and response.status_code in (200, 206)
+        wanted = part is not None and head.status in (200, 206)
         if part is not None and wanted:
             body = part.body
-            if response.status_code == 200:
+            if head.status == 200:
                 part.clear()
                 tag = told.get("etag", "")
                 part.etag = tag if tag.startswith('"') else ""
                 part.encoding = told.get("content-encoding", "")
-            elif not _continues(told, part):
+            elif not _continues(head, part):
                 part.clear()
                 raise _CutOff(f"the server at {self.url} gave another part than was asked for")
         try:
-            async for chunk in response.aiter_raw():
+            async for chunk in there.parts():
                 self.traffic.received += len(chunk)
                 body += chunk
                 if len(body) > limit:
@@ -301,30 +313,17 @@ class Client:
                         f"the server at {self.url} sends far more than it should; the answer was "
                         "thrown away"
                     )
-        except (httpx2.RequestError, OSError) as error:
+        except OSError as error:
             raise _CutOff(
                 f"the server at {self.url} broke off in the middle of its answer"
             ) from error
-        return response.status_code, told, b"" if wanted else bytes(body)
+        return head.status, told, b"" if wanted else bytes(body)
 
-    def _open(self) -> httpx2.AsyncClient:
-        if self._http is None:
-            transport = httpx2.AsyncHTTPTransport(
-                verify=self._context if self._context is not None else False,
-                trust_env=False,
-                limits=httpx2.Limits(max_connections=1, keepalive_expiry=30.0),
-            )
-            self._http = httpx2.AsyncClient(
-                transport=transport, timeout=self._timeout, trust_env=False
-            )
-            for name in ("accept", "accept-encoding", "connection", "user-agent"):
-                del self._http.headers[name]
-        return self._http
-
-    def _count(self, request: httpx2.Request) -> None:
-        line = len(request.method) + len(request.url.raw_path) + len("  HTTP/1.1\r\n\r\n")
-        self.traffic.requests += 1
-        self.traffic.sent += line + _size(request.headers) + len(request.content)
+    async def _open(self) -> Connection:
+        if self._kept is not None and self._kept.ready:
+            return self._kept
+        await self.rest()
+        return await Connection.open(self._address, self._context, self._patience)
 
 
 class ServiceClient(Client):
@@ -340,33 +339,30 @@ class ServiceClient(Client):
 def loopback(url: str) -> bool:
     """Whether a URL points at this machine."""
     try:
-        host = httpx2.URL(url).host
+        host = Address.of(url).host
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except (ValueError, httpx2.InvalidURL):
+    except ValueError:
         return False
 
 
-def _checked(url: str, plaintext: bool) -> str:
+def _checked(url: str, plaintext: bool) -> Address:
     try:
-        parsed = httpx2.URL(url)
-    except httpx2.InvalidURL:
-        raise UsageError(f"{url!r} is no address of a server") from None
-    if not parsed.host or parsed.scheme not in ("http", "https"):
-        raise UsageError(f"{url!r} is no address of a server; it must begin with https://")
-    if parsed.scheme == "http" and not plaintext:
+        address = Address.of(url)
+    except ValueError:
+        raise UsageError(
+            f"{url!r} is no address of a server; it must begin with https://"
+        ) from None
+    if not address.secure and not plaintext:
         raise UsageError(
             f"{url} is not encrypted; use https://, or --plaintext for a trial on this machine"
         )
     if plaintext and not loopback(url):
         raise UsageError(f"--plaintext is for a server on this machine only, not for {url}")
-    return "http" + url[len(parsed.scheme) :] if plaintext else url
+    return dataclasses.replace(address, secure=False) if plaintext else address
 
 
-def _size(headers: httpx2.Headers) -> int:
-    return sum(len(name) + len(value) + 4 for name, value in headers.raw)
-
-
-def _continues(told: httpx2.Headers, part: _Part) -> bool:
+def _continues(head: Head, part: _Part) -> bool:
+    told = head.headers
     same = told.get("etag", "") == part.etag
     same = same and told.get("content-encoding", "") == part.encoding
     return same and told.get("content-range", "").startswith(f"bytes {len(part.body)}-")
@@ -380,20 +376,9 @@ def _seconds(told: str) -> float:
 
 
 def _codings() -> str:
-    """What a server may compress with. Whoever reads zstd takes 20 MB, and is not loaded for it
-    alone: gzip does nearly as well."""
-    return "zstd" if "pyarrow" in sys.modules else "gzip"
-
-
-def _from_zstd(body: bytes, most: int) -> bytes:
-    import pyarrow as pa
-
-    try:
-        with pa.CompressedInputStream(pa.BufferReader(body), "zstd") as source:
-            plain: bytes = source.read(most)
-            return plain
-    except pa.ArrowException as error:
-        raise OSError("what was compressed is broken") from error
+    """What a server may compress with. Nothing large is loaded for zstd alone: gzip does nearly as
+    well."""
+    return "zstd" if zstd.is_light() else "gzip"
 
 
 def _unpack(body: bytes, encoding: str, limit: int, url: str) -> bytes:
@@ -402,7 +387,7 @@ def _unpack(body: bytes, encoding: str, limit: int, url: str) -> bytes:
         if encoding in ("", "identity") or not body:
             plain = body
         elif encoding == "zstd":
-            plain = _from_zstd(body, limit + 1)
+            plain = zstd.decompress(body, limit + 1)
         elif encoding == "gzip":
             opened = zlib.decompressobj(wbits=31)
             plain = opened.decompress(body, limit + 1)
@@ -410,7 +395,7 @@ def _unpack(body: bytes, encoding: str, limit: int, url: str) -> bytes:
                 raise zlib.error("cut short")
         else:
             raise Unreachable(f"the server at {url} answers in an encoding nobody asked for")
-    except (OSError, zlib.error):
+    except (ValueError, zlib.error):
         raise Unreachable(f"the server at {url} sent a compressed answer that is broken") from None
     if len(plain) > limit:
         raise Unreachable(f"the server at {url} sends far more than it should")
@@ -450,12 +435,12 @@ def _trouble(error: BaseException, url: str) -> Unreachable | KeyTrouble:
         ):
             return Unreachable(f"what listens at {url} does not speak TLS; nothing was sent to it")
         cause = cause.__cause__ or cause.__context__
-    if isinstance(error, httpx2.ConnectError):
+    if isinstance(error, NoConnection):
         return Unreachable(f"no server answers at {url}; it may be down, or the address wrong")
-    if isinstance(error, httpx2.TimeoutException | TimeoutError):
+    if isinstance(error, TimeoutError):
         return Unreachable(f"the server at {url} did not answer in time")
-    if isinstance(error, httpx2.InvalidURL | httpx2.UnsupportedProtocol):
+    if isinstance(error, ValueError):
         return Unreachable(f"{url} cannot be asked for that")
-    if isinstance(error, httpx2.RemoteProtocolError) and "disconnected" not in str(error):
+    if isinstance(error, NotHttp):
         return Unreachable(f"what listens at {url} does not answer as a web server would")
     return _CutOff(f"the server at {url} closed the connection without an answer")

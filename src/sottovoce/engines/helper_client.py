@@ -6,11 +6,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-import httpx2
-
 from sottovoce.core.links import Link
 from sottovoce.core.messages import MaskSum
 from sottovoce.engines.client import Answer, ServiceClient
+from sottovoce.engines.connection import Patience
 from sottovoce.errors import ConfigError, MessageError, Unreachable, WrongSum
 from sottovoce.wire.masked import decode_mask_sum
 from sottovoce.wire.terms import Terms
@@ -20,7 +19,7 @@ Ask = Callable[[bytes, str], Answer]
 where it cannot."""
 
 SUMS, SEEDS, TERMS = "/v1/sums", "/v1/seeds", "/v1/terms"
-_TIMEOUT = httpx2.Timeout(20.0, read=600.0)
+_PATIENCE = Patience(answer=600.0)
 """The helper adds up before it answers."""
 _LONGEST_REFUSAL = 1 << 22
 _SETTLED_ELSEWHERE = (401, 403, 404, 405, 426)
@@ -67,7 +66,7 @@ class HelperClient:
 
     def _client(self) -> ServiceClient:
         plain = self._url.startswith("http://")
-        return ServiceClient(self._url, self._authority, plaintext=plain, timeout=_TIMEOUT)
+        return ServiceClient(self._url, self._authority, plaintext=plain, patience=_PATIENCE)
 
 
 def check_reached(answer: Answer, who: str = "the helper") -> None:

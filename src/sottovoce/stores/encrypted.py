@@ -6,8 +6,6 @@ import contextlib
 import os
 import re
 import secrets
-import shutil
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
@@ -75,6 +73,9 @@ class StoreFile(SQLiteFile):
         if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
             what = "a store" if (folder / DATABASE).exists() else "something else"
             raise StoreError(f"there is already {what} in {folder}; choose another place")
+        import shutil  # an agent makes no store, and does without them
+        import tempfile
+
         partial = None
         try:
             folder.parent.mkdir(parents=True, exist_ok=True)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import re
-import sqlite3
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -96,8 +95,7 @@ class SQLiteFile:
         self._turn = threading.RLock()
         self._lock = lock
         self._connection: _Connection | None = None
-        self._changes: Callable[[Any], int] = _rows_of
-        self._errors: tuple[type[Exception], ...] = (sqlite3.Error,)
+        self._errors, self._changes = _encrypted_driver() if key else _plain_driver()
         self._held: dict[str, tuple[tuple[str, ...], Any]] = {}
         self._held_at: int | None = None
         self.version = 0
@@ -106,8 +104,6 @@ class SQLiteFile:
             if not (key or readonly):
                 self._make_private(make)
             with self._speaking():
-                if key:
-                    self._errors, self._changes = _encrypted_driver()
                 self._connection = _connect(path, key, readonly, self.busy_seconds)
                 for pragma in self.pragmas:
                     self._connection.execute(f"PRAGMA {pragma}")
@@ -345,6 +341,8 @@ class SQLiteFile:
 
 def statements(script: str) -> Iterator[str]:
     """The statements of a script, one by one; a trigger is one."""
+    import sqlite3
+
     one = ""
     for part in script.split(";"):
         one += part + ";"
@@ -364,6 +362,8 @@ def _connect(path: Path, key: str, readonly: bool, busy_seconds: float) -> _Conn
         return connection
     # Python's own driver: two builds of SQLite in one process would lose each other's locks, and
     # the server's database and copies of files go through this one.
+    import sqlite3
+
     link = sqlite3.connect(
         f"{path.absolute().as_uri()}?mode={'ro' if readonly else 'rw'}",
         uri=True,
@@ -375,15 +375,20 @@ def _connect(path: Path, key: str, readonly: bool, busy_seconds: float) -> _Conn
     return link
 
 
-def _encrypted_driver() -> tuple[tuple[type[Exception], ...], Callable[[Any], int]]:
-    """Its errors, and how many rows a statement has changed."""
+Driver = tuple[tuple[type[Exception], ...], Callable[[Any], int]]
+"""A driver's errors, and how many rows a statement has changed."""
+
+
+def _encrypted_driver() -> Driver:
     import apsw
 
     return (apsw.Error,), lambda cursor: int(cursor.connection.changes())
 
 
-def _rows_of(cursor: sqlite3.Cursor) -> int:
-    return cursor.rowcount
+def _plain_driver() -> Driver:
+    import sqlite3
+
+    return (sqlite3.Error,), lambda cursor: int(cursor.rowcount)
 
 
 def _code(error: Exception) -> int:

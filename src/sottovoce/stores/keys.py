@@ -38,6 +38,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from sottovoce.errors import KeyTrouble, UsageError
 from sottovoce.stores.locking import lock
 from sottovoce.stores.private import sync_folder, write_new
+from sottovoce.stores.trust import device_context as device_context
 from sottovoce.wire.interactions import KEY_BYTES
 from sottovoce.wire.sealing import key_id
 
@@ -183,20 +184,6 @@ def server_context(folder: Path, *, now: datetime | None = None) -> ssl.SSLConte
     context.verify_mode = ssl.CERT_OPTIONAL
     # Devices come on a fresh connection and never resume one: tickets would only cost bytes.
     context.num_tickets = 0
-    return context
-
-
-def device_context(ca_pem: str) -> ssl.SSLContext:
-    """What a device needs to speak TLS with the servers of one authority, and with no others."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    try:
-        context.load_verify_locations(cadata=ca_pem)
-    except (ssl.SSLError, ValueError):
-        raise KeyTrouble(
-            "the certificate authority of the invitation is no certificate; ask the operator for "
-            "another invitation"
-        ) from None
     return context
 
 

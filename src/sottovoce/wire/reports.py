@@ -7,15 +7,14 @@ memory than an honest message would.
 
 from __future__ import annotations
 
-import functools
 import struct
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sottovoce.core.messages import GRID_BITS, BitReports, DeviceReports, SummedReports
 from sottovoce.errors import MessageError
+from sottovoce.wire import zstd
 from sottovoce.wire.frames import BITS, REPORT, SUM, Frame
 
 _DEVICES = struct.Struct("<I")
@@ -90,7 +89,7 @@ def _pack(frame: Frame, round: int, item: NDArray[np.int32], values: NDArray[np.
     steps = np.diff(item, prepend=np.int32(0)).astype("<u4").view(np.uint8).reshape(-1, 4)
     narrow = np.ascontiguousarray(values, dtype="<i8").view(np.uint8).reshape(-1, 8)[:, :size]
     body = steps.T.tobytes() + narrow.T.tobytes()
-    packed = _codec().compress(body, asbytes=True) if body else body
+    packed = zstd.compress(body) if body else body
     shorter = len(packed) < len(body)
     head = frame.pack(size, shorter, values.shape[1], round, len(item), GRID_BITS)
     return head + (packed if shorter else body)
@@ -132,19 +131,10 @@ def _unpack(
 def _opened(body: bytes, length: int, packed: bool) -> bytes:
     """The body at its full length, which the header has announced and which was found fit."""
     if packed:
-        import pyarrow as pa
-
         try:
-            body = _codec().decompress(body, length, asbytes=True)
-        except (OSError, ValueError, pa.ArrowException):
+            body = zstd.decompress(body, length + 1)
+        except ValueError:
             raise MessageError("message cannot be unpacked") from None
     if len(body) != length:
         raise MessageError("message length does not match its header")
     return body
-
-
-@functools.cache
-def _codec() -> Any:
-    import pyarrow as pa
-
-    return pa.Codec("zstd", compression_level=3)

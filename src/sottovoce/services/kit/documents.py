@@ -17,10 +17,10 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray
 
 from sottovoce.core.messages import ModelView
+from sottovoce.wire import zstd
 from sottovoce.wire.refusals import Refused
 from sottovoce.wire.versions import delta_size, encode_delta, encode_model, full_size
 
@@ -211,8 +211,7 @@ def etag_matches(header: bytes, etag: bytes) -> bool:
 
 def _compressed(content: bytes, coding: Coding) -> bytes:
     if coding == "zstd":
-        packed: bytes = pa.Codec("zstd", compression_level=3).compress(content, asbytes=True)
-        return packed
+        return zstd.compress(content)
     if coding == "gzip":
         packer = zlib.compressobj(6, zlib.DEFLATED, 31)
         return packer.compress(content) + packer.flush()
