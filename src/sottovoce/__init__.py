@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import sys
 from importlib import import_module
-from importlib.abc import MetaPathFinder
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +71,7 @@ def __dir__() -> list[str]:
     return __all__
 
 
-class _Moved(MetaPathFinder):
+class _Moved:
     """Says where a module of an earlier release is now. It is asked only if there is no such
     module."""
 

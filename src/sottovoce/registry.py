@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import hashlib
 import importlib
-import importlib.metadata
 import importlib.util
 import inspect
 import os
@@ -26,7 +25,6 @@ import re
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
@@ -180,10 +178,13 @@ class Registry(Mapping[str, T]):
         """What there is; of the package's own, where one is asked for by its name, that one. Rooms
         are large, and a device is in one federation."""
         with _lock:
-            if not self._read_named(name):
+            found = self._read_named(name)
+            if not found:
                 self._read_room()
             if not self._reading:
-                _load_others()
+                _load_files()
+                if not found:
+                    _load_packages()
 
     def _read_named(self, name: object) -> bool:
         """Whether it is there, after the module was imported that seems to register it."""
@@ -229,20 +230,31 @@ def use_file(path: Path | str) -> None:
 
 _troubles: list[str] = []
 """What could not be loaded of other packages, a sentence each: nothing else is lost by it."""
-_others_loaded = False
+_files_loaded = _packages_loaded = False
 
 
-def _load_others() -> None:
-    global _others_loaded
-    if _others_loaded:
+def _load_files() -> None:
+    global _files_loaded
+    if _files_loaded:
         return
-    _others_loaded = True
+    _files_loaded = True
     try:
         for path in _files():
             _import_file(path)
     except ConfigError:
-        _others_loaded = False
+        _files_loaded = False
         raise
+
+
+def _load_packages() -> None:
+    """Those of other packages that are installed. Whoever asks for one of ours has no need of
+    them."""
+    global _packages_loaded
+    if _packages_loaded:
+        return
+    _packages_loaded = True
+    import importlib.metadata
+
     for entry in importlib.metadata.entry_points(group=GROUP):
         try:
             entry.load()
@@ -284,7 +296,7 @@ def _import_file(place: Path) -> None:
         raise ConfigError(f"{place} cannot be loaded: {_words(error)}") from error
 
 
-class _FilesByName(MetaPathFinder):
+class _FilesByName:
     """Finds a file of components by the name of its module: a process that was started with others'
     objects may meet their classes before it asks a registry."""
 

@@ -24,6 +24,12 @@ def read_only(values: NDArray[Any], dtype: DTypeLike) -> NDArray[Any]:
     return view
 
 
+def distinct(values: NDArray[Any]) -> NDArray[Any]:
+    """In order, each once. `np.unique` does this, but loads masked arrays, which no device has."""
+    ordered = np.sort(values)
+    return ordered[np.concatenate(([True], ordered[1:] != ordered[:-1]))[: len(ordered)]]
+
+
 def equal_spans(n: int, parts: int) -> list[slice]:
     """0 … n-1 in so many parts of equal length, as nearly as can be."""
     edges = np.linspace(0, n, parts + 1).astype(int)

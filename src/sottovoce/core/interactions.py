@@ -15,6 +15,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from sottovoce.core.arrays import distinct
 from sottovoce.errors import CorruptData, DataError
 
 
@@ -26,7 +27,7 @@ class Vocabulary:
     def __init__(self, names: Sequence[str] | NDArray[np.str_]) -> None:
         self._names: NDArray[np.str_] | None = np.asarray(names, dtype=np.str_)
         self._size = len(self._names)
-        if len(np.unique(self._names)) != self._size:
+        if len(distinct(self._names)) != self._size:
             raise CorruptData("a vocabulary must not name two rows alike")
 
     @classmethod

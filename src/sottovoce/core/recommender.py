@@ -27,6 +27,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from sottovoce.compiled import intrinsic, njit, primitive
+from sottovoce.core.arrays import distinct
 from sottovoce.core.interactions import Interactions
 from sottovoce.errors import DataError, Diverged, UsageError
 
@@ -291,7 +292,7 @@ def recommend(
     if seen is None or isinstance(seen, Interactions):
         items, scores = top_n(scorer, [user], seen, n, threads=1)
     else:
-        own = np.unique(np.asarray(seen, dtype=np.int32))
+        own = distinct(np.asarray(seen, dtype=np.int32))
         if len(own) and own[0] < 0:
             raise DataError(f"there is no item {own[0]}")
         wanted = _user_numbers([user], None)

@@ -376,9 +376,8 @@ def _seconds(told: str) -> float:
 
 
 def _codings() -> str:
-    """What a server may compress with. Nothing large is loaded for zstd alone: gzip does nearly as
-    well."""
-    return "zstd" if zstd.is_light() else "gzip"
+    """What a server may compress with. Nothing is loaded for it alone: gzip does nearly as well."""
+    return "zstd" if zstd.is_loaded() else "gzip"
 
 
 def _unpack(body: bytes, encoding: str, limit: int, url: str) -> bytes:

@@ -63,13 +63,14 @@ class Address:
         host, port = parts.hostname or "", parts.port
         if parts.scheme not in ("http", "https") or not host or parts.query or parts.fragment:
             raise ValueError("no address of a web server")
-        host.encode("idna")  # a UnicodeError is a ValueError
+        if not host.isascii():
+            host = host.encode("idna").decode()  # whose errors are `ValueError`s, too
         return cls(parts.scheme == "https", host, port, parts.path)
 
     @property
     def named(self) -> str:
         """As a request names the server."""
-        host = f"[{self.host}]" if ":" in self.host else self.host.encode("idna").decode()
+        host = f"[{self.host}]" if ":" in self.host else self.host
         return host if self.port is None else f"{host}:{self.port}"
 
 

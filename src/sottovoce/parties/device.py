@@ -32,7 +32,7 @@ from sottovoce.algorithms.base import (
     Reporting,
     RowCounts,
 )
-from sottovoce.core.arrays import sum_groups
+from sottovoce.core.arrays import distinct, sum_groups
 from sottovoce.core.consent import Consent, ShareRule
 from sottovoce.core.contributions import Contributions, cut, cut_to
 from sottovoce.core.interactions import Interactions
@@ -367,7 +367,7 @@ class Devices(Redacted):
         if not self.cohort.consent.takes_part[rows].all():
             raise ConsentError("a device that does not take part was asked to send")
         # In order, as a server asks them, each can be there once only, which is faster to see.
-        once = rounds or np.all(rows[1:] > rows[:-1]) or len(np.unique(rows)) == len(rows)
+        once = rounds or np.all(rows[1:] > rows[:-1]) or len(distinct(rows)) == len(rows)
         if not once:
             raise ConsentError("a device was asked twice in one round")
         if not self._permitted(rows, round).all():

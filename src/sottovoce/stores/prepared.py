@@ -15,6 +15,7 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from numpy.typing import NDArray
 
+from sottovoce.core.arrays import distinct
 from sottovoce.core.masking import SEED_BYTES
 from sottovoce.core.messages import ModelView
 from sottovoce.core.shares import AGGREGATORS
@@ -202,7 +203,7 @@ def digest(view: ModelView, numbers: NDArray[np.int64] | None, summed: bool) -> 
     asked = hashlib.blake2b(b"summed" if summed else b"single", digest_size=16)
     asked.update(np.ascontiguousarray(view.items, dtype="<f4").tobytes())
     if numbers is not None:
-        asked.update(np.unique(np.asarray(numbers, dtype="<i8")).tobytes())
+        asked.update(distinct(np.asarray(numbers, dtype="<i8")).tobytes())
     return asked.digest()
 
 

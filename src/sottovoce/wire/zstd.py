@@ -9,6 +9,7 @@ import sys
 from importlib import import_module
 from typing import Any
 
+_LIBRARIES = ("compression.zstd", "backports.zstd")
 _LEVEL = 3
 _WINDOW = 23
 """Logarithm of the memory that unpacking may take, 8 MB: what every reader of zstd should grant
@@ -52,15 +53,15 @@ def decompress(packed: bytes, most: int) -> bytes:
     return plain
 
 
-def is_light() -> bool:
-    """Whether reading zstd loads nothing large that is not there already."""
-    return _library() is not None or "pyarrow" in sys.modules
+def is_loaded() -> bool:
+    """Whether somebody has had to do with zstd already."""
+    return any(name in sys.modules for name in (*_LIBRARIES, "pyarrow"))
 
 
 @functools.cache
 def _library() -> Any:
     """The library for zstd alone, or None."""
-    for name in ("compression.zstd", "backports.zstd"):
+    for name in _LIBRARIES:
         try:
             return import_module(name)
         except ModuleNotFoundError:
