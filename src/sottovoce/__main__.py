@@ -1,5 +1,12 @@
-"""`python -m sottovoce`: the command line."""
+"""The `sottovoce` command, and `python -m sottovoce`."""
 
-from sottovoce.cli import main
+from sottovoce import cli
 
-main()
+
+def main() -> None:
+    """Entry point of the command, in a process of its own."""
+    cli.main(may_become=True)
+
+
+if __name__ == "__main__":
+    main()

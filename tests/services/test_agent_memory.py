@@ -5,15 +5,18 @@ memory also has pages of libraries, which the system reads from their files, sha
 use them, and may drop at any time.
 """
 
+import compileall
 import json
 import os
 import signal
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
-from sottovoce.engines.processes import Child
+import sottovoce
+from sottovoce.engines.processes import Child, sottovoce_command
 from sottovoce.experiment import Experiment
 from sottovoce.runs.devices import world_of
 from sottovoce.runs.federation import Federation
@@ -41,16 +44,20 @@ FPL = {
     "consent": {"share_positives": 0.5},
     "service": {"deadline_seconds": 60.0, "min_devices": 5},
 }
-LISTENING = """
+EAR = """
 import json, signal, sys
 def tell(*_):
     with open({place!r}, "w") as out:
         json.dump(sorted(sys.modules), out)
 signal.signal(signal.SIGUSR1, tell)
-from sottovoce.cli import main
-main()
 """
-"""The command, with an ear for whoever wants to know what it has loaded."""
+"""For whoever wants to know what the agent has loaded; Python reads it at its start."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def installed():
+    """As an installation has it: a process that compiles the package takes more for good."""
+    assert compileall.compile_dir(Path(sottovoce.__file__).parent, quiet=2)
 
 
 class OneAlone(HttpsTrial):
@@ -58,9 +65,14 @@ class OneAlone(HttpsTrial):
 
     def _start_agents(self, url):
         stores = [self.store(row) for row in range(len(self.world.cohort))]
-        program = LISTENING.format(place=str(self.folder / "modules.json"))
-        command = [sys.executable, "-c", program, "serve", "device", stores[0], "--server", url]
-        self.agents.append(Child("the agent", command, log=self.folder / "logs" / "alone.log"))
+        ear = self.folder / "ear" / "sitecustomize.py"
+        ear.parent.mkdir()
+        ear.write_text(EAR.format(place=str(self.folder / "modules.json")))
+        places = [str(ear.parent), os.environ.get("PYTHONPATH", "")]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, places))}
+        command = sottovoce_command("serve", "device", stores[0], "--server", url)
+        log = self.folder / "logs" / "alone.log"
+        self.agents.append(Child("the agent", command, log=log, environment=environment))
         self.agents.append(self._start("others", "serve", "device", *stores[1:], "--server", url))
 
     def modules(self):

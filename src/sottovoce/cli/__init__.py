@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import errno
-import io
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import click
 import typer
 import typer.core
 
 import sottovoce
+from sottovoce.alone import speak_anywhere
 from sottovoce.cli import (
     attack,
     budget,
@@ -81,20 +81,27 @@ EXTRA_OF = {
 """Which extra brings a library that simulation does without."""
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Entry point of the `sottovoce` command."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # a terminal without π shows "?", not a traceback
-    sys.exit(call(list(sys.argv[1:] if arguments is None else arguments)))
+def main(arguments: Sequence[str] | None = None, *, may_become: bool = False) -> None:
+    """The `sottovoce` command. With `may_become` the process is nobody else's, and a long service
+    may replace what it has loaded (`serve_device`)."""
+    speak_anywhere()
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    sys.exit(call(given, may_become=may_become))
 
 
-def call(arguments: list[str]) -> int:
-    """Run one command; the exit code. Errors that a user can cause, and a disk or memory that is
-    full, become one sentence."""
-    as_json = "--json" in arguments
+def call(arguments: list[str], *, may_become: bool = False) -> int:
+    """Run one command; the exit code."""
+    return ended(
+        lambda: app(args=arguments, prog_name="sottovoce", standalone_mode=False, obj=may_become),
+        "--json" in arguments,
+    )
+
+
+def ended(work: Callable[[], Any], as_json: bool) -> int:
+    """The exit code of `work`. Errors that a user can cause, and a disk or memory that is full,
+    become one sentence."""
     try:
-        code = app(args=arguments, prog_name="sottovoce", standalone_mode=False)
+        code = work()
     except Told as error:
         message = output.joined(Said(error.key, error.values))
         return output.fail(message, error.exit_code, "Told", as_json)

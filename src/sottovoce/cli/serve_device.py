@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
+import click
 import typer
 
+from sottovoce import alone
 from sottovoce.cli import output
 from sottovoce.cli.options import AgentsServer, Json, PlaintextTrial
 
@@ -56,22 +59,23 @@ def device(
       sottovoce serve device ~/recommendations
       sottovoce serve device ~/recommendations --once
     """
-    from sottovoce import compiled
-
+    options: dict[str, Any] = {
+        "server": server,
+        "plaintext": plaintext,
+        "poll": poll,
+        "once": once,
+        "until_finished": until_finished,
+        "foreseen": agree,
+    }
     if len(stores) == 1:
-        compiled.leave_out()
-    from sottovoce.services.agent.process import Options, serve_devices
+        given = {"store": str(stores[0]), "options": options, "json": as_json}
+        # Windows has no such thing: the caller would believe that the agent has ended.
+        if click.get_current_context().obj and os.name == "posix":
+            alone.become(given)
+        served = alone.serve(given)
+    else:
+        from sottovoce.services.agent.process import Options, serve_devices
 
-    served = serve_devices(
-        stores,
-        Options(
-            server=server,
-            plaintext=plaintext,
-            poll=poll,
-            once=once,
-            until_finished=until_finished,
-            foreseen=agree,
-        ),
-    )
+        served = serve_devices(stores, Options(**options))
     if as_json:
         output.emit({"stores": served})

@@ -31,7 +31,6 @@ pushes it would have it. Where a grid limits it, the largest number is lowered u
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from fractions import Fraction
 
 import numpy as np
 from numpy import int64, uint64
@@ -202,8 +201,8 @@ def cut_to(
 
 def _bound(scale: float, pairs: bool, unit: int) -> int:
     """What the squares of a device's whole numbers may add up to."""
-    exact = Fraction(scale) * unit**2
-    return int(exact if pairs else exact * Fraction(scale))
+    up, down = float(scale).as_integer_ratio()
+    return up * unit**2 // down if pairs else (up * unit) ** 2 // down**2
 
 
 @njit(alone=True, nogil=True, error_model="numpy", cache=True)
@@ -269,6 +268,7 @@ def _(wanted, dither, n, limit, top):
 def _longer(steps: NDArray[np.int32], scale: float, pairs: bool) -> bool:
     """Whether a cut profile is longer than its scale permits, exactly."""
     squares: int = sum(k * k for k in steps.tolist())
-    bound = Fraction(float(scale))
-    limit = bound * PAIR_STEPS**2 if pairs else (bound * STEPS) ** 2
-    return bool(squares > limit)
+    up, down = float(scale).as_integer_ratio()
+    if pairs:
+        return squares * down > up * PAIR_STEPS**2
+    return squares * down**2 > (up * STEPS) ** 2

@@ -38,7 +38,7 @@ BITS = (32, 40, 48, 64)
 SEED_BYTES = 32
 MOST_NUMBERS = 1 << 34
 """Of one mask: ChaCha20 counts blocks of eight of them with 32 bits."""
-_KEYSTREAM_BYTES = 1 << 19
+_KEYSTREAM_BYTES = 1 << 17
 """Of a mask that are made and added at a time, so that they stay in a core's cache."""
 
 

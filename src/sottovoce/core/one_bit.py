@@ -25,7 +25,6 @@ from __future__ import annotations
 import hashlib
 import math
 from dataclasses import dataclass
-from decimal import Decimal, localcontext
 
 import numpy as np
 from numpy import uint64
@@ -94,6 +93,8 @@ def lowest(epsilon: float) -> int:
             f"ε of a one-bit report must lie in [{SMALLEST_EPSILON:g}, {LARGEST_EPSILON:g}], "
             f"not {epsilon:g}"
         )
+    from decimal import Decimal, localcontext
+
     with localcontext() as context:
         # Rounded far below the distance to any whole number, so the ceiling is the true one.
         context.prec = 60

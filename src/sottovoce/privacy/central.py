@@ -45,7 +45,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from decimal import Decimal, localcontext
-from fractions import Fraction
 from functools import lru_cache
 
 import numpy as np
@@ -98,10 +97,11 @@ def clip_reports(reports: DeviceReports, clip: float) -> DeviceReports:
     # What the floating-point sum of so many squares may be off by, relatively.
     slack = (values.size + 16) * 2.0**-52
     limit = clip * GRID
+    up, down = float(limit).as_integer_ratio()
     over = squares > limit**2 * (1.0 + slack)
     for close in np.flatnonzero(~over & (squares > limit**2 * (1.0 - slack))):
         exact = sum(number * number for number in values[owner == close].ravel().tolist())
-        over[close] = exact > Fraction(limit) ** 2
+        over[close] = exact * down**2 > up**2
     if not over.any():
         return reports
     factor = np.ones(len(squares))

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import math
 import re
-import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -184,6 +183,8 @@ def _known(language: str) -> str:
 
 
 def _read(name: str) -> dict[str, Any]:
+    import tomllib  # an agent that has nothing to say reads no catalogue
+
     return tomllib.loads((Path(__file__).parent / f"{name}.toml").read_text(encoding="utf-8"))
 
 

@@ -1,0 +1,75 @@
+"""One device's agent without the command line that started it.
+
+`sottovoce serve device STORE` becomes this process: what reads commands takes 6 MB, and an agent
+runs for weeks. Where something goes wrong the command line is loaded after all, which has the words
+for it.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn
+
+
+def speak_anywhere() -> None:
+    """A terminal without π shows "?" from now on, not a traceback."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+
+
+def become(given: dict[str, Any]) -> NoReturn:
+    """Replace this process by the agent of one store, which imports from the same places."""
+    places = os.pathsep.join(place or os.getcwd() for place in sys.path)
+    # One device's arrays are small: the threads that multiply matrices have buffers, and no work.
+    environment = {
+        **os.environ,
+        "PYTHONPATH": places,
+        "OPENBLAS_NUM_THREADS": "1",
+        "MALLOC_ARENA_MAX": "1",
+    }
+    command = [sys.executable, "-P", "-X", "no_debug_ranges", "-m", "sottovoce.alone"]
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execve(sys.executable, [*command, json.dumps(given)], environment)
+
+
+def serve(given: dict[str, Any]) -> Any:
+    """What the agent did."""
+    from sottovoce import compiled
+
+    compiled.leave_out()
+    from sottovoce.services.agent.process import Options, serve_devices
+
+    return serve_devices([Path(given["store"])], Options(**given["options"]))
+
+
+def main() -> None:
+    speak_anywhere()
+    given = json.loads(sys.argv[1])
+    try:
+        served = serve(given)
+    except BaseException as error:
+        from sottovoce.cli import ended
+
+        sys.exit(ended(_raising(error), given["json"]))
+    if given["json"]:
+        from sottovoce.cli import output
+
+        output.emit({"stores": served})
+
+
+def _raising(error: BaseException) -> Callable[[], NoReturn]:
+    def again() -> NoReturn:
+        raise error
+
+    return again
+
+
+if __name__ == "__main__":
+    main()
