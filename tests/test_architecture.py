@@ -72,7 +72,7 @@ LAYERS = [
     {"runs"},
     {"testing"},
     {"web"},
-    {"cli", "alone"},
+    {"cli"},
 ]
 RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
 

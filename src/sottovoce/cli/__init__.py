@@ -13,7 +13,6 @@ import typer
 import typer.core
 
 import sottovoce
-from sottovoce.alone import speak_anywhere
 from sottovoce.cli import (
     attack,
     budget,
@@ -53,6 +52,7 @@ from sottovoce.cli import (
 from sottovoce.cli.options import renamed
 from sottovoce.core.words import Said
 from sottovoce.errors import RunError, SottovoceError, Told, UsageError
+from sottovoce.services.agent.alone import speak_anywhere
 
 typer.core.HAS_RICH = False  # plain help: without rich it is there twice as fast
 

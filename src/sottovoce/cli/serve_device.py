@@ -9,9 +9,9 @@ from typing import Annotated, Any
 import click
 import typer
 
-from sottovoce import alone
 from sottovoce.cli import output
 from sottovoce.cli.options import AgentsServer, Json, PlaintextTrial
+from sottovoce.services.agent import alone
 
 
 def device(

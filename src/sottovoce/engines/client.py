@@ -21,11 +21,11 @@ from typing import Any
 
 from sottovoce.engines.connection import (
     Address,
-    Connection,
-    Head,
+    AnswerHead,
     NoConnection,
     NotHttp,
     Patience,
+    WebConnection,
 )
 from sottovoce.errors import (
     KeyTrouble,
@@ -161,7 +161,7 @@ class Client:
         self._context = None if plaintext else device_context(ca_pem)
         self._patience = patience
         self._longest = longest
-        self._kept: Connection | None = None
+        self._kept: WebConnection | None = None
         self._turn = asyncio.Lock()
         self._part = _Part("")
 
@@ -286,7 +286,7 @@ class Client:
                     await self.rest()
 
     async def _receive(
-        self, there: Connection, limit: int, part: _Part | None
+        self, there: WebConnection, limit: int, part: _Part | None
     ) -> tuple[int, Mapping[str, str], bytes]:
         head = await there.head()
         told = head.headers
@@ -319,11 +319,11 @@ class Client:
             ) from error
         return head.status, told, b"" if wanted else bytes(body)
 
-    async def _open(self) -> Connection:
+    async def _open(self) -> WebConnection:
         if self._kept is not None and self._kept.ready:
             return self._kept
         await self.rest()
-        return await Connection.open(self._address, self._context, self._patience)
+        return await WebConnection.open(self._address, self._context, self._patience)
 
 
 class ServiceClient(Client):
@@ -361,7 +361,7 @@ def _checked(url: str, plaintext: bool) -> Address:
     return dataclasses.replace(address, secure=False) if plaintext else address
 
 
-def _continues(head: Head, part: _Part) -> bool:
+def _continues(head: AnswerHead, part: _Part) -> bool:
     told = head.headers
     same = told.get("etag", "") == part.etag
     same = same and told.get("content-encoding", "") == part.encoding

@@ -75,7 +75,7 @@ class Address:
 
 
 @dataclass(frozen=True, slots=True)
-class Head:
+class AnswerHead:
     """How an answer begins."""
 
     status: int
@@ -85,7 +85,7 @@ class Head:
     """Bytes that it took on the way."""
 
 
-class Connection:
+class WebConnection:
     """An open connection. One request is answered to its end before the next one is made."""
 
     def __init__(self, stream: _Stream, patience: Patience) -> None:
@@ -96,7 +96,7 @@ class Connection:
     @classmethod
     async def open(
         cls, address: Address, context: ssl.SSLContext | None, patience: Patience
-    ) -> Connection:
+    ) -> WebConnection:
         """Raises `NoConnection`, from what stood in the way."""
         loop = asyncio.get_running_loop()
         port = address.port or (443 if address.secure else 80)
@@ -131,15 +131,15 @@ class Connection:
             request = h11.Request(method=method, target=path, headers=headers)
         except (h11.LocalProtocolError, UnicodeError) as error:
             raise ValueError("such a request cannot be made") from error
-        sent = cast(bytes, self._http.send(request))
+        sent = self._http.send(request)
         if body:
-            sent += cast(bytes, self._http.send(h11.Data(data=body)))
-        sent += cast(bytes, self._http.send(h11.EndOfMessage()))
+            sent += self._http.send(h11.Data(data=body))
+        sent += self._http.send(h11.EndOfMessage())
         async with asyncio.timeout(self._patience.step):
             await self._stream.write(sent)
         return len(sent)
 
-    async def head(self) -> Head:
+    async def head(self) -> AnswerHead:
         """How the answer begins."""
         while not isinstance(event := await self._next(), h11.Response):
             if not isinstance(event, h11.InformationalResponse) or event.status_code == 101:
@@ -150,7 +150,7 @@ class Connection:
             size += len(name) + len(value) + 4
             key, text = name.decode("latin-1"), value.decode("latin-1")
             told[key] = f"{told[key]}, {text}" if key in told else text
-        return Head(event.status_code, told, size)
+        return AnswerHead(event.status_code, told, size)
 
     async def parts(self) -> AsyncIterator[bytes]:
         """The answer's body, as it comes."""
@@ -160,7 +160,7 @@ class Connection:
             self._http.start_next_cycle()
             self._idle_since = time.monotonic()
 
-    async def _next(self) -> h11.Event | type[h11.PAUSED]:
+    async def _next(self) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
         try:
             while (event := self._http.next_event()) is h11.NEED_DATA:
                 async with asyncio.timeout(self._patience.answer):

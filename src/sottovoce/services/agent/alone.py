@@ -11,9 +11,11 @@ import io
 import json
 import os
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
+
+WORD = "--alone"
+"""By which `python -m sottovoce` knows the agent; what was asked for follows."""
 
 
 def speak_anywhere() -> None:
@@ -33,7 +35,7 @@ def become(given: dict[str, Any]) -> NoReturn:
         "OPENBLAS_NUM_THREADS": "1",
         "MALLOC_ARENA_MAX": "1",
     }
-    command = [sys.executable, "-P", "-X", "no_debug_ranges", "-m", "sottovoce.alone"]
+    command = [sys.executable, "-P", "-X", "no_debug_ranges", "-m", "sottovoce", WORD]
     sys.stdout.flush()
     sys.stderr.flush()
     os.execve(sys.executable, [*command, json.dumps(given)], environment)
@@ -47,29 +49,3 @@ def serve(given: dict[str, Any]) -> Any:
     from sottovoce.services.agent.process import Options, serve_devices
 
     return serve_devices([Path(given["store"])], Options(**given["options"]))
-
-
-def main() -> None:
-    speak_anywhere()
-    given = json.loads(sys.argv[1])
-    try:
-        served = serve(given)
-    except BaseException as error:
-        from sottovoce.cli import ended
-
-        sys.exit(ended(_raising(error), given["json"]))
-    if given["json"]:
-        from sottovoce.cli import output
-
-        output.emit({"stores": served})
-
-
-def _raising(error: BaseException) -> Callable[[], NoReturn]:
-    def again() -> NoReturn:
-        raise error
-
-    return again
-
-
-if __name__ == "__main__":
-    main()
