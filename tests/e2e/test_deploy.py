@@ -432,9 +432,9 @@ def _check_operator(root: Path, said: str) -> None:
     assert "Shut out: 1\nShut out: nobody" in said
     assert re.search(r"1  \w+ .*  Bruno, by the river\n", said)
     assert said.index("No new round is opened") < said.index("Rounds go on; they were paused")
-    assert "240 items, 1 that are gone, 23 places to spare" in said
+    assert "240 items, 1 that is gone, 23 places to spare" in said
     assert "algorithm.triples = 30" in said
-    assert re.search(r"\(command\): pause; why new disk\n", said)
+    assert re.search(r"\(command\): rounds paused: new disk\n", said)
     assert "The server's certificate is new; restart the server, or send it SIGHUP." in said
     if shutil.which("curl"):
         assert f"sottovoce_round {ROUNDS}.0" in said

@@ -1,5 +1,4 @@
-// All that ties a page to a program on loopback: each call is one request to it, with the page's
-// token.
+// All that ties a page to a program on loopback: a call is one request, with the page's token.
 
 import { Trouble } from "./trouble.js";
 import { said } from "./words.js";

@@ -1,5 +1,4 @@
-// The bar of news: a sentence of what was done, for a while, or of what went wrong, until it is
-// closed.
+// The bar of news: what was done, for a while; what went wrong, until it is closed.
 
 import { button, h, put } from "./dom.js";
 

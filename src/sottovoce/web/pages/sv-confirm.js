@@ -1,5 +1,4 @@
-// A question before something that cannot be undone: what it means first, then a second press, and
-// a word to type where much is lost.
+// A question before what cannot be undone: what it means, a second press, a word to type.
 
 import { button, h } from "./dom.js";
 import { said, say } from "./words.js";

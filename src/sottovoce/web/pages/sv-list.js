@@ -1,4 +1,4 @@
-// A list of any length of which only what is seen is drawn; pages are asked for as they are needed.
+// A list of any length: only what is seen is drawn, and asked for then.
 
 import { h, put, set } from "./dom.js";
 

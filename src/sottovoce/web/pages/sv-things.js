@@ -11,6 +11,7 @@ const PAUSE = 200;
 export class Things extends Part {
 	pause = 0;
 	drawnFor = "";
+	lawsFor = "";
 	query = h("input", { type: "search", id: "things-query", autocomplete: "off" });
 	count = h("p", { role: "status", class: "count" });
 	help = h("p");
@@ -99,27 +100,17 @@ export class Things extends Part {
 	 * @param {Category[]} categories
 	 */
 	laws(categories) {
-		put(
-			this.rules,
-			...categories.map((one) =>
-				h(
-					"li",
-					{},
-					toggle(
-						h(
-							"span",
-							{},
-							one.name,
-							" ",
-							h("span", { class: "quiet" }, said("page.category_count", { n: one.count }), " · ", standing(one.on)),
-						),
-						one.on,
-						(on, self) => void this.turn([one.name], on, self),
-						{ "data-rule": one.name },
-					),
-				),
-			),
-		);
+		const now = JSON.stringify([categories, this.never, this.titles.size]);
+		if (now === this.lawsFor) return; // drawn anew while she presses it, a switch hears nothing
+		this.lawsFor = now;
+		/** @param {Category} one */
+		const law = (one) => {
+			const many = said("page.category_count", { n: one.count });
+			const label = h("span", {}, one.name, " ", h("span", { class: "quiet" }, many, " · ", standing(one.on)));
+			const rule = { "data-rule": one.name };
+			return h("li", {}, toggle(label, one.on, (on, self) => void this.turn([one.name], on, self), rule));
+		};
+		put(this.rules, ...categories.map(law));
 		const known = new Set(categories.map((one) => one.name));
 		const others = this.never.filter((name) => !known.has(name));
 		this.others.hidden = others.length === 0;
@@ -127,15 +118,9 @@ export class Things extends Part {
 			this.advance,
 			...others.map((rule) => {
 				const name = this.titles.get(rule) || rule;
-				return h(
-					"li",
-					{},
-					h("span", {}, name),
-					button(said("page.lift"), () => void this.turn([rule, name], true), {
-						class: "small",
-						"aria-label": said("page.lift_name", { name }),
-					}),
-				);
+				const props = { class: "small", "aria-label": said("page.lift_name", { name }) };
+				const lift = () => void this.turn([rule, name], true);
+				return h("li", {}, h("span", {}, name), button(said("page.lift"), lift, props));
 			}),
 		);
 	}
@@ -152,26 +137,17 @@ export class Things extends Part {
 		const name = thing.title || thing.item;
 		const ruled = !thing.on && thing.by === "category";
 		const names = [thing.item, ...(thing.former ?? []), thing.title];
+		const rules = thing.categories.filter((one) => this.never.includes(one));
+		const quiet = ruled
+			? [said("page.thing_by_category", { name: rules })]
+			: [standing(thing.on), " · ", () => about(thing)];
 		return h(
 			"div",
 			{ class: "thing" },
-			toggle(
-				name,
-				thing.on,
-				(on, self) => ruled || void this.turn(names, on, self),
-				{ "aria-disabled": ruled && "true" },
-			),
-			h(
-				"span",
-				{ class: "quiet" },
-				...(ruled
-					? [
-							said("page.thing_by_category", {
-								name: thing.categories.filter((one) => this.never.includes(one)),
-							}),
-						]
-					: [standing(thing.on), " · ", () => about(thing)]),
-			),
+			toggle(name, thing.on, (on, self) => ruled || void this.turn(names, on, self), {
+				"aria-disabled": ruled && "true",
+			}),
+			h("span", { class: "quiet" }, ...quiet),
 			button(said("page.remove"), () => void this.forget(thing), {
 				class: "plain",
 				"aria-label": said("page.remove_name", { name }),
@@ -192,8 +168,10 @@ export class Things extends Part {
 			const rest = this.never.filter((name) => !names.includes(name));
 			return provider.choose(store.id, { never_send: on ? rest : [...rest, names[0]] });
 		}, said(on ? "page.thing_may" : "page.thing_never", { name: names.at(-1) || names[0] }));
+		if (done) return;
 		// The switch shows what she asked for, which did not come about.
-		if (!done) void this.find(false);
+		this.lawsFor = "";
+		void this.find(false);
 	}
 
 	/** @param {Thing} thing */
