@@ -2,34 +2,35 @@
 
 from __future__ import annotations
 
-import json
 import sys
-from typing import NoReturn
+from typing import Any
 
 from sottovoce.services.agent import alone
 
 
 def main() -> None:
     """Entry point of the command, in a process of its own."""
-    if sys.argv[1:2] == [alone.WORD]:
-        _alone()
+    given = alone.given(sys.argv[1:])
+    if given is not None:
+        _alone(given)
     else:
         from sottovoce.cli import main as command
 
         command(may_become=True)
 
 
-def _alone() -> None:
+def _alone(given: dict[str, Any]) -> None:
     """One device's agent. The command line is loaded only for its words."""
     alone.speak_anywhere()
-    given = json.loads(sys.argv[2])
     try:
         served = alone.serve(given)
     except BaseException as error:
         trouble = error
-        from sottovoce.cli import ended
+        from sottovoce.cli import ended, output
 
-        def again() -> NoReturn:
+        def again() -> int:
+            if isinstance(trouble, KeyboardInterrupt):
+                return output.Interrupted.exit_code
             raise trouble
 
         sys.exit(ended(again, given["json"]))

@@ -26,7 +26,7 @@ def read_only(values: NDArray[Any], dtype: DTypeLike) -> NDArray[Any]:
 
 def distinct(values: NDArray[Any]) -> NDArray[Any]:
     """In order, each once. `np.unique` does this, but loads masked arrays, which no device has."""
-    ordered = np.sort(values)
+    ordered = np.sort(values, axis=None)
     return ordered[np.concatenate(([True], ordered[1:] != ordered[:-1]))[: len(ordered)]]
 
 

@@ -117,9 +117,10 @@ class WebConnection:
 
     @property
     def ready(self) -> bool:
-        """Whether another request can be made."""
-        idle = self._http.our_state is h11.IDLE and time.monotonic() - self._idle_since
-        return idle is not False and idle < _KEPT_SECONDS and self._stream.quiet
+        """Whether another request can be made. What came behind an answer is none to the next."""
+        if self._http.our_state is not h11.IDLE or self._http.trailing_data[0]:
+            return False
+        return time.monotonic() - self._idle_since < _KEPT_SECONDS and self._stream.quiet
 
     def drop(self) -> None:
         """Hang up at once."""

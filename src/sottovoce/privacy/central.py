@@ -97,10 +97,10 @@ def clip_reports(reports: DeviceReports, clip: float) -> DeviceReports:
     # What the floating-point sum of so many squares may be off by, relatively.
     slack = (values.size + 16) * 2.0**-52
     limit = clip * GRID
-    up, down = float(limit).as_integer_ratio()
     over = squares > limit**2 * (1.0 + slack)
     for close in np.flatnonzero(~over & (squares > limit**2 * (1.0 - slack))):
         exact = sum(number * number for number in values[owner == close].ravel().tolist())
+        up, down = float(limit).as_integer_ratio()
         over[close] = exact * down**2 > up**2
     if not over.any():
         return reports

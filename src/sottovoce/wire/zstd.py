@@ -1,6 +1,6 @@
 """zstd, by whatever brings it: Python itself since 3.14, the same library for earlier ones, which
 comes with the services, or pyarrow, which every installation has and which takes 25 MB of memory.
-All give the same bytes."""
+What one of them reads the others read, to the same bytes: one frame, and nothing behind it."""
 
 from __future__ import annotations
 
@@ -14,6 +14,13 @@ _LEVEL = 3
 _WINDOW = 23
 """Logarithm of the memory that unpacking may take, 8 MB: what every reader of zstd should grant
 (RFC 8878), and no writer of ours asks for."""
+
+
+_MOST_BLOCKS, _SMALL_BLOCK = 1 << 16, 256
+"""Of so many blocks, or of blocks of so many bytes, no more are read: to count a message of nothing
+but empty ones takes time."""
+_MAGIC = bytes.fromhex("28b52ffd")
+_BROKEN = "what was compressed is broken, is not whole, or has something behind it"
 
 
 def compress(plain: bytes) -> bytes:
@@ -30,6 +37,7 @@ def compress(plain: bytes) -> bytes:
 
 def decompress(packed: bytes, most: int) -> bytes:
     """What was packed, or its first `most` bytes. Raises `ValueError` where it is broken."""
+    _check_frame(packed, most)
     library = _library()
     plain: bytes
     if library is None:
@@ -39,7 +47,7 @@ def decompress(packed: bytes, most: int) -> bytes:
             with pa.CompressedInputStream(pa.BufferReader(packed), "zstd") as source:
                 plain = source.read(most)
         except (OSError, pa.ArrowException) as error:
-            raise ValueError("what was compressed is broken") from error
+            raise ValueError(_BROKEN) from error
         return plain
     opened = library.ZstdDecompressor(
         options={library.DecompressionParameter.window_log_max: _WINDOW}
@@ -47,15 +55,41 @@ def decompress(packed: bytes, most: int) -> bytes:
     try:
         plain = opened.decompress(packed, most)
     except library.ZstdError as error:
-        raise ValueError("what was compressed is broken") from error
-    if opened.unused_data or (len(plain) < most and not opened.eof):
-        raise ValueError("what was compressed is not whole, or has something behind it")
+        raise ValueError(_BROKEN) from error
+    if len(plain) < most and not opened.eof:
+        raise ValueError(_BROKEN)
     return plain
 
 
 def is_loaded() -> bool:
     """Whether somebody has had to do with zstd already."""
     return any(name in sys.modules for name in (*_LIBRARIES, "pyarrow"))
+
+
+def _check_frame(packed: bytes, most: int) -> None:
+    """Raises `ValueError` where this is not one frame (RFC 8878, 3.1.1) that asks for little
+    memory. The libraries differ in what else they take."""
+    if len(packed) < 6 or packed[:4] != _MAGIC:
+        raise ValueError(_BROKEN)
+    told = packed[4]
+    alone = told >> 5 & 1  # one segment: its window is its length
+    at = 6 - alone + (0, 1, 2, 4)[told & 3]
+    width = (alone, 2, 4, 8)[told >> 6]
+    if alone:
+        window = int.from_bytes(packed[at : at + width], "little") + 256 * (width == 2)
+    else:
+        exponent, eighths = divmod(packed[5], 8)
+        window = (8 + eighths) << (7 + exponent)
+    at += width
+    last = 0
+    for _ in range(max(_MOST_BLOCKS, most // _SMALL_BLOCK)):
+        block = int.from_bytes(packed[at : at + 3], "little")
+        last, repeats = block & 1, block >> 1 & 3 == 1
+        at += 3 + (1 if repeats else block >> 3)
+        if last or at >= len(packed):
+            break
+    if not last or at + 4 * (told >> 2 & 1) != len(packed) or window > 1 << _WINDOW:
+        raise ValueError(_BROKEN)
 
 
 @functools.cache

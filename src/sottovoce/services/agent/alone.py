@@ -41,6 +41,17 @@ def become(given: dict[str, Any]) -> NoReturn:
     os.execve(sys.executable, [*command, json.dumps(given)], environment)
 
 
+def given(words: list[str]) -> dict[str, Any] | None:
+    """What `become` asked for; None where these are the words of somebody else."""
+    if len(words) != 2 or words[0] != WORD:
+        return None
+    try:
+        told = json.loads(words[1])
+    except ValueError:
+        return None
+    return told if isinstance(told, dict) and {"store", "options", "json"} <= set(told) else None
+
+
 def serve(given: dict[str, Any]) -> Any:
     """What the agent did."""
     from sottovoce import compiled
