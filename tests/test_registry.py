@@ -437,3 +437,49 @@ def test_the_command_line_refuses_bad_files_in_one_sentence(tmp_path):
     done = command("components", "fish")
     assert done.returncode == 2
     assert "there is no kind 'fish' of components; there are" in done.stderr
+
+
+def test_the_command_line_tells_of_packages_that_are_broken(tmp_path):
+    """They are loaded only where our own names do not suffice; nobody may miss their trouble."""
+    installed(tmp_path, "bad-ones", "bad_ones", "import nothing_of_this_name\n")
+    (tmp_path / "wrong.toml").write_text('[algorithm]\nname = "worse"\n')
+    places = os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH", "")]))
+    bad = "the components of bad-ones (bad_ones) cannot be loaded: ModuleNotFoundError"
+    done = python(
+        """
+        from sottovoce.cli import call
+        print(call(["components", "baseline", "--json"]))
+        print(call(["run", "wrong.toml", "--json"]))
+        """,
+        cwd=tmp_path,
+        PYTHONPATH=places,
+    )
+    listed, good, refused, code = done.stdout.splitlines()
+    assert (good, code) == ("0", "2")
+    assert json.loads(listed)["components"]
+    assert done.stderr.startswith(f"sottovoce: {bad}")
+    said = json.loads(refused)["error"]
+    assert "'worse'" in said
+    assert bad in said
+
+
+def test_every_look_that_may_miss_something_loads_the_packages(tmp_path):
+    installed(tmp_path, "bad-ones", "bad_ones", "import nothing_of_this_name\n")
+    places = os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH", "")]))
+    done = python(
+        """
+        from sottovoce import registry
+        from sottovoce.baselines import BASELINES as R
+        looks = [
+            lambda: R["top-pop"], lambda: R.get("top-pop"), lambda: "top-pop" in R,
+            lambda: R.get("worse"), lambda: "worse" in R, lambda: list(R), lambda: len(R),
+        ]
+        for look in looks:
+            registry._packages_loaded = False
+            registry._troubles.clear()
+            look()
+            print("bad-ones" in R.hint)
+        """,
+        PYTHONPATH=places,
+    )
+    assert done.stdout.split() == ["False"] * 3 + ["True"] * 4

@@ -47,7 +47,7 @@ def given(words: list[str]) -> dict[str, Any] | None:
         return None
     try:
         told = json.loads(words[1])
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return told if isinstance(told, dict) and {"store", "options", "json"} <= set(told) else None
 
