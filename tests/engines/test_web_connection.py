@@ -15,7 +15,8 @@ from sottovoce.errors import Unreachable
 from sottovoce.parties.leaving import Booked, let_go
 
 OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
-LARGE = bytes(1_000_000)
+LARGE = bytes(6_000_000)
+"""More than the buffers of two sockets here."""
 SOON = Patience(step=5.0, answer=5.0)
 
 
@@ -234,7 +235,7 @@ def test_a_server_that_reads_nothing_is_left():
 
     async def push(server, to):
         with pytest.raises(TimeoutError):
-            await answer(to, "/", bytes(8_000_000))  # more than the buffers of two sockets
+            await answer(to, "/", LARGE)
 
     visit(deaf, push, Patience(step=0.1, answer=5.0))
 
