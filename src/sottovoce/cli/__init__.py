@@ -72,7 +72,7 @@ EXTRA_OF = {
     "sklearn": "attacks",
     **dict.fromkeys(
         (
-            *("apsw", "cryptography", "httptools", "httpx2", "prometheus_client", "psycopg"),
+            *("apsw", "cryptography", "h11", "httptools", "httpx2", "prometheus_client", "psycopg"),
             *("sqlalchemy", "starlette", "structlog", "uvicorn", "uvloop"),
         ),
         "web",
