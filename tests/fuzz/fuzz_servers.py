@@ -49,7 +49,7 @@ from sottovoce.stores.keys import RoleTokens, operator_token
 from sottovoce.stores.operating import LastContacts
 from sottovoce.stores.places import set_place_rules
 from sottovoce.stores.server_folder import ShufflerSecrets, create_folder, invite, proxy_token
-from sottovoce.wire import frames, signing
+from sottovoce.wire import frames, signing, zstd
 from sottovoce.wire import masked as masked_wire
 from sottovoce.wire import reports as report_wire
 from sottovoce.wire import shared as shared_wire
@@ -301,7 +301,7 @@ class ServerTarget(ServiceTarget):
         head = bytearray(body[:size])
         if len(head) == size:
             head[5] = 1
-        return bytes(head) + report_wire._codec().compress(content or b"\0", asbytes=True)
+        return bytes(head) + zstd.compress(content or b"\0")
 
     # --- what must hold ---------------------------------------------------------------------------
 
