@@ -114,7 +114,7 @@ class Planted:
         return self.table[users]
 
 
-def fake_infer(table, labels, private, rng, *, attribute):
+def fake_infer(table, labels, private, rng, *, attribute, each):
     """The nearest class mean instead of three families."""
     codes, rows = labels.codes, np.asarray(table, dtype=np.float64)
     if len(np.unique(codes[~private])) < 2:
