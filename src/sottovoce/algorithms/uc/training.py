@@ -141,10 +141,10 @@ class ItemPairs(Redacted):
         n, n_items, place = len(keys), history.n_items, keys.device
         counts_there = history.counts
         # Row c: the items of client c, then a number that no item has.
-        own = np.full((n, int(counts_there.max())), n_items, dtype=np.int64)
-        own[np.arange(own.shape[1]) < counts_there[:, None]] = history.items
-        mine = torch.from_numpy(own).to(place)
         counts = torch.from_numpy(counts_there.astype(np.int64)).to(place)[:, None]
+        mine = torch.full((n, int(counts_there.max())), n_items, device=place)
+        there = torch.arange(mine.shape[1], device=place) < counts
+        mine[there] = torch.from_numpy(history.items.astype(np.int64)).to(place)
         word = words(keys, epochs * pairs * negatives)
         high, low = (word[:, ::negatives] >> 32) & 0xFFFFFFFF, word & 0xFFFFFFFF
         positive = mine.gather(1, (high * counts) >> 32)
@@ -302,10 +302,10 @@ def _pull(
     wishes, which = torch.unique(weight[:, here].double(), dim=0, return_inverse=True)
     plain = torch.eye(len(bends[0]), dtype=torch.float64, device=weight.device)
     sums = [sum((w * b for w, b in zip(wish, bends, strict=True)), plain) for wish in wishes]
-    inverses, wrong = zip(*(torch.linalg.inv_ex(each) for each in sums), strict=True)
+    inverses, wrong = zip(*(torch.linalg.inv_ex(each.cpu()) for each in sums), strict=True)
     if any(map(bool, wrong)):
         raise Diverged(WILD)
-    kept = torch.stack(inverses)[which]
+    kept = torch.stack(inverses).to(weight.device)[which]
     return kept.float(), (kept * goal[:, None]).sum(dim=-1).float()
 
 
@@ -636,6 +636,6 @@ def _check(model: UCModel, clients: Clients) -> None:
             raise DataError(f"{attribute.name}: a label names a class that its filter lacks")
     rows = slice(None) if model.recommender.needs_whole_cohort else torch.tensor(clients.rows)
     networks = [weight for some in (model.towers, *model.filters) for weight in some.values()]
-    for weight in (model.users[rows], model.items, *networks):
-        if not bool(weight.isfinite().all()):
-            raise Diverged("the model has weights that are not finite numbers")
+    every = [weight.isfinite().all() for weight in (model.users[rows], model.items, *networks)]
+    if not bool(torch.stack(every).all()):  # one look at a GPU, not one for each
+        raise Diverged("the model has weights that are not finite numbers")
