@@ -421,12 +421,10 @@ def test_who_takes_no_part_learns_at_home_and_sends_nothing():
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-@pytest.mark.parametrize("size", [SMALL.embedding_size, 16])  # kernels are for the second
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_gpu_gives_the_same_round(kind, size):
+def test_a_gpu_gives_the_same_round(kind):
     consent = consent_of({3: ("gender",), 5: ("age", "gender")})
-    settings = replace(SMALL, recommender=kind, embedding_size=size)
-    here, there = (built(settings, consent) for _ in range(2))
+    here, there = (built(replace(SMALL, recommender=kind), consent) for _ in range(2))
     there.accelerate("cuda")
     rounds(here, 2)
     rounds(there, 2)

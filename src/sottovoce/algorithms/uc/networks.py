@@ -215,7 +215,7 @@ class Guesses:
         less and less. What devices send may be noise, so that nothing here relies on moments that
         can be."""
         place, square = shares.device, weights["moments"].double()
-        # On the processor: a GPU takes longer for so small a table, and makes others wait.
+        # On the processor: so small a table need not wait for a GPU that others use.
         spread, axes = (x.to(place) for x in torch.linalg.eigh(((square + square.mT) / 2).cpu()))
         spread = spread.clamp(min=0.0)
         usual = spread.mean().clamp(min=_LEAST)
