@@ -360,7 +360,7 @@ Guess = tuple[str, bool, float, float, list[Floats], list[Floats]]
 and those to guess by, [users, classes]."""
 
 
-class Course(NamedTuple):
+class Lessons(NamedTuple):
     """What all lessons of an attack share."""
 
     public: Floats
@@ -374,7 +374,7 @@ class Task(NamedTuple):
     from all, and those asked are the private users."""
 
     learn: Callable[[Lesson], Answers]
-    course: Course
+    lessons: Lessons
     setting: Setting
     stops: Stops
     seed: int
@@ -382,7 +382,7 @@ class Task(NamedTuple):
 
 
 def _teach(task: Task) -> Answers:
-    public, asked, codes, folds = task.course
+    public, asked, codes, folds = task.lessons
     users = folds != task.fold
     weights = np.bincount(codes).astype(np.float64)[codes[users]] ** -task.setting[1]
     taught = (public[users], codes[users], weights / weights.mean(), task.setting[0], task.stops)
@@ -400,11 +400,11 @@ def _attack(
     shuffled = rng.child("folds").generator().permutation(len(codes))
     folds = np.empty(len(codes), dtype=np.int64)
     folds[shuffled[np.argsort(codes[shuffled], kind="stable")]] = np.arange(len(codes)) % FOLDS
-    course = Course(public, asked, codes, folds)
+    lessons = Lessons(public, asked, codes, folds)
 
     def task(name: str, setting: Setting, stops: Stops, seed: int, fold: int = -1) -> Task:
         key = rng.child("learn", name, seed).key & 0xFFFFFFFF
-        return Task(families[name].learn, course, setting, stops, key, fold)
+        return Task(families[name].learn, lessons, setting, stops, key, fold)
 
     def fair(p: Floats, setting: Setting) -> Floats:
         p = p * sizes ** setting[1]
