@@ -115,6 +115,18 @@ def built():
     return CLIENT / "dist"
 
 
+@cache
+def bundled(source):
+    """A script of the library's tests as one text, for a page to evaluate."""
+    installed()
+    build = CLIENT / "node_modules" / ".bin" / "esbuild"
+    told = subprocess.run(
+        [build, source, "--bundle", "--format=iife", "--log-level=error"], cwd=CLIENT,
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    return told.stdout
+
+
 class TabTrial(HttpsTrial):
     """A trial in which some residents have no agent: their devices are tabs."""
 

@@ -619,7 +619,7 @@ function pick(found: { round: number; attempt: number; state: string }) {
 /** What went wrong, in words that hold nothing private. */
 function sentence(error: unknown): string {
   if (error instanceof SottovoceError) return error.message;
-  return "this device could not go on, and nothing was sent; if it lasts, tell the authors of Sottovoce";
+  return "this device cannot go on, and sends nothing more; if it lasts, tell the authors of Sottovoce";
 }
 
 // --- between a page and its worker -----------------------------------------------------------------

@@ -14,6 +14,7 @@ import type { Disk } from "../src/store/disk.ts";
 import { Transport } from "../src/transport.ts";
 import {
   Browser,
+  bookOf,
   choose,
   Fate,
   type Posted,
@@ -513,18 +514,6 @@ async function killed(at: number, after: boolean, world = new World(), price = 1
     ["arrived", "arrived"],
   );
   return { died, calls: fate.calls };
-}
-
-async function bookOf(opened: Awaited<ReturnType<Browser["open"]>>) {
-  return read(opened, async (store) => {
-    const rounds = await store.rounds();
-    const { totals, spent } = await store.budget();
-    return {
-      rounds,
-      releases: totals.reduce((sum, one) => sum + one.releases, 0),
-      spent: spent.reduce((sum, [epsilon, many]) => sum + epsilon * many, 0),
-    };
-  });
 }
 
 test("killed at any moment, a device mixes nothing up", async () => {

@@ -307,3 +307,16 @@ export async function settle(opened: Opened, world: World): Promise<void> {
   const shares = { takesPart: true, sharePositives: 0.5 };
   await choose(opened, world.width === FPL_WIDTH ? shares : own);
 }
+
+/** What she has on record, and what it has cost. */
+export async function bookOf(opened: Opened) {
+  return read(opened, async (store) => {
+    const rounds = await store.rounds();
+    const { totals, spent } = await store.budget();
+    return {
+      rounds,
+      releases: totals.reduce((sum, one) => sum + one.releases, 0),
+      spent: spent.reduce((sum, [epsilon, many]) => sum + epsilon * many, 0),
+    };
+  });
+}

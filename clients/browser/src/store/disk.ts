@@ -49,16 +49,16 @@ export function storeTrouble(error: unknown): StorageTrouble {
   const name = error instanceof Error || error instanceof DOMException ? error.name : "";
   if (name === "QuotaExceededError") {
     return new StorageTrouble(
-      "the browser has no room left for what is kept on this device; nothing was sent: make room, or forget something here",
+      "the browser has no room left for what is kept on this device; nothing more is sent: make room, or forget something here",
     );
   }
   if (name === "DataCloneError") {
     return new StorageTrouble(
-      "this browser cannot keep a key in its store (a private window may be why); nothing was sent",
+      "this browser cannot keep a key in its store (a private window may be why); nothing is sent",
     );
   }
   return new StorageTrouble(
-    "the browser's store on this device cannot be used; nothing was sent: see whether the window is a private one, or site data is switched off",
+    "the browser's store on this device cannot be used; nothing more is sent: see whether the window is a private one, or site data is switched off",
   );
 }
 
@@ -70,11 +70,13 @@ function asked<T>(request: IDBRequest<T>): Promise<T> {
 }
 
 function ended(transaction: IDBTransaction): Promise<void> {
-  return new Promise((resolve, reject) => {
+  const end = new Promise<void>((resolve, reject) => {
     transaction.oncomplete = () => resolve();
     transaction.onerror = () => reject(transaction.error);
     transaction.onabort = () => reject(transaction.error ?? new DOMException("gone", "AbortError"));
   });
+  end.catch(() => undefined); // a request within it may have failed first, and is told of
+  return end;
 }
 
 /** A disk in IndexedDB. */
