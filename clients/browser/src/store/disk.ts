@@ -62,21 +62,30 @@ export function storeTrouble(error: unknown): StorageTrouble {
   );
 }
 
+/** Whoever waits for it is told how it ends; whoever does not any more, since something else failed
+ * first, has been told of that. */
+function awaited<T>(end: Promise<T>): Promise<T> {
+  end.catch(() => undefined);
+  return end;
+}
+
 function asked<T>(request: IDBRequest<T>): Promise<T> {
-  return new Promise((resolve, reject) => {
-    request.onsuccess = () => resolve(request.result);
-    request.onerror = () => reject(request.error);
-  });
+  return awaited(
+    new Promise((resolve, reject) => {
+      request.onsuccess = () => resolve(request.result);
+      request.onerror = () => reject(request.error);
+    }),
+  );
 }
 
 function ended(transaction: IDBTransaction): Promise<void> {
-  const end = new Promise<void>((resolve, reject) => {
-    transaction.oncomplete = () => resolve();
-    transaction.onerror = () => reject(transaction.error);
-    transaction.onabort = () => reject(transaction.error ?? new DOMException("gone", "AbortError"));
-  });
-  end.catch(() => undefined); // a request within it may have failed first, and is told of
-  return end;
+  return awaited(
+    new Promise((resolve, reject) => {
+      transaction.oncomplete = () => resolve();
+      transaction.onerror = () => reject(transaction.error);
+      transaction.onabort = () => reject(transaction.error ?? new DOMException("gone", "AbortError"));
+    }),
+  );
 }
 
 /** A disk in IndexedDB. */
