@@ -52,8 +52,9 @@ PAGE = b"""<!doctype html><html lang="en"><head><meta charset="utf-8"><title>a s
 SCRIPT = b"""import * as sottovoce from "/sottovoce.js";
 window.sottovoce = sottovoce;
 window.heard = [];
-window.opened = async (options) => {
-  const device = window.device = await sottovoce.openDevice(options);
+window.opened = async ({ odd, ...options }) => {
+  const worker = odd && new Worker(`/odd-worker.js?${odd}`, { type: "module" });
+  const device = window.device = await sottovoce.openDevice({ ...options, ...(odd && { worker }) });
   const events = ["trouble", "enrolled", "counted", "refused", "nothing sent", "shut out", "model"];
   for (const event of events) {
     device.addEventListener(event, ({ detail }) => window.heard.push([event, detail]));
@@ -67,6 +68,25 @@ window.said = async (work) => {
   }
 };
 document.body.dataset.ready = "yes";
+"""
+ODD = b"""// A worker in which a test has changed the browser: `shift` puts its clock so many seconds on,
+// `hurry` makes long waits so many times shorter, and `lacks` takes things away.
+const given = new URLSearchParams(self.location.search);
+let [shift, hurry] = ["shift", "hurry"].map((name) => Number(given.get(name) ?? 0));
+new BroadcastChannel("odd").onmessage = ({ data }) => { ({ shift = shift, hurry = hurry } = data); };
+const [now, wait, make] = [Date.now, self.setTimeout, SubtleCrypto.prototype.generateKey];
+Date.now = () => now() + 1000 * shift;
+self.setTimeout = (work, ms, ...more) =>
+  wait(work, hurry && ms >= 10_000 ? ms / hurry : ms, ...more);
+const lacks = (given.get("lacks") ?? "").split(",");
+SubtleCrypto.prototype.generateKey = function (how, ...more) {
+  if (!lacks.includes(how.name ?? how)) return make.call(this, how, ...more);
+  return Promise.reject(new DOMException("no", "NotSupportedError"));
+};
+const taken = { subtle: Crypto.prototype, indexedDB: self, locks: WorkerNavigator.prototype };
+for (const [name, owner] of Object.entries(taken)) {
+  if (lacks.includes(name)) Object.defineProperty(owner, name, { value: undefined });
+}
 """
 POLICY = (
     "default-src 'none'; script-src 'self'; connect-src 'self' https://127.0.0.1:*; "
@@ -172,12 +192,12 @@ class Front:
 
     `change(path, status, body)` makes something else of an answer; `before(path)` is told of each
     request, which goes nowhere if it says so, and `after(path)` when the server has answered;
-    `down` lets nobody through."""
+    `down` lets nobody through, and of answers at `drips` a byte comes now and then."""
 
     def __init__(self):
         self.upstream, self.down = None, False
         self.posted, self.asked = [], []
-        self.change = self.before = self.after = None
+        self.change = self.before = self.after = self.drips = None
         front = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -235,14 +255,21 @@ class Front:
             handler.send_header(name, value)
         handler.send_header("Content-Length", str(len(found)))
         handler.end_headers()
-        handler.wfile.write(found)
+        if path == self.drips:
+            for byte in found:
+                handler.wfile.write(bytes([byte]))
+                time.sleep(0.02)
+        else:
+            handler.wfile.write(found)
 
     def _own(self, path):
         own = {"Content-Security-Policy": POLICY, "Cache-Control": "no-store"}
         if path == "/":
             return 200, {**own, "Content-Type": "text/html"}, PAGE
-        if path == "/page.js":
-            return 200, {**own, "Content-Type": "text/javascript"}, SCRIPT
+        scripts = {"/page.js": SCRIPT, "/odd.js": ODD}
+        scripts["/odd-worker.js"] = b'import "/odd.js"; import "/sottovoce.js";'
+        if path in scripts:
+            return 200, {**own, "Content-Type": "text/javascript"}, scripts[path]
         if path in ("/sottovoce.js", "/service-worker.js"):
             content = (built() / path[1:]).read_bytes()
             return 200, {**own, "Content-Type": "text/javascript"}, content
