@@ -100,4 +100,3 @@ def test_a_tab_and_agents_make_the_simulations_model_and_ledgers(tmp_path, name)
     assert (refused["messages"], refused["why"]) == ([], "choice")
     assert len(best) == 5
     assert not page.troubles
-
