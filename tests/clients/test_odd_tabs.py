@@ -255,8 +255,8 @@ CANNOT = {
     "fpl sum": "noise, whose price a browser tab cannot count yet",
     "drift": "no server of Sottovoce",
 }
-"""Federations, and what of them a tab cannot do. Servers of DRIFT, whose users ask data owners, know
-none of the addresses that a device asks."""
+"""Federations, and what of them a tab cannot do. Servers of DRIFT, whose users ask data owners,
+know none of the addresses that a device asks."""
 
 
 class Documents(Front):
@@ -274,8 +274,9 @@ class Documents(Front):
         }  # fmt: skip
         documents = {"round": now, "terms": terms.to_table(), "catalogue": {"items": CATALOGUE}}
         self.found = {f"/v1/{name}": json.dumps(told).encode() for name, told in documents.items()}
-        rows = np.zeros((terms.n_items, terms.width), dtype=np.float32)
-        self.found["/v1/model/0"] = encode_model(ModelView(0, rows))
+        if terms.algorithm.name in ("fpl", "gram"):  # which a tab can read
+            rows = np.zeros((terms.n_items, terms.width), dtype=np.float32)
+            self.found["/v1/model/0"] = encode_model(ModelView(0, rows))
 
     def _forward(self, handler, body):
         found = self.found.get(handler.path.split("?")[0])

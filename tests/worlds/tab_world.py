@@ -69,11 +69,12 @@ window.said = async (work) => {
 };
 document.body.dataset.ready = "yes";
 """
-ODD = b"""// A worker in which a test has changed the browser: `shift` puts its clock so many seconds on,
-// `hurry` makes long waits so many times shorter, and `lacks` takes things away.
+ODD = b"""// A worker in which a test has changed the browser: `shift` puts its clock on by so many
+// seconds, `hurry` makes long waits so many times shorter, and `lacks` takes things away.
 const given = new URLSearchParams(self.location.search);
 let [shift, hurry] = ["shift", "hurry"].map((name) => Number(given.get(name) ?? 0));
-new BroadcastChannel("odd").onmessage = ({ data }) => { ({ shift = shift, hurry = hurry } = data); };
+const told = new BroadcastChannel("odd");
+told.onmessage = ({ data }) => { ({ shift = shift, hurry = hurry } = data); };
 const [now, wait, make] = [Date.now, self.setTimeout, SubtleCrypto.prototype.generateKey];
 Date.now = () => now() + 1000 * shift;
 self.setTimeout = (work, ms, ...more) =>
