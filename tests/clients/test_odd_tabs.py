@@ -2,26 +2,21 @@
 answer, a private window, a week without a network, a browser that lacks something, a federation in
 which a tab cannot take part. What leaves is right or nothing does, and she is told."""
 
-import json
 import threading
 from contextlib import contextmanager
 from dataclasses import replace
 
-import numpy as np
 import pytest
 from chromium import browser  # noqa: F401
 from consent_world import CATALOGUE, HISTORY, ITEMS, GramTown, gram_terms
 from kinds_world import TIERS, K, terms_of
-from tab_world import Front, asked, built, opened, said, tab_in, take_part, until
+from tab_world import Documents, Front, asked, built, opened, said, tab_in, take_part, until
 
 from sottovoce.algorithms.fmf.system import FMFConfig
 from sottovoce.core.links import Proxied
-from sottovoce.core.messages import ModelView
 from sottovoce.privacy.reports import KReports
-from sottovoce.wire.frames import PROTOCOL
 from sottovoce.wire.invitations import Invitation
 from sottovoce.wire.terms import Terms
-from sottovoce.wire.versions import encode_model
 
 pytestmark = pytest.mark.timeout(240)
 YEAR = 365 * 86_400
@@ -197,12 +192,7 @@ def test_after_a_week_offline_nothing_goes_to_rounds_and_terms_that_are_over(bro
         assert asked(page, "status")["report"]["state"] == "left"
         assert len(front.posted) == sent, "nothing leaves before she agrees"
         asked(page, "agree", pending["digest"])
-        until(
-            lambda: (
-                asked(page, "status")["report"] == {"round": 2, "attempt": 0, "state": "arrived"}
-            ),
-            90,
-        )
+        arrived(page, 2)
         states = [row["state"] for row in asked(page, "ledger") if row["what"] == "report"]
         assert asked(page, "status")["budget"]["spent"] > spent
     rounds = [int.from_bytes(body[8:12], "little") for body in reports(front)[1:]]
@@ -259,28 +249,8 @@ CANNOT = {
 know none of the addresses that a device asks."""
 
 
-class Documents(Front):
-    """The documents that a server of these terms publishes, for a tab to read."""
-
-    def __init__(self, terms):
-        super().__init__()
-        self.upstream, self.found = "", {}
-        if terms is None:
-            return
-        now = {
-            "protocol": PROTOCOL, "federation": terms.federation, "terms": terms.digest(),
-            "round": 0, "attempt": 0, "state": "open", "selection": "all", "model": 0,
-            "poll_seconds": 0.2,
-        }  # fmt: skip
-        documents = {"round": now, "terms": terms.to_table(), "catalogue": {"items": CATALOGUE}}
-        self.found = {f"/v1/{name}": json.dumps(told).encode() for name, told in documents.items()}
-        if terms.algorithm.name in ("fpl", "gram"):  # which a tab can read
-            rows = np.zeros((terms.n_items, terms.width), dtype=np.float32)
-            self.found["/v1/model/0"] = encode_model(ModelView(0, rows))
-
-    def _forward(self, handler, body):
-        found = self.found.get(handler.path.split("?")[0])
-        return (404, {}, b"") if found is None else (200, {}, found)
+class Server(Documents, Front):
+    """One that a page is loaded from, too."""
 
 
 def terms_called(name, folder):
@@ -296,7 +266,8 @@ def terms_called(name, folder):
 def test_a_tab_sends_nothing_to_a_federation_in_which_it_cannot_take_part(name, context, tmp_path):
     terms = None if name == "drift" else terms_called(name, tmp_path)
     built()
-    front = Documents(terms)
+    front = Server()
+    front.publish(terms, CATALOGUE)
     try:
         page = tab_in(context, front.url)
         token = None

@@ -4,6 +4,7 @@ origin as what it asks, and a real Chromium whose profile lies in a folder."""
 import contextlib
 import fcntl
 import http.client
+import json
 import os
 import shutil
 import signal
@@ -16,14 +17,18 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import numpy as np
 import pytest
 
+from sottovoce.core.messages import ModelView
 from sottovoce.experiment import Experiment
 from sottovoce.runs.devices import federation_of, world_of
 from sottovoce.services.trial import HttpsTrial
 from sottovoce.stores.device import CohortStore
 from sottovoce.stores.server_folder import open_folder
+from sottovoce.wire.frames import PROTOCOL
 from sottovoce.wire.invitations import kept_invitation
+from sottovoce.wire.versions import encode_model
 
 CHROMIUM = Path("/usr/bin/chromium")
 CLIENT = Path(__file__).parents[2] / "clients" / "browser"
@@ -294,6 +299,34 @@ class Front:
             return got.status, {n: v for n, v in got.getheaders() if n.lower() in passed}, found
         finally:
             line.close()
+
+
+class Documents:
+    """Of a front that has no server behind it: the documents that one of these terms would publish.
+    It takes whatever is posted."""
+
+    def publish(self, terms, catalogue, round=0, items=None):
+        """Nothing at all, as a server of another kind, where there are no terms."""
+        self.upstream, self.found = "", {}
+        if terms is None:
+            return
+        now = {
+            "protocol": PROTOCOL, "federation": terms.federation, "terms": terms.digest(),
+            "round": round, "attempt": 0, "state": "open", "selection": "all", "model": round,
+            "poll_seconds": 0.2,
+        }  # fmt: skip
+        documents = {"round": now, "terms": terms.to_table(), "catalogue": {"items": catalogue}}
+        documents["enrol"] = {"number": 0}
+        self.found = {f"/v1/{name}": json.dumps(told).encode() for name, told in documents.items()}
+        self.found["/v1/reports"] = b""
+        if terms.algorithm.name in ("fpl", "gram"):  # which a tab can read
+            none = np.zeros((terms.n_items, terms.width), dtype=np.float32)
+            view = ModelView(round, none if items is None else items)
+            self.found[f"/v1/model/{round}"] = encode_model(view)
+
+    def _forward(self, handler, body):
+        found = self.found.get(handler.path.split("?")[0])
+        return (404, {}, b"") if found is None else (200, {}, found)
 
 
 class Chromium:
