@@ -3,15 +3,14 @@ tab keeps back what its owner does not share, and over a secure sum."""
 
 import numpy as np
 import pytest
-from playwright.sync_api import sync_playwright
+from chromium import browser  # noqa: F401
 from tab_world import (
-    Chromium,
     Front,
     asked,
-    built,
     bundled,
     opened,
     said,
+    tab_in,
     take_part,
     trial_of,
     until,
@@ -19,6 +18,7 @@ from tab_world import (
 )
 
 from sottovoce.rng import streams_of
+from sottovoce.stores.device import CohortStore
 
 pytestmark = pytest.mark.timeout(300)
 ROUNDS = 3
@@ -48,44 +48,41 @@ def table(name):
 
 
 @pytest.mark.parametrize("name", LINKS)
-def test_a_tab_and_agents_make_the_simulations_model_and_ledgers(tmp_path, name):
-    built()
+def test_a_tab_and_agents_make_the_simulations_model_and_ledgers(browser, tmp_path, name):  # noqa: F811
     simulated, trial = trial_of(tmp_path / "services", **table(name))
     cohort = trial.world.cohort
     shares = cohort.consent.share_positives.tolist()
     tab = next(row for row, share in enumerate(shares) if share == 0.5)
     assert 1.0 in shares
     trial.tabs = (tab,)
-    front, give = Front(), bundled("test/given.ts")
-    with sync_playwright() as playwright, trial.running():
+    with Front() as front, trial.running(), browser.new_context() as context:
         front.upstream = upstream_of(trial)
-        chromium = Chromium(playwright, tmp_path / "profile", front)
-        try:
-            page = chromium.start()
-            opened(page, front, trial.invitation(tab))
-            page.evaluate(give)
-            secret = streams_of(trial.world.root_key).root_bytes().hex()
-            vector = cohort.vectors[tab].tolist()
-            page.evaluate("([...given]) => give(...given)", [front.url, secret, vector])
-            take_part(page, trial.visits(tab), epsilon=0, sharePositives=0.5)
-            trial.operator().raise_target(ROUNDS)
-            until(lambda: trial.round() == ROUNDS, 120, lambda: asked(page, "status"))
-            last = {"round": ROUNDS - 1, "attempt": 0, "state": "arrived"}
-            until(lambda: asked(page, "status")["report"] == last)
-            asked(page, "refresh")
-            model = trial.operator().model(ROUNDS, trial.world.terms)
-            status, told = asked(page, "status"), asked(page, "ledger")
-            best = asked(page, "recommend", 5)
-            # An ε is no limit where there is no noise: nothing leaves under it, and she is told.
-            asked(page, "choose", {"epsilon": 1.0})
-            trial.operator().raise_target(ROUNDS + 1)
-            until(lambda: "no noise to keep to it" in str(page.evaluate("heard")), 60)
-            refused = said(page, "preview")["found"]
-        finally:
-            chromium.stop()
-            front.close()
+        page = tab_in(context, front.url)
+        opened(page, front, trial.invitation(tab))
+        page.evaluate(bundled("test/given.ts"))
+        secret = streams_of(trial.world.root_key).root_bytes().hex()
+        vector = cohort.vectors[tab].tolist()
+        page.evaluate("([...given]) => give(...given)", [front.url, secret, vector])
+        take_part(page, trial.visits(tab), epsilon=0, sharePositives=0.5)
+        trial.operator().raise_target(ROUNDS)
+        until(lambda: trial.round() == ROUNDS, 120, lambda: asked(page, "status"))
+        last = {"round": ROUNDS - 1, "attempt": 0, "state": "arrived"}
+        until(lambda: asked(page, "status")["report"] == last)
+        asked(page, "refresh")
+        model = trial.operator().model(ROUNDS, trial.world.terms)
+        status, told = asked(page, "status"), asked(page, "ledger")
+        best = asked(page, "recommend", 5)
+        # An ε is no limit where there is no noise: nothing leaves under it, and she is told.
+        asked(page, "choose", {"epsilon": 1.0})
+        trial.operator().raise_target(ROUNDS + 1)
+        until(lambda: "no noise to keep to it" in str(page.evaluate("heard")), 60)
+        refused = said(page, "preview")["found"]
     simulated.run()
     rows = simulated.devices.ledger.pending().to_pylist()
+    for other in sorted(set(range(len(cohort))) - {tab}):
+        with CohortStore.open(trial.store(other), readonly=True) as store:
+            found = [row for row in store.ledger().to_pylist() if row["round"] < ROUNDS]
+        assert found == [row for row in rows if row["user"] == other]
     expected = [row for row in rows if row["user"] == tab]
     assert np.array_equal(model.items, simulated.server.items), "to the last bit"
     reports = [row for row in told if row["what"] == "report"]

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from chromium import browser  # noqa: F401
 from people_world import Shop
-from tab_world import Documents, built, until
+from tab_world import Documents, until
 
 from sottovoce.algorithms.gram.system import GramConfig
 from sottovoce.core.links import SecureSum
@@ -58,28 +58,23 @@ def tasks(content):
 
 
 def test_a_contribution_and_recommendations_never_hold_up_the_page(browser, tmp_path):  # noqa: F811
-    built()
-    shop = LargeShop(tmp_path / "helper")
-    try:
-        with browser.new_context() as context:
-            page = context.new_page()
-            page.goto(shop.url)
-            page.wait_for_selector("[data-ready]")
-            browser.start_tracing(categories=CATEGORIES)
-            page.evaluate("(given) => window.open_device({ invitation: given })", shop.invitation())
-            visits = [[f"thing-{k}", 1_760_000_000 + k] for k in range(OWN)]
-            page.evaluate("(visits) => device.visited(visits)", visits)
-            page.evaluate("() => device.refresh()")
-            page.evaluate("async () => device.agree((await device.status()).pending.digest)")
-            page.evaluate("() => device.choose({ takesPart: true, epsilon: 8 })")
-            until(lambda: page.evaluate(STATE) == "arrived")
-            best = page.evaluate("() => device.recommend(10)")
-            page.locator("sottovoce-recommendations a").nth(4).wait_for()
-            page.frame_locator("sottovoce-consent iframe").locator("[data-ready]").wait_for()
-            page.evaluate(BUSY)
-            content = browser.stop_tracing()
-    finally:
-        shop.close()
+    with LargeShop(tmp_path / "helper") as shop, browser.new_context() as context:
+        page = context.new_page()
+        page.goto(shop.url)
+        page.wait_for_selector("[data-ready]")
+        browser.start_tracing(categories=CATEGORIES)
+        page.evaluate("(given) => window.open_device({ invitation: given })", shop.invitation())
+        visits = [[f"thing-{k}", 1_760_000_000 + k] for k in range(OWN)]
+        page.evaluate("(visits) => device.visited(visits)", visits)
+        page.evaluate("() => device.refresh()")
+        page.evaluate("async () => device.agree((await device.status()).pending.digest)")
+        page.evaluate("() => device.choose({ takesPart: true, epsilon: 8 })")
+        until(lambda: page.evaluate(STATE) == "arrived")
+        best = page.evaluate("() => device.recommend(10)")
+        page.locator("sottovoce-recommendations a").nth(4).wait_for()
+        page.frame_locator("sottovoce-consent iframe").locator("[data-ready]").wait_for()
+        page.evaluate(BUSY)
+        content = browser.stop_tracing()
     took = tasks(content)
     bodies = [body for path, body in shop.posted if path == "/v1/reports"]
     assert [len(body) for body in bodies] == [96 + 16 + 4 * HEAD * (HEAD + 1) // 2 + 176]

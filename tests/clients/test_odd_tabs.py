@@ -10,7 +10,7 @@ import pytest
 from chromium import browser  # noqa: F401
 from consent_world import CATALOGUE, HISTORY, ITEMS, GramTown, gram_terms
 from kinds_world import TIERS, K, terms_of
-from tab_world import Documents, Front, asked, built, opened, said, tab_in, take_part, until
+from tab_world import Documents, Front, asked, opened, said, tab_in, take_part, until
 
 from sottovoce.algorithms.fmf.system import FMFConfig
 from sottovoce.core.links import Proxied
@@ -26,14 +26,9 @@ VISITS = [list(one) for one in HISTORY]
 @contextmanager
 def served(town):
     """A front before this town, which a page is loaded from."""
-    built()
-    front = Front()
-    try:
-        with town.serve() as server:
-            front.upstream = server.url
-            yield front
-    finally:
-        front.close()
+    with Front() as front, town.serve() as server:
+        front.upstream = server.url
+        yield front
 
 
 @pytest.fixture(scope="module")
@@ -265,10 +260,8 @@ def terms_called(name, folder):
 @pytest.mark.parametrize("name", CANNOT)
 def test_a_tab_sends_nothing_to_a_federation_in_which_it_cannot_take_part(name, context, tmp_path):
     terms = None if name == "drift" else terms_called(name, tmp_path)
-    built()
-    front = Server()
-    front.publish(terms, CATALOGUE)
-    try:
+    with Server() as front:
+        front.publish(terms, CATALOGUE)
         page = tab_in(context, front.url)
         token = None
         if terms is not None:
@@ -290,8 +283,6 @@ def test_a_tab_sends_nothing_to_a_federation_in_which_it_cannot_take_part(name, 
             assert said(page, "preview")["sentence"] == told
         ledger = asked(page, "ledger")
         page.close()
-    finally:
-        front.close()
     assert CANNOT[name] in told
     assert told.replace("127.0.0.1", "").count(".") == 0, "one sentence"
     assert not front.posted

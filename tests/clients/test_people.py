@@ -26,10 +26,8 @@ pytestmark = pytest.mark.timeout(180)
 
 @pytest.fixture
 def shop():
-    built()
-    made = Shop()
-    yield made
-    made.close()
+    with Shop() as made:
+        yield made
 
 
 @pytest.fixture

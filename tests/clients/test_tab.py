@@ -27,10 +27,8 @@ pytestmark = pytest.mark.timeout(300)
 
 @pytest.fixture
 def front():
-    built()
-    made = Front()
-    yield made
-    made.close()
+    with Front() as made:
+        yield made
 
 
 @pytest.fixture

@@ -201,6 +201,7 @@ class Front:
     `down` lets nobody through, and of answers at `drips` a byte comes now and then."""
 
     def __init__(self):
+        built()
         self.upstream, self.down = None, False
         self.posted, self.asked = [], []
         self.change = self.before = self.after = self.drips = None
@@ -228,6 +229,12 @@ class Front:
         self.thread = threading.Thread(target=self.server.serve_forever)
         self.thread.start()
         self.url = f"http://127.0.0.1:{self.server.server_port}"
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.close()
 
     def close(self):
         self.server.shutdown()
