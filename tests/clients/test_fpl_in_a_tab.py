@@ -47,7 +47,7 @@ def table(name):
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", LINKS)
+@pytest.mark.parametrize("name", ["direct", pytest.param("secure-sum", marks=pytest.mark.slow)])
 def test_a_tab_and_agents_make_the_simulations_model_and_ledgers(browser, tmp_path, name):  # noqa: F811
     simulated, trial = trial_of(tmp_path / "services", **table(name))
     cohort = trial.world.cohort

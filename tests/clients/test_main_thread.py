@@ -73,13 +73,14 @@ def test_a_contribution_and_recommendations_never_hold_up_the_page(browser, tmp_
         best = page.evaluate("() => device.recommend(10)")
         page.locator("sottovoce-recommendations a").nth(4).wait_for()
         page.frame_locator("sottovoce-consent iframe").locator("[data-ready]").wait_for()
+        took = tasks(browser.stop_tracing())
+        browser.start_tracing(categories=CATEGORIES)
         page.evaluate(BUSY)
-        content = browser.stop_tracing()
-    took = tasks(content)
+        busy = tasks(browser.stop_tracing())
     bodies = [body for path, body in shop.posted if path == "/v1/reports"]
     assert [len(body) for body in bodies] == [96 + 16 + 4 * HEAD * (HEAD + 1) // 2 + 176]
     assert len(best) == 10
     print([round(one, 1) for one in took[:8]])
-    assert took[0] > LONGEST, "what holds it up is seen"
+    assert busy[0] > LONGEST, "what holds it up is seen"
     assert len(took) > 50
-    assert took[1] < LONGEST, took[:5]
+    assert took[0] < LONGEST, took[:5]

@@ -106,10 +106,12 @@ def test_a_server_that_does_not_answer_holds_nobody_up(browser, tmp_path):  # no
         go_on.set()
         arrived(page, 0)
         # It drips: no answer is worth waiting for that long.
-        town.next_round()
         becomes(page, hurry=100)
-        front.drips, before = "/v1/round", len(front.posted)
+        front.drips = "/v1/round"
         until(lambda: "takes too long to answer" in asked(page, "status")["trouble"])
+        town.next_round()
+        before, looks = len(front.posted), len(front.asked)
+        until(lambda: len(front.asked) > looks + 1)
         assert len(asked(page, "recommend", 5)) == 5
         assert len(front.posted) == before, "nothing leaves"
         front.drips = None
