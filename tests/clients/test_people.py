@@ -41,8 +41,9 @@ def town(tmp_path, shop):
 
 @pytest.fixture
 def context(browser, shop):  # noqa: F811
-    """Named last by a test, so that it is closed before what it asks."""
-    with browser.new_context() as made:
+    """Named last by a test, so that it is closed before what it asks. The whole frame of the centre
+    is in view, since nothing scrolls the page around it to a dialog that is not."""
+    with browser.new_context(viewport={"width": 1280, "height": 1200}) as made:
         yield made
 
 
