@@ -83,6 +83,23 @@ class ReportRule:
         return f"<ReportRule round={self.round} devices={len(self)}, redacted>"
 
 
+@dataclass(frozen=True, slots=True, repr=False)
+class BitTerms:
+    """What the reports of a cohort follow from in every round, a row per device."""
+
+    tier: NDArray[np.int32]
+    """-1 for a device that never reports."""
+    noise: NDArray[np.uint32]
+    """[n, 8]: each device's ChaCha20 key."""
+    lows: NDArray[np.uint64]
+    """T(−1) of each tier, from `lowest`."""
+    reports: int
+    """k: reports per device."""
+
+    def __repr__(self) -> str:
+        return f"<BitTerms devices={len(self.tier)}, redacted>"
+
+
 # --- what a bit is worth -------------------------------------------------------------------------
 
 
