@@ -19,7 +19,7 @@ dot product, another exponential): a few steps of the grid per draw.
 that they touch. So a chunk of devices adds two neighbouring columns to one 64-bit word, 32 bits for
 each, and the word of a row's bias carries above that its *load*: for every update a bound on its
 numbers. If no load is above `MOST_LOAD`, no sum has left its half, and the chunk is taken apart and
-added to 64-bit sums (`gather`); else the devices' vectors are put back and the chunk is learnt
+added to 64-bit sums; else the devices' vectors are put back and the chunk is learnt
 again with a word for each number, and the next ones are smaller. Either way the sums are exact.
 
 **Hot rows.** Additions to one row queue up behind each other, and popular items would hold up
@@ -40,7 +40,7 @@ from torch import Tensor
 
 from sottovoce.algorithms.pairwise import triton as factors_triton
 from sottovoce.algorithms.pairwise.factors import PairStep, fold_rate
-from sottovoce.algorithms.pairwise.triton import LANES, LOAD_SHIFT, MOST_LOAD, ROW_BITS
+from sottovoce.algorithms.pairwise.triton import LANES, MOST_LOAD, ROW_BITS
 from sottovoce.core.consent import thresholds
 from sottovoce.core.messages import GRID, LIMIT
 from sottovoce.core.redacted import Redacted
@@ -68,9 +68,16 @@ Rows = Tensor | NDArray[np.int64] | None
 
 @dataclass(slots=True)
 class Pace:
-    """Draws of the next chunk that adds two sums to a word."""
+    """Draws of the next part of a chunk that adds two sums to a word."""
 
     draws: int = _HALVES_CHUNK
+
+    def after(self, loads: list[int]) -> None:
+        """Smaller parts where one had too large a load, larger ones where all had small ones."""
+        if max(loads) > MOST_LOAD:
+            self.draws //= 2
+        elif 4 * max(loads) < MOST_LOAD:
+            self.draws = min(_HALVES_CHUNK, 2 * self.draws)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -94,8 +101,6 @@ class Tables:
     """int32 [M]: the first of an item's rows of halves, and above `ROW_BITS` how many it has."""
     owner: Tensor
     """int32 [rows]: whose row it is."""
-    beyond: Tensor
-    """int64 [1]: not 0 if an update of the chunk was too large for a half."""
     pace: Pace
 
     @classmethod
@@ -128,7 +133,6 @@ class Tables:
             bias_halves=zeros(len(owner)),
             spare=(first | logs << ROW_BITS).int(),
             owner=owner,
-            beyond=zeros(1),
             pace=Pace(),
         )
 
@@ -142,22 +146,6 @@ class Tables:
         """Sums start again at 0."""
         self.sums.zero_()
         self.bias_sums.zero_()
-
-    def gather(self) -> bool:
-        """Add the halves to the sums, if they are right; they start again at 0 either way."""
-        load = ((self.bias_halves + (1 << (LOAD_SHIFT - 1))) >> LOAD_SHIFT).amax()
-        load = torch.where(self.beyond[0] != 0, 1 << 30, load)
-        top = int(load)
-        self.beyond.zero_()
-        if top <= MOST_LOAD:
-            factors_triton.gather(self)
-            if 4 * top < MOST_LOAD:
-                self.pace.draws = min(_HALVES_CHUNK, 2 * self.pace.draws)
-            return True
-        self.halves.zero_()
-        self.bias_halves.zero_()
-        self.pace.draws //= 2
-        return False
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -271,11 +259,8 @@ def learn_summed_cuda(
     counts = torch.zeros(2, most if made else n, dtype=torch.int32, device=device)
     total = torch.zeros(2, dtype=torch.int64, device=device)
     words = torch.empty(triples * most, dtype=torch.int64, device=device)
-    start = 0
-    while start < n:
-        halves = halves and triples <= tables.pace.draws >= _LEAST_HALVES // 16
-        size = min(most, tables.pace.draws // triples) if halves else most
-        part = slice(start, min(start + size, n))
+    for start in range(0, n, most):
+        part = slice(start, min(start + most, n))
         if rows is None:
             chosen = torch.arange(part.start, part.stop, device=device)
         else:
@@ -289,17 +274,42 @@ def learn_summed_cuda(
                 factors_triton.draw_made(cohort, len(tables.bias), chosen, keys, packed, told)
             else:
                 factors_triton.draw(cohort, len(tables.bias), chosen, keys, packed, told)
-            there = part if rows is None else chosen
-            saved = cohort.vectors[there].clone() if halves else None
-            factors_triton.learn(step, tables, cohort, chosen, packed, keys, halves, largest)
-            if saved is not None and not tables.gather():
-                cohort.vectors[there] = saved
+            if halves and triples <= tables.pace.draws >= _LEAST_HALVES // 16:
+                _learn_halves(step, tables, cohort, chosen, keys, packed, largest)
+            else:
                 factors_triton.learn(step, tables, cohort, chosen, packed, keys)
         if made:
             total += told.sum(1)
-        start = part.stop
     tables.pace.draws = max(tables.pace.draws, _LEAST_HALVES // 16)
     return (total[0], total[1]) if made else (counts[0], counts[1])
+
+
+def _learn_halves(
+    step: PairStep,
+    tables: Tables,
+    cohort: ResidentCohort | MadeCohort,
+    rows: Tensor,
+    keys: Tensor,
+    packed: Tensor,
+    largest: float,
+) -> None:
+    """A chunk, in parts that add two sums to a word; parts for which that was too much are learnt
+    again, from the vectors that their devices had before."""
+    parts = rows.split(tables.pace.draws // len(packed))
+    loads = torch.zeros(len(parts), dtype=torch.int64, device=rows.device)
+    saved = cohort.vectors[rows]
+    start, spans = 0, []
+    for part, load in zip(parts, loads, strict=True):
+        span = slice(start, start + len(part))
+        factors_triton.learn(step, tables, cohort, part, packed[:, span], keys, load, largest)
+        spans.append(span)
+        start = span.stop
+    found = loads.tolist()
+    for part, span, load in zip(parts, spans, found, strict=True):
+        if load > MOST_LOAD:
+            cohort.vectors[part] = saved[span]
+            factors_triton.learn(step, tables, cohort, part, packed[:, span], keys)
+    tables.pace.after(found)
 
 
 def _largest(step: PairStep, tables: Tables) -> float:

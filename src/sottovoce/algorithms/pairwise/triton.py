@@ -37,7 +37,7 @@ MOST_UNITS = 31
 updates a chunk, no load passes 28 bits."""
 BIAS_BITS = 25
 """Of a bias's update: the load then keeps their sum below 2**35."""
-TILE = 256
+TILE = 128
 """Columns times devices per warp in the learning stage. Not below 32 · `LANES`: Triton would give
 one column to two threads, and the assembly in `_send` would add it twice."""
 AVAILABLE = triton is not None
@@ -48,6 +48,7 @@ if triton is not None:
     _lanes, _row_bits = tl.constexpr(LANES), tl.constexpr(ROW_BITS)
     _row_mask = tl.constexpr((1 << ROW_BITS) - 1)
     _half_load = tl.constexpr(1 << (LOAD_SHIFT - 1))
+    _beyond, _most_load = tl.constexpr(1 << 40), tl.constexpr(MOST_LOAD)
     _scale, _limit = tl.constexpr(float(GRID)), tl.constexpr(float(LIMIT * GRID))
     _made_first = tl.constexpr(FIRST)
     _load, _unit = tl.constexpr(LOAD_SHIFT), tl.constexpr(UNIT)
@@ -245,9 +246,10 @@ if triton is not None:
             _add(sums + spot, word, ok[:, None] & (2 * h < F))
             tl.atomic_add(bias_sums + row, bias + (load << _load), mask=ok, sem="relaxed")
 
-    @triton.jit(do_not_specialize=["size", "triples", "first"])
+    @triton.jit(do_not_specialize=["size", "stride", "triples", "first"])
     def learn_kernel(  # type: ignore[no-untyped-def]
-        size, rows, first, packed, vectors, factors, biases, sums, bias_sums, spare, beyond, keys,
+        size, stride, rows, first, packed, vectors, factors, biases, sums, bias_sums, spare, load_of,
+        keys,
         triples, rate, reg_user, reg_i, reg_j, reg_b, reg_most,
         F: tl.constexpr, W: tl.constexpr, U: tl.constexpr, WIDE: tl.constexpr, HALF: tl.constexpr,
     ):  # fmt: skip
@@ -266,7 +268,7 @@ if triton is not None:
             j = tl.where(active, word & 0x7FFFFFFF, 0)
             leaves = active & (((word >> 31) & 1) != 0)
             more = inside & (t + 1 < triples)
-            spot = packed + (t + 1) * size + at
+            spot = packed + (t + 1) * stride + at
             word = tl.load(spot, mask=more, other=-1, eviction_policy="evict_first")
             q_i = tl.load(factors + i[:, None] * W + c, eviction_policy="evict_last")
             q_j = tl.load(factors + j[:, None] * W + c, eviction_policy="evict_last")
@@ -285,7 +287,8 @@ if triton is not None:
             _send(sums, bias_sums, spare, i, c, up, up_bias, load, leaves, F, W, U, WIDE)
             p += rate * (s[:, None] * gap - reg_user * p)
         if not WIDE:
-            tl.store(beyond + tl.zeros_like(at), tl.full([U], 1, tl.int64), mask=over > 0)
+            wild = tl.full([U], _beyond, tl.int64)
+            tl.store(load_of + tl.zeros_like(at), wild, mask=over > 0)
         keep = held & active[:, None]
         if HALF:
             number = (first + row + 1).to(tl.uint64) * _gamma
@@ -299,11 +302,21 @@ if triton is not None:
             tl.store(home, p, mask=keep, eviction_policy="evict_first")
 
     @triton.jit(do_not_specialize=["n_rows"])
-    def gather_kernel(  # type: ignore[no-untyped-def]
-        sums, bias_sums, owner, totals, bias_totals, n_rows, W: tl.constexpr, R: tl.constexpr
-    ):  # fmt: skip
-        """totals += the rows of sums, taken apart; these start again at 0."""
+    def load_kernel(bias_sums, load_of, n_rows, R: tl.constexpr):  # type: ignore[no-untyped-def]
+        """The largest load of any row."""
         r = tl.program_id(0) * R + tl.arange(0, R)
+        word = tl.load(bias_sums + r, mask=r < n_rows, other=0)
+        tl.atomic_max(load_of, tl.max((word + _half_load) >> _load), sem="relaxed")
+
+    @triton.jit(do_not_specialize=["n_rows"])
+    def gather_kernel(  # type: ignore[no-untyped-def]
+        sums, bias_sums, owner, totals, bias_totals, load_of, n_rows,
+        W: tl.constexpr, R: tl.constexpr,
+    ):  # fmt: skip
+        """totals += the rows of sums, taken apart, if no load is too large; these start again at 0
+        either way."""
+        r = tl.program_id(0) * R + tl.arange(0, R)
+        good = tl.load(load_of) <= _most_load
         inside = r < n_rows
         item = tl.load(owner + r, mask=inside, other=0)
         h = tl.arange(0, W // 2)[None, :]
@@ -313,14 +326,14 @@ if triton is not None:
         low = word.to(tl.int32).to(tl.int64)
         high = (word - low) >> 32
         there = item[:, None].to(tl.int64) * W + (2 * h % _lanes) * (W // _lanes) + 2 * h // _lanes
-        tl.atomic_add(totals + there, low, mask=mask & (low != 0), sem="relaxed")
+        tl.atomic_add(totals + there, low, mask=mask & (low != 0) & good, sem="relaxed")
         there += W // _lanes
-        tl.atomic_add(totals + there, high, mask=mask & (high != 0), sem="relaxed")
+        tl.atomic_add(totals + there, high, mask=mask & (high != 0) & good, sem="relaxed")
         tl.store(spot, tl.zeros_like(word), mask=mask)
         word = tl.load(bias_sums + r, mask=inside, other=0)
         load = (word + _half_load) >> _load
         bias = word - (load << _load)
-        tl.atomic_add(bias_totals + item, bias, mask=inside & (bias != 0), sem="relaxed")
+        tl.atomic_add(bias_totals + item, bias, mask=inside & (bias != 0) & good, sem="relaxed")
         tl.store(bias_sums + r, tl.zeros_like(word), mask=inside)
 
 
@@ -360,28 +373,28 @@ def learn(
     rows: Tensor,
     packed: Tensor,
     keys: Tensor,
-    halves: bool = False,
+    load: Tensor | None = None,
     largest: float = 0.0,
 ) -> None:
-    """Sums go to `tables.sums`, or two to a word of `tables.halves`; `largest` is a factor's."""
+    """Sums go to `tables.sums`; or, where there is room for the load, first two to a word of
+    `tables.halves`, and on from there if the load says so. `largest` is a factor's."""
     size, width = cohort.vectors.shape[1], tables.factors.shape[1]
     devices = max(1, TILE // width)
     sums = (tables.sums, tables.bias_sums)
-    if halves:
+    if load is not None:
         sums = (tables.halves, tables.bias_halves)
     most = GRID * max(step.reg_positive, step.reg_negative) * largest
     learn_kernel[(-(-len(rows) // devices),)](
-        len(rows), rows, cohort.first, packed, cohort.vectors, tables.factors, tables.bias, *sums,
-        tables.spare, tables.beyond, keys, len(packed), step.learning_rate, step.reg_user,
+        len(rows), packed.stride(0), rows, cohort.first, packed, cohort.vectors, tables.factors, tables.bias, *sums,
+        tables.spare, keys if load is None else load, keys, len(packed), step.learning_rate, step.reg_user,
         step.reg_positive * GRID, step.reg_negative * GRID, step.reg_bias * GRID, most,
-        size, width, devices, not halves, cohort.vectors.element_size() == 2, num_warps=1,
+        size, width, devices, load is None, cohort.vectors.element_size() == 2, num_warps=1,
     )  # fmt: skip
-
-
-def gather(tables: Tables) -> None:
-    """Add what a chunk has sent to `tables.sums`."""
+    if load is None:
+        return
     n_rows, rows = len(tables.owner), 8
+    load_kernel[(-(-n_rows // 1024),)](tables.bias_halves, load, n_rows, 1024, num_warps=4)
     gather_kernel[(-(-n_rows // rows),)](
-        tables.halves, tables.bias_halves, tables.owner, tables.sums, tables.bias_sums, n_rows,
-        tables.factors.shape[1], rows, num_warps=4,
+        tables.halves, tables.bias_halves, tables.owner, tables.sums, tables.bias_sums, load,
+        n_rows, width, rows, num_warps=4,
     )  # fmt: skip
