@@ -82,8 +82,14 @@ def federation(
     return made
 
 
+def there(made: factors_cuda.CudaFederation) -> factors_cuda.ResidentCohort:
+    if not isinstance(made.cohort, factors_cuda.ResidentCohort):
+        raise UsageError("of a crowd, nothing is there but vectors")
+    return made.cohort
+
+
 def consent(made: factors_cuda.CudaFederation, share: float | None) -> None:
-    cohort = made.cohort
+    cohort = there(made)
     rng = torch.Generator("cuda").manual_seed(3)
     draw = torch.rand(2, len(cohort.users), generator=rng, device="cuda", dtype=torch.float64)
     chosen = draw[0] if share is None else torch.full_like(draw[0], share)
@@ -113,7 +119,7 @@ def seconds(work: Callable[[], object], repeats: int) -> float:
 
 def stages(made: factors_cuda.CudaFederation, repeats: int) -> dict[str, float]:
     """Seconds of each stage over the whole cohort, chunk by chunk as in a round."""
-    cohort, tables = made.cohort, made.tables
+    cohort, tables = there(made), made.tables
     n, chunk = len(cohort), min(len(cohort), 1 << 20)
     rows = torch.split(torch.arange(n, device="cuda"), chunk)
     packed = torch.empty(TRIPLES * chunk, dtype=torch.int64, device="cuda")
@@ -131,7 +137,8 @@ def stages(made: factors_cuda.CudaFederation, repeats: int) -> dict[str, float]:
         factors_triton.draw(cohort, len(tables.bias), some, words, into, count)
 
     def learn(some: Tensor, drawn: Tensor, count: Tensor) -> None:
-        factors_cuda._learn_halves(made.step, tables, cohort, some, words, drawn, 1.0)
+        saved = cohort.vectors[: len(some)].clone()  # as long as it takes
+        factors_cuda._learn_halves(made.step, tables, cohort, some, words, drawn, saved, 1.0)
 
     def both(some: Tensor, into: Tensor, count: Tensor) -> None:
         draw(some, into, count)
@@ -145,7 +152,7 @@ def stages(made: factors_cuda.CudaFederation, repeats: int) -> dict[str, float]:
 
 def cpu_rate(made: factors_cuda.CudaFederation, n_users: int) -> float:
     """Draws per second of the numba kernels, all cores, on the first devices of the same data."""
-    cohort = made.cohort
+    cohort = there(made)
     indptr = cohort.indptr[: n_users + 1].cpu().numpy()
     items = cohort.items[: int(indptr[-1])].cpu().numpy()
     vectors = cohort.vectors[:n_users].cpu().numpy()
@@ -169,7 +176,7 @@ def differences(triples: int, rate: float, share: float | None, size: int) -> tu
     """Largest difference from the CPU after five rounds, of model and vectors, each relative to a
     typical value (the root of the mean square)."""
     made = federation(20_000, 2_000, size, EVENTS, rate, share)
-    cohort = made.cohort
+    cohort = there(made)
     host = {name: getattr(cohort, name).cpu().numpy() for name in ("indptr", "items", "users")}
     model, vectors = factors.padded(made.model()), made.vectors()
     threshold = cohort.threshold.cpu().numpy().astype(np.uint64)
@@ -235,7 +242,9 @@ def large(n: int, repeats: int, cpu_users: int) -> list[dict[str, Any]]:
 
 
 def named(n: int) -> str:
-    return f"{n:.0e} devices, T={TRIPLES}, embedding {SIZE}, {N_ITEMS:.0e} items".replace("e+0", "e")
+    return f"{n:.0e} devices, T={TRIPLES}, embedding {SIZE}, {N_ITEMS:.0e} items".replace(
+        "e+0", "e"
+    )
 
 
 def resident(n: int, repeats: int) -> list[dict[str, Any]]:
@@ -254,7 +263,7 @@ def streamed(n: int, repeats: int, share: float = 1.0) -> list[dict[str, Any]]:
     crowd = Crowd(CrowdConfig(items=N_ITEMS, count=TRIPLES, tastes=4))
     rng = torch.Generator("cuda").manual_seed(2)
     vectors = torch.empty(n, SIZE, dtype=torch.bfloat16, device="cuda")
-    for part in vectors.split(1 << 24):
+    for part in torch.split(vectors, 1 << 24):
         part.copy_(torch.randn(part.shape, generator=rng, device="cuda") * 0.1)
     model = torch.randn(N_ITEMS, SIZE + 1, generator=rng, device="cuda") * 0.1
     some, _ = crowd.generate(0, 100_000, os.cpu_count() or 1)

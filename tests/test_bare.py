@@ -1,4 +1,4 @@
-"""What a machine with a GPU needs: tests that are marked `cuda` ask for the core's packages alone."""
+"""Tests that are marked `cuda` ask for the core's packages alone: a machine with a GPU has few."""
 
 import os
 import subprocess
@@ -39,6 +39,8 @@ def test_a_bare_machine_has_no_other_packages(tmp_path):
     """The machine above is one: a test that asks for more is not found there."""
     other = tmp_path / "test_other.py"
     other.write_text("import cryptography\nimport pytest\n\n\ndef test_it():\n    pass\n")
-    found = on_bare_machine("--rootdir", str(tmp_path), "-c", os.devnull, "--collect-only", str(other))
+    found = on_bare_machine(
+        "--rootdir", str(tmp_path), "-c", os.devnull, "--collect-only", str(other)
+    )
     assert found.returncode == 2
     assert "No module named 'cryptography'" in found.stdout

@@ -1,10 +1,10 @@
-"""Accuracy against the number of users and ε: FPL, FMF-LDP and gram on one generated crowd, of which
-more and more users take part (`data.crowd`; MovieLens 20M's catalogue and average user)."""
+"""Accuracy against the number of users and ε: FPL, FMF-LDP and gram on one generated crowd, of
+which more and more users take part (`data.crowd`; MovieLens 20M's catalogue and average user)."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -43,16 +43,16 @@ ONE_ITEM = "one item held out of each user, full ranking over all items that she
 class ScaleConfig:
     users: tuple[int, ...] = (10_000, 138_493, 1_000_000, 10_000_000)
     """How many take part; 138,493 is MovieLens 20M's number."""
-    crowd: CrowdConfig = CrowdConfig(tastes=64)
+    crowd: CrowdConfig = field(default_factory=lambda: CrowdConfig(tastes=64))
     gram_epsilons: tuple[float, ...] = (0.5, 2.0, 8.0)
     """Of a user, for all time of a period."""
     fmf_epsilons: tuple[float, ...] = (0.5, 2.5)
     """Of a report, of which a user sends k in every round."""
     fpl_shares: tuple[float, ...] = (0.5,)
     """π, which has no ε."""
-    fpl: FPLConfig = FPLConfig(embedding_size=32, learning_rate=0.02, rounds=400, cohort_size=4096)
-    fmf: FMFConfig = FMFConfig(embedding_size=5, learning_rate=4.0, alpha=1.0, rounds=10)
-    gram: GramConfig = GramConfig(recency=False)
+    fpl: FPLConfig = field(default_factory=FPLConfig)
+    fmf: FMFConfig = field(default_factory=FMFConfig)
+    gram: GramConfig = field(default_factory=lambda: GramConfig(recency=False))
     max_reports: int = 100
     """k."""
     tested: int = 10_000
@@ -101,8 +101,8 @@ class ScaleStudy(Study):
 
     def describe(self) -> str:
         return (
-            f"{ONE_ITEM}; {METRIC} of the first {self.config.tested:,} users; one seed; vectors are "
-            "fitted at home to the published model"
+            f"{ONE_ITEM}; {METRIC} of the first {self.config.tested:,} users; one seed; vectors "
+            "are fitted at home to the published model"
         )
 
     def describe_data(self) -> str:

@@ -521,8 +521,8 @@ class Accelerator(Protocol):
 
 
 class ReportCounter(Protocol):
-    """Computes the counts of whole rounds of reports elsewhere (a GPU), and keeps the devices' state
-    there."""
+    """Computes the counts of whole rounds of reports elsewhere (a GPU), and keeps the devices'
+    state there."""
 
     def count_reports(
         self, view: ModelView, rows: NDArray[np.int64], round_key: int

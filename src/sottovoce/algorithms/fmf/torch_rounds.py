@@ -176,9 +176,7 @@ def _coins(noise: Tensor, rows: Tensor, round: int, blocks: int) -> Tensor:
             for column in range(4):
                 quarter(column, 4 + column, 8 + column, 12 + column)
             for column in range(4):
-                quarter(
-                    column, 4 + (column + 1) % 4, 8 + (column + 2) % 4, 12 + (column + 3) % 4
-                )
+                quarter(column, 4 + (column + 1) % 4, 8 + (column + 2) % 4, 12 + (column + 3) % 4)
         out += [(a + b) & _LOW32 for a, b in zip(state, before, strict=True)]
     return torch.stack(out)
 

@@ -275,7 +275,8 @@ def learn_summed_cuda(
             else:
                 factors_triton.draw(cohort, len(tables.bias), chosen, keys, packed, told)
             if halves and triples <= tables.pace.draws >= _LEAST_HALVES // 16:
-                _learn_halves(step, tables, cohort, chosen, keys, packed, largest)
+                saved = cohort.vectors[part].clone() if rows is None else cohort.vectors[chosen]
+                _learn_halves(step, tables, cohort, chosen, keys, packed, saved, largest)
             else:
                 factors_triton.learn(step, tables, cohort, chosen, packed, keys)
         if made:
@@ -291,13 +292,13 @@ def _learn_halves(
     rows: Tensor,
     keys: Tensor,
     packed: Tensor,
+    saved: Tensor,
     largest: float,
 ) -> None:
     """A chunk, in parts that add two sums to a word; parts for which that was too much are learnt
     again, from the vectors that their devices had before."""
-    parts = rows.split(tables.pace.draws // len(packed))
+    parts = torch.split(rows, tables.pace.draws // len(packed))
     loads = torch.zeros(len(parts), dtype=torch.int64, device=rows.device)
-    saved = cohort.vectors[rows]
     start, spans = 0, []
     for part, load in zip(parts, loads, strict=True):
         span = slice(start, start + len(part))

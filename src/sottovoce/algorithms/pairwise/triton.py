@@ -99,14 +99,18 @@ if triton is not None:
         return tl.where(coin < (alias >> 32), slot, (alias & 0x7FFFFFFF).to(tl.int32))
 
     @triton.jit
-    def _has(table, own, one, other, left, item, n_items, count, live):  # type: ignore[no-untyped-def]
+    def _has(  # type: ignore[no-untyped-def]
+        table, own, one, other, left, item, n_items, count, live
+    ):  # fmt: skip
         """Whether users have the item, and it is not held out."""
         entry = (((item.to(tl.int64) + 1) * count - 1) // n_items).to(tl.int32)
         found = _made(table, own, one, other, entry, n_items, count, live)
         return (found == item) & (entry != left)
 
     @triton.jit
-    def _count(packed, positives, negatives, size, triples, at, inside, U: tl.constexpr, B: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: E501
+    def _count(  # type: ignore[no-untyped-def]
+        packed, positives, negatives, size, triples, at, inside, U: tl.constexpr, B: tl.constexpr
+    ):  # fmt: skip
         """Distinct rows that each device sends."""
         tl.debug_barrier()
         n_positive = tl.zeros([U], tl.int32)
@@ -165,7 +169,9 @@ if triton is not None:
             tl.store(spot, tl.where(live, drawn, -1), mask=inside[None, :] & (t < triples))
         _count(packed, positives, negatives, size, triples, at, inside, U, B)
 
-    @triton.jit(do_not_specialize=["size", "n_items", "triples", "first", "count", "limit"])
+    @triton.jit(
+        do_not_specialize=["size", "n_items", "n_tastes", "triples", "first", "count", "limit"]
+    )
     def draw_made_kernel(  # type: ignore[no-untyped-def]
         size, rows, first, table, crowd, limit, keys, packed, positives, negatives,
         n_items, n_tastes, count, triples, HELD_OUT: tl.constexpr,
@@ -248,8 +254,8 @@ if triton is not None:
 
     @triton.jit(do_not_specialize=["size", "stride", "triples", "first"])
     def learn_kernel(  # type: ignore[no-untyped-def]
-        size, stride, rows, first, packed, vectors, factors, biases, sums, bias_sums, spare, load_of,
-        keys,
+        size, stride, rows, first, packed, vectors, factors, biases, sums, bias_sums, spare,
+        load_of, keys,
         triples, rate, reg_user, reg_i, reg_j, reg_b, reg_most,
         F: tl.constexpr, W: tl.constexpr, U: tl.constexpr, WIDE: tl.constexpr, HALF: tl.constexpr,
     ):  # fmt: skip
@@ -385,16 +391,17 @@ def learn(
         sums = (tables.halves, tables.bias_halves)
     most = GRID * max(step.reg_positive, step.reg_negative) * largest
     learn_kernel[(-(-len(rows) // devices),)](
-        len(rows), packed.stride(0), rows, cohort.first, packed, cohort.vectors, tables.factors, tables.bias, *sums,
-        tables.spare, keys if load is None else load, keys, len(packed), step.learning_rate, step.reg_user,
+        len(rows), packed.stride(0), rows, cohort.first, packed, cohort.vectors, tables.factors,
+        tables.bias, *sums, tables.spare, keys if load is None else load, keys, len(packed),
+        step.learning_rate, step.reg_user,
         step.reg_positive * GRID, step.reg_negative * GRID, step.reg_bias * GRID, most,
         size, width, devices, load is None, cohort.vectors.element_size() == 2, num_warps=1,
     )  # fmt: skip
     if load is None:
         return
-    n_rows, rows = len(tables.owner), 8
+    n_rows, block = len(tables.owner), 32
     load_kernel[(-(-n_rows // 1024),)](tables.bias_halves, load, n_rows, 1024, num_warps=4)
-    gather_kernel[(-(-n_rows // rows),)](
+    gather_kernel[(-(-n_rows // block),)](
         tables.halves, tables.bias_halves, tables.owner, tables.sums, tables.bias_sums, load,
-        n_rows, width, rows, num_warps=4,
+        n_rows, width, block, num_warps=4,
     )  # fmt: skip
