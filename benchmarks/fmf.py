@@ -37,7 +37,7 @@ from sottovoce.core.consent import Choice, Consent
 from sottovoce.core.interactions import Interactions
 from sottovoce.core.messages import BitCounts, ModelView
 from sottovoce.core.one_bit import BitTerms, lowest
-from sottovoce.data.crowd import Crowd, CrowdConfig
+from sottovoce.data.crowd import SeededCrowd, SeededCrowdConfig
 from sottovoce.data.shaped import ShapeConfig, generate_shaped
 from sottovoce.errors import WrongSum
 from sottovoce.experiment import load_benchmark
@@ -120,7 +120,7 @@ def on_gpu(scale: Scale, say: Progress) -> list[dict[str, Any]]:
     from sottovoce.algorithms.fmf.torch_rounds import FMFOnTorch
 
     cores = os.cpu_count() or 1
-    crowd = Crowd(CrowdConfig(items=EVEN_ITEMS, count=EVEN_COUNT, tastes=8))
+    crowd = SeededCrowd(SeededCrowdConfig(items=EVEN_ITEMS, count=EVEN_COUNT, tastes=8))
     say("an epoch of 20,000 users on the GPU and on processors")
     few, _ = crowd.generate(0, 20_000, cores)
     plain, fast = Epoch(few), Epoch(few)

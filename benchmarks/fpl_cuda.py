@@ -29,7 +29,7 @@ from sottovoce.algorithms.pairwise import cuda as factors_cuda
 from sottovoce.algorithms.pairwise import factors
 from sottovoce.algorithms.pairwise import triton as factors_triton
 from sottovoce.core.consent import ShareRule, thresholds
-from sottovoce.data.crowd import Crowd, CrowdConfig
+from sottovoce.data.crowd import SeededCrowd, SeededCrowdConfig
 from sottovoce.errors import UsageError
 from sottovoce.rng import Streams
 
@@ -260,7 +260,7 @@ def resident(n: int, repeats: int) -> list[dict[str, Any]]:
 
 def streamed(n: int, repeats: int, share: float = 1.0) -> list[dict[str, Any]]:
     """The round of `n` devices whose histories are made from their seed."""
-    crowd = Crowd(CrowdConfig(items=N_ITEMS, count=TRIPLES, tastes=4))
+    crowd = SeededCrowd(SeededCrowdConfig(items=N_ITEMS, count=TRIPLES, tastes=4))
     rng = torch.Generator("cuda").manual_seed(2)
     vectors = torch.empty(n, SIZE, dtype=torch.bfloat16, device="cuda")
     for part in torch.split(vectors, 1 << 24):
@@ -268,7 +268,7 @@ def streamed(n: int, repeats: int, share: float = 1.0) -> list[dict[str, Any]]:
     model = torch.randn(N_ITEMS, SIZE + 1, generator=rng, device="cuda") * 0.1
     some, _ = crowd.generate(0, 100_000, os.cpu_count() or 1)
     popularity = torch.bincount(torch.tensor(some.items, device="cuda"), minlength=N_ITEMS)
-    cohort = factors_cuda.MadeCohort.of(crowd, vectors, share)
+    cohort = factors_cuda.SeededCohort.of(crowd, vectors, share)
     step = factors.PairStep(1e-7, 5e-9, 5e-9, 5e-10, 0.0)
     tables = factors_cuda.Tables.of(model, SIZE, popularity)
     made = factors_cuda.CudaFederation(step, tables, cohort)

@@ -31,7 +31,7 @@ from scipy.linalg import lapack
 from sottovoce.algorithms.gram.kernels import LARGEST_STEP, sum_pairs
 from sottovoce.baselines.ease import inverse_gram
 from sottovoce.core.arrays import each, equal_spans
-from sottovoce.data.crowd import HELD_OUT, Crowd, CrowdConfig
+from sottovoce.data.crowd import HELD_OUT, SeededCrowd, SeededCrowdConfig
 from sottovoce.data.crowd_torch import CrowdThere, drawn, shifted
 from sottovoce.errors import WrongSum
 from sottovoce.experiment import load_benchmark
@@ -313,7 +313,7 @@ class MadeUsers:
     def __init__(self, device: str) -> None:
         import torch
 
-        self.crowd = Crowd(CrowdConfig(items=HEAD, count=COUNT, tastes=8))
+        self.crowd = SeededCrowd(SeededCrowdConfig(items=HEAD, count=COUNT, tastes=8))
         self.there = CrowdThere.of(self.crowd, device)
         weight = np.sqrt((np.arange(COUNT) + 1.0) / COUNT)
         known = LARGEST_STEP * weight / np.linalg.norm(weight)

@@ -18,7 +18,7 @@ from sottovoce.algorithms.gram.system import GramConfig
 from sottovoce.baselines.simple import TopPop
 from sottovoce.core.consent import Choice, Consent
 from sottovoce.core.interactions import Interactions
-from sottovoce.data.crowd import Crowd, CrowdConfig
+from sottovoce.data.crowd import SeededCrowd, SeededCrowdConfig
 from sottovoce.errors import ConfigError
 from sottovoce.evaluation import plots
 from sottovoce.evaluation.protocol import evaluate
@@ -43,7 +43,7 @@ ONE_ITEM = "one item held out of each user, full ranking over all items that she
 class ScaleConfig:
     users: tuple[int, ...] = (10_000, 138_493, 1_000_000, 10_000_000)
     """How many take part; 138,493 is MovieLens 20M's number."""
-    crowd: CrowdConfig = field(default_factory=lambda: CrowdConfig(tastes=64))
+    crowd: SeededCrowdConfig = field(default_factory=lambda: SeededCrowdConfig(tastes=64))
     gram_epsilons: tuple[float, ...] = (0.5, 2.0, 8.0)
     """Of a user, for all time of a period."""
     fmf_epsilons: tuple[float, ...] = (0.5, 2.5)
@@ -67,7 +67,7 @@ class ScaleConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class ScaleCell:
     """One training."""
 
     system: str
@@ -88,7 +88,7 @@ class ScaleStudy(Study):
     ) -> None:
         super().__init__(cells, threads, report)
         self.config, self.device = settings, device
-        self.crowd = Crowd(replace(settings.crowd, held_out=True))
+        self.crowd = SeededCrowd(replace(settings.crowd, held_out=True))
         self._world: tuple[int, Interactions, Interactions, Interactions] | None = None
 
     @classmethod
@@ -125,26 +125,26 @@ class ScaleStudy(Study):
             self._world = users, train, some, test
         return self._world[1:]
 
-    def asked(self, users: int) -> list[Asked]:
+    def asked(self, users: int) -> list[ScaleCell]:
         """Everything that is trained on a crowd of this size."""
         config, found = self.config, []
         fpl = replace(config.fpl, cohort_size=min(users, _whole(config.fpl.cohort_size, users)))
         for share in config.fpl_shares:
             what = f"pFPL+, π = {share:g}"
             release = ShareFraction("draw")
-            found.append(Asked("FPL", fpl, release, Choice(share_positives=share), None, what))
+            found.append(ScaleCell("FPL", fpl, release, Choice(share_positives=share), None, what))
         for epsilon in config.fmf_epsilons:
             release_k = KReports(config.max_reports, (Tier(epsilon),))
             choice = Choice(epsilon=epsilon, max_reports=config.max_reports)
             what = f"FMF-LDP, ε = {epsilon:g} a report"
-            found.append(Asked("FMF-LDP", config.fmf, release_k, choice, epsilon, what))
+            found.append(ScaleCell("FMF-LDP", config.fmf, release_k, choice, epsilon, what))
         for epsilon in config.gram_epsilons:
             own, choice = OwnEpsilon(epsilon=epsilon), Choice(epsilon=epsilon)
             what = f"gram, ε = {epsilon:g}"
-            found.append(Asked("gram", config.gram, own, choice, epsilon, what))
+            found.append(ScaleCell("gram", config.gram, own, choice, epsilon, what))
         return found
 
-    def cell(self, users: int, asked: Asked) -> Arrays:
+    def cell(self, users: int, asked: ScaleCell) -> Arrays:
         """Whether each tested user's item was among ten."""
         parts = [repr(part) for part in (asked.settings, asked.release, asked.choice)]
         key = [VERSION, users, repr(self.crowd.config), parts, self.config.tested, self.config.seed]
@@ -161,7 +161,7 @@ class ScaleStudy(Study):
         key = [VERSION, users, repr(self.crowd.config), "top-pop", self.config.tested]
         return self.kept(key, ["values"], fit)
 
-    def _train(self, users: int, asked: Asked) -> Arrays:
+    def _train(self, users: int, asked: ScaleCell) -> Arrays:
         train, some, test = self.world(users)
         rng = Streams.from_seed(self.config.seed)
         consent = Consent.uniform(np.arange(users, dtype=np.int64), asked.choice)
@@ -206,7 +206,7 @@ def scale(study: ScaleStudy, out: Path) -> dict[str, Any]:
 
 def _row(system: str, what: str, users: int, epsilon: float | None, cell: Arrays) -> Row:
     values = cell["values"]
-    half = 1.96 * float(values.std()) / np.sqrt(len(values))
+    half = float(1.96 * values.std() / np.sqrt(len(values)))
     return {
         "system": system, "what": what, "users": users, "epsilon": epsilon,
         METRIC: float(values.mean()), "half": half,

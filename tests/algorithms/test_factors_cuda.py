@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from sottovoce.algorithms.pairwise import factors
 from sottovoce.core.consent import ShareRule, thresholds
-from sottovoce.data.crowd import Crowd, CrowdConfig
+from sottovoce.data.crowd import SeededCrowd, SeededCrowdConfig
 from sottovoce.errors import ConfigError, Diverged
 from sottovoce.rng import Streams
 
@@ -249,9 +249,11 @@ def test_two_sums_to_a_word_are_the_same_sums(
     monkeypatch.setattr(factors_cuda, "_LEAST_HALVES", 1)
     monkeypatch.setattr(factors_cuda, "_ROWS", 64)
     loads: list[int] = []
-    after = factors_cuda.Pace.after
+    after = factors_cuda.ChunkPace.after
     monkeypatch.setattr(
-        factors_cuda.Pace, "after", lambda self, found: (loads.extend(found), after(self, found))
+        factors_cuda.ChunkPace,
+        "after",
+        lambda self, found: (loads.extend(found), after(self, found)),
     )
     world = World.of(size, size)
     if large:
@@ -334,15 +336,19 @@ def test_kernels_repeat_themselves_bit_for_bit(size: int) -> None:
     close(first.vectors(), plain.vectors(), 1e-5)
 
 
-def crowd_of(tastes: int, held_out: bool) -> Crowd:
-    return Crowd(CrowdConfig(items=90, count=7, tastes=tastes, held_out=held_out, seed=3))
+def crowd_of(tastes: int, held_out: bool) -> SeededCrowd:
+    return SeededCrowd(
+        SeededCrowdConfig(items=90, count=7, tastes=tastes, held_out=held_out, seed=3)
+    )
 
 
-def made_federation(crowd: Crowd, n: int, first: int, device: str) -> factors_cuda.CudaFederation:
+def made_federation(
+    crowd: SeededCrowd, n: int, first: int, device: str
+) -> factors_cuda.CudaFederation:
     rng = np.random.default_rng(5)
     items = torch.tensor(rng.normal(0, 0.3, (90, 11)).astype(np.float32), device=device)
     vectors = torch.tensor(rng.normal(0, 0.3, (1000, 10)).astype(np.float32), device=device)
-    cohort = factors_cuda.MadeCohort.of(
+    cohort = factors_cuda.SeededCohort.of(
         crowd, vectors[first : first + n].bfloat16().contiguous(), 0.5, first
     )
     return factors_cuda.CudaFederation(STEP, factors_cuda.Tables.of(items, 10), cohort)
@@ -387,4 +393,4 @@ def test_a_crowd_takes_part_as_a_whole() -> None:
     with pytest.raises(ConfigError, match="all users"):
         made.round(1, 2, 3, torch.arange(2))
     with pytest.raises(ConfigError, match="bfloat16"):
-        factors_cuda.MadeCohort.of(made.cohort.crowd, torch.zeros(3, 4), 1.0)
+        factors_cuda.SeededCohort.of(made.cohort.crowd, torch.zeros(3, 4), 1.0)

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from sottovoce.data.crowd import HEAD, Crowd, CrowdConfig
+from sottovoce.data.crowd import HEAD, SeededCrowd, SeededCrowdConfig
 from sottovoce.errors import ConfigError
 
-CROWD = Crowd(CrowdConfig(items=300, count=11, tastes=4, held_out=True, seed=5))
+CROWD = SeededCrowd(SeededCrowdConfig(items=300, count=11, tastes=4, held_out=True, seed=5))
 
 
 def test_a_user_is_the_same_in_any_range_and_with_any_threads():
@@ -21,16 +21,23 @@ def test_items_ascend_and_what_is_held_out_is_not_among_them():
     rows = train.items.reshape(2000, 10)
     assert (np.diff(rows, axis=1) > 0).all()
     assert not (rows == out[:, None]).any()
-    whole, none = Crowd(CrowdConfig(items=300, count=11, tastes=4, seed=5)).generate(0, 2000)
+    whole, none = SeededCrowd(SeededCrowdConfig(items=300, count=11, tastes=4, seed=5)).generate(
+        0, 2000
+    )
     assert np.array_equal(np.sort(np.column_stack([rows, out]), axis=1).ravel(), whole.items)
     assert (none == -1).all()
     assert len(np.unique(out // 30)) == 10  # of all strata
 
 
 def test_popularity_is_the_law_of_each_stratum():
-    config = CrowdConfig(items=100, count=5)
-    train, _ = Crowd(config).generate(0, 40_000)
-    law = Crowd(config)._rng.child("common").generator().permutation(1.0 / (np.arange(100) + HEAD))
+    config = SeededCrowdConfig(items=100, count=5)
+    train, _ = SeededCrowd(config).generate(0, 40_000)
+    law = (
+        SeededCrowd(config)
+        ._rng.child("common")
+        .generator()
+        .permutation(1.0 / (np.arange(100) + HEAD))
+    )
     expected = (law.reshape(5, 20) / law.reshape(5, 20).sum(1, keepdims=True)).ravel()
     found = np.bincount(train.items, minlength=100) / 40_000
     error = np.sqrt(expected * (1 - expected) / 40_000)
@@ -40,7 +47,9 @@ def test_popularity_is_the_law_of_each_stratum():
 def test_tastes_are_told_apart_by_what_users_have():
     """Two users of one taste share more items than two others do."""
     plain, own = (
-        Crowd(CrowdConfig(items=400, count=40, tastes=tastes, own=1.0)).generate(0, 300)[0]
+        SeededCrowd(SeededCrowdConfig(items=400, count=40, tastes=tastes, own=1.0)).generate(
+            0, 300
+        )[0]
         for tastes in (1, 2)
     )
 
@@ -58,7 +67,7 @@ def test_torch_makes_the_same_users(held_out):
     torch = pytest.importorskip("torch")
     from sottovoce.data.crowd_torch import CrowdThere
 
-    crowd = Crowd(CrowdConfig(items=307, count=13, tastes=5, held_out=held_out))
+    crowd = SeededCrowd(SeededCrowdConfig(items=307, count=13, tastes=5, held_out=held_out))
     first = 3_000_000_000
     train, out = crowd.generate(first, first + 200)
     items, left = CrowdThere.of(crowd, "cpu").items(first, first + 200)
@@ -75,4 +84,4 @@ def test_torch_makes_the_same_users(held_out):
 )  # fmt: skip
 def test_bad_settings_are_refused(bad):
     with pytest.raises(ConfigError):
-        CrowdConfig(**bad)
+        SeededCrowdConfig(**bad)

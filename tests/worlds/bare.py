@@ -37,6 +37,8 @@ class _Finder:
     def __init__(self, gone):
         self.gone = gone
 
+    find_distributions = staticmethod(PathFinder.find_distributions)
+
     def find_spec(self, name, path=None, target=None):
         if name.split(".")[0] in self.gone:
             return None

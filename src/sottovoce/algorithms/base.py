@@ -20,7 +20,7 @@ from sottovoce.core.interactions import Interactions
 from sottovoce.core.knowledge import Prior, WithKnowledge
 from sottovoce.core.links import Link
 from sottovoce.core.messages import GRID, Aggregate, ModelView, SummedReports, Updates
-from sottovoce.core.one_bit import BitTerms, ReportRule
+from sottovoce.core.one_bit import BitTerms, ReportCounter, ReportRule
 from sottovoce.core.quality import Quality
 from sottovoce.core.recommender import FactorScorer, Scorer
 from sottovoce.core.redacted import Redacted
@@ -516,17 +516,6 @@ class Accelerator(Protocol):
     def learn_summed(
         self, view: ModelView, rows: NDArray[np.int64], learn_key: int, share_key: int
     ) -> tuple[NDArray[np.int64], RowCounts]: ...
-
-    def vectors(self) -> NDArray[np.float32]: ...
-
-
-class ReportCounter(Protocol):
-    """Computes the counts of whole rounds of reports elsewhere (a GPU), and keeps the devices'
-    state there."""
-
-    def count_reports(
-        self, view: ModelView, rows: NDArray[np.int64], round_key: int
-    ) -> NDArray[np.int64]: ...
 
     def vectors(self) -> NDArray[np.float32]: ...
 

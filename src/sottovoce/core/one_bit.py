@@ -26,6 +26,7 @@ import hashlib
 import math
 from dataclasses import dataclass
 from decimal import Decimal, localcontext
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 from numpy import uint64
@@ -34,6 +35,9 @@ from numpy.typing import NDArray
 from sottovoce.compiled import njit
 from sottovoce.errors import ConfigError, Diverged
 from sottovoce.rng import LOW32, Keys, chacha_words, words_of
+
+if TYPE_CHECKING:
+    from sottovoce.core.messages import ModelView
 
 COINS = 1 << 32
 """Coins run from 0 to this, exclusive; so do an item table's steps."""
@@ -98,6 +102,17 @@ class BitTerms:
 
     def __repr__(self) -> str:
         return f"<BitTerms devices={len(self.tier)}, redacted>"
+
+
+class ReportCounter(Protocol):
+    """Computes the counts of whole rounds of reports elsewhere (a GPU), and keeps the devices'
+    state there."""
+
+    def count_reports(
+        self, view: ModelView, rows: NDArray[np.int64], round_key: int
+    ) -> NDArray[np.int64]: ...
+
+    def vectors(self) -> NDArray[np.float32]: ...
 
 
 # --- what a bit is worth -------------------------------------------------------------------------

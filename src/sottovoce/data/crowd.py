@@ -35,7 +35,7 @@ TASTES, HELD_OUT, FIRST = 0, 1, 2
 
 
 @dataclass(frozen=True)
-class CrowdConfig:
+class SeededCrowdConfig:
     """Of which users there are as many as one likes."""
 
     items: int = 26_744
@@ -60,10 +60,10 @@ class CrowdConfig:
 
 
 @dataclass(frozen=True)
-class Crowd:
+class SeededCrowd:
     """`generate` for some of its users, `table` and `key` for whoever computes their items."""
 
-    config: CrowdConfig
+    config: SeededCrowdConfig
 
     @property
     def key(self) -> int:

@@ -1,11 +1,11 @@
-"""The items of a crowd's users by torch, on a GPU or not: the same numbers as `Crowd.generate`."""
+"""The items of a crowd by torch, on a GPU or not: the same numbers as `SeededCrowd.generate`."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sottovoce.data.crowd import FIRST, HELD_OUT, TASTES, Crowd
+from sottovoce.data.crowd import FIRST, HELD_OUT, TASTES, SeededCrowd
 from sottovoce.rng import _M1, _M2, GAMMA
 
 if TYPE_CHECKING:
@@ -18,11 +18,11 @@ _LOW32 = (1 << 32) - 1
 class CrowdThere:
     """A crowd's tables on a device."""
 
-    crowd: Crowd
+    crowd: SeededCrowd
     table: Tensor
 
     @classmethod
-    def of(cls, crowd: Crowd, device: str) -> CrowdThere:
+    def of(cls, crowd: SeededCrowd, device: str) -> CrowdThere:
         import torch
 
         return cls(crowd, torch.tensor(crowd.table, device=device))

@@ -16,7 +16,7 @@ from typing import TypeVar, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.algorithms.base import Accelerator, Contributing, ReportCounter
+from sottovoce.algorithms.base import Accelerator, Contributing
 from sottovoce.core.consent import Consent
 from sottovoce.core.interactions import Interactions
 from sottovoce.core.ledger import Ledger
@@ -32,6 +32,7 @@ from sottovoce.core.messages import (
     SummedReports,
     add_up,
 )
+from sottovoce.core.one_bit import ReportCounter
 from sottovoce.core.running import Draws
 from sottovoce.engines.observers import MessageObserver, Moment, Observer
 from sottovoce.errors import ConfigError, Diverged, SpoiledSum, Stalled

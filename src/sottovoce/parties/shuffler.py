@@ -255,7 +255,9 @@ class Shuffler:
             raise MessageError("a device names a tier that is not in the terms")
         self._last, found = round, []
         for number, devices in enumerate(np.bincount(tier, minlength=tiers).tolist()):
-            if devices and self._rules.releases(number, devices, 0.0):
+            if not devices:
+                continue
+            if self._rules.releases(number, devices, 0.0):
                 found.append((number, devices))
             else:
                 self.held[number] += devices

@@ -86,7 +86,7 @@ class FCFOnTorch:
         sums = torch.zeros((size, n_items), dtype=torch.int64, device=place)
         memory = torch.cuda.mem_get_info(place)[0] // 4 if place.type == "cuda" else _SOLVE_BYTES
         chosen = torch.tensor(rows, dtype=torch.int64, device=place)
-        system = System.of(self.confidence, view.items, items)
+        system = ClosedFormSystem.of(self.confidence, view.items, items)
         step = max(1, memory // (24 * size * size))
         for start in range(0, len(rows), step):
             part = chosen[start : start + step]
@@ -128,7 +128,7 @@ class _Bags:
 
 
 @dataclass(slots=True, repr=False)
-class System:
+class ClosedFormSystem:
     """A model, and what follows from it for all devices."""
 
     confidence: closed_form.Confidence
@@ -139,7 +139,7 @@ class System:
     @classmethod
     def of(
         cls, confidence: closed_form.Confidence, published: NDArray[np.float32], items: Tensor
-    ) -> System:
+    ) -> ClosedFormSystem:
         import torch
 
         gram = confidence.other * closed_form.gram(published)

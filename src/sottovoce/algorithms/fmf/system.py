@@ -30,7 +30,6 @@ from sottovoce.algorithms.base import (
     ALGORITHMS,
     AlgorithmSettings,
     Cohort,
-    ReportCounter,
     Reporting,
     Schedule,
 )
@@ -40,7 +39,14 @@ from sottovoce.algorithms.fmf import rotated
 from sottovoce.config import require_number, require_whole
 from sottovoce.core.links import Link
 from sottovoce.core.messages import Aggregate, BitCounts, ModelView
-from sottovoce.core.one_bit import BitTerms, ReportRule, contrast, item_probabilities, item_table
+from sottovoce.core.one_bit import (
+    BitTerms,
+    ReportCounter,
+    ReportRule,
+    contrast,
+    item_probabilities,
+    item_table,
+)
 from sottovoce.errors import ConfigError, MessageError
 from sottovoce.rng import Streams
 

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sottovoce.algorithms.base import Cohort
-from sottovoce.algorithms.fcf.torch_rounds import FCFOnTorch, System, refuse_wild
+from sottovoce.algorithms.fcf.torch_rounds import ClosedFormSystem, FCFOnTorch, refuse_wild
 from sottovoce.algorithms.fmf import triton as fmf_triton
 from sottovoce.core.messages import ModelView
 from sottovoce.core.one_bit import BLOCK_COINS, COINS, BitTerms, nonce
@@ -33,7 +33,7 @@ _LOW32 = (1 << 32) - 1
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Asked:
+class ReportRound:
     """What the reports of a round follow from."""
 
     key: Tensor
@@ -113,11 +113,11 @@ class FMFOnTorch:
             raise ConfigError("a device without a tier was asked to report")
         items = torch.tensor(view.items, dtype=torch.float32, device=place)
         refuse_wild("item", items)
-        system = System.of(solver.confidence, view.items, items)
+        system = ClosedFormSystem.of(solver.confidence, view.items, items)
         padded = torch.zeros((n_items, max(8, -(-size // 4) * 4)), device=place)
         padded[:, :size] = items
         conf = solver.confidence
-        asked = Asked(
+        asked = ReportRound(
             key=torch.tensor([signed(round_key)], device=place),
             items=padded,
             vectors=solver.resident,
@@ -181,7 +181,7 @@ def _coins(noise: Tensor, rows: Tensor, round: int, blocks: int) -> Tensor:
     return torch.stack(out)
 
 
-def _count(asked: Asked, rows: Tensor, coins: Tensor, sums: Tensor, bad: Tensor) -> None:
+def _count(asked: ReportRound, rows: Tensor, coins: Tensor, sums: Tensor, bad: Tensor) -> None:
     """Every report of these devices, added to the counts."""
     import torch
 
@@ -209,7 +209,7 @@ def _count(asked: Asked, rows: Tensor, coins: Tensor, sums: Tensor, bad: Tensor)
     sums.view(-1).index_add_(0, place.ravel(), step.ravel())
 
 
-def _member(asked: Asked, rows: Tensor, item: Tensor) -> Tensor:
+def _member(asked: ReportRound, rows: Tensor, item: Tensor) -> Tensor:
     """Whether each device has the item, by binary search."""
     import torch
 

@@ -13,7 +13,7 @@ from sottovoce.rng import _M1, _M2, GAMMA
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from sottovoce.algorithms.fmf.torch_rounds import Asked
+    from sottovoce.algorithms.fmf.torch_rounds import ReportRound
 
 try:
     import triton
@@ -174,7 +174,7 @@ def make_coins(noise: Tensor, rows: Tensor, round: int, blocks: int) -> Tensor:
     return coins
 
 
-def count(asked: Asked, rows: Tensor, coins: Tensor, sums: Tensor, bad: Tensor) -> None:
+def count(asked: ReportRound, rows: Tensor, coins: Tensor, sums: Tensor, bad: Tensor) -> None:
     """Every report of these devices, added to the counts."""
     n_items, size = asked.n_items, asked.vectors.shape[1]
     devices, block = 32, 4

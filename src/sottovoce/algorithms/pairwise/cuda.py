@@ -25,7 +25,7 @@ again with a word for each number, and the next ones are smaller. Either way the
 **Hot rows.** Additions to one row queue up behind each other, and popular items would hold up
 everyone. Popular items therefore have several rows of halves, which neighbouring warps use in turn.
 
-**More devices than fit.** A `MadeCohort` keeps vectors alone, in 16 bits, rounded up or down by
+**More devices than fit.** A `SeededCohort` keeps vectors alone, in 16 bits, rounded up or down by
 chance so that they stay right on average; histories are made again from their seed for every draw.
 """
 
@@ -44,7 +44,7 @@ from sottovoce.algorithms.pairwise.triton import LANES, MOST_LOAD, ROW_BITS
 from sottovoce.core.consent import thresholds
 from sottovoce.core.messages import GRID, LIMIT
 from sottovoce.core.redacted import Redacted
-from sottovoce.data.crowd import Crowd
+from sottovoce.data.crowd import SeededCrowd
 from sottovoce.data.crowd_torch import mixed, shifted, signed
 from sottovoce.errors import ConfigError, Diverged
 from sottovoce.rng import GAMMA
@@ -67,7 +67,7 @@ Rows = Tensor | NDArray[np.int64] | None
 
 
 @dataclass(slots=True)
-class Pace:
+class ChunkPace:
     """Draws of the next part of a chunk that adds two sums to a word."""
 
     draws: int = _HALVES_CHUNK
@@ -101,7 +101,7 @@ class Tables:
     """int32 [M]: the first of an item's rows of halves, and above `ROW_BITS` how many it has."""
     owner: Tensor
     """int32 [rows]: whose row it is."""
-    pace: Pace
+    pace: ChunkPace
 
     @classmethod
     def of(cls, items: Tensor, embedding_size: int, popularity: Tensor | None = None) -> Tables:
@@ -133,7 +133,7 @@ class Tables:
             bias_halves=zeros(len(owner)),
             spare=(first | logs << ROW_BITS).int(),
             owner=owner,
-            pace=Pace(),
+            pace=ChunkPace(),
         )
 
     def totals(self) -> tuple[Tensor, Tensor]:
@@ -173,12 +173,12 @@ class ResidentCohort:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class MadeCohort:
+class SeededCohort:
     """Users `first`, `first` + 1, ... of a crowd, of whom vectors alone are kept. All take part."""
 
     vectors: Tensor
     """bfloat16 [N, embedding_size]; moves in place."""
-    crowd: Crowd
+    crowd: SeededCrowd
     table: Tensor
     """`crowd.table`, there."""
     key: Tensor
@@ -188,7 +188,7 @@ class MadeCohort:
     first: int = 0
 
     @classmethod
-    def of(cls, crowd: Crowd, vectors: Tensor, share: float, first: int = 0) -> MadeCohort:
+    def of(cls, crowd: SeededCrowd, vectors: Tensor, share: float, first: int = 0) -> SeededCohort:
         """`share` is everybody's π."""
         if vectors.dtype != torch.bfloat16:
             raise ConfigError("the vectors of a crowd are kept in bfloat16")
@@ -222,7 +222,7 @@ class MadeCohort:
 def learn_summed_cuda(
     step: PairStep,
     tables: Tables,
-    cohort: ResidentCohort | MadeCohort,
+    cohort: ResidentCohort | SeededCohort,
     round_key: int,
     share_key: int,
     triples: int,
@@ -233,14 +233,14 @@ def learn_summed_cuda(
     `cohort.vectors`, and returns each device's number of distinct positive and negative rows sent
     (int32; 0 for a device that does not take part, has no positives or has every item). The
     draws of a device are keyed by `Streams(round_key).child(user)`, its coins by
-    `Streams(share_key).child(user)`. Of a `MadeCohort`, all take part, and what is returned is
+    `Streams(share_key).child(user)`. Of a `SeededCohort`, all take part, and what is returned is
     each number's sum over all devices.
 
     `fused` chooses the Triton kernels (True) or torch (False); by default whatever is there.
     """
     if triples < 1:
         raise ConfigError(f"triples must be at least 1, not {triples}")
-    made = isinstance(cohort, MadeCohort)
+    made = isinstance(cohort, SeededCohort)
     if made and rows is not None:
         raise ConfigError("all users of a crowd take part in a round")
     device = cohort.vectors.device
@@ -270,7 +270,7 @@ def learn_summed_cuda(
         if not fused:
             _torch_chunk(step, tables, cohort, chosen, keys, packed, told)
         else:
-            if isinstance(cohort, MadeCohort):
+            if isinstance(cohort, SeededCohort):
                 factors_triton.draw_made(cohort, len(tables.bias), chosen, keys, packed, told)
             else:
                 factors_triton.draw(cohort, len(tables.bias), chosen, keys, packed, told)
@@ -288,7 +288,7 @@ def learn_summed_cuda(
 def _learn_halves(
     step: PairStep,
     tables: Tables,
-    cohort: ResidentCohort | MadeCohort,
+    cohort: ResidentCohort | SeededCohort,
     rows: Tensor,
     keys: Tensor,
     packed: Tensor,
@@ -335,7 +335,7 @@ class CudaFederation(Redacted):
 
     step: PairStep
     tables: Tables
-    cohort: ResidentCohort | MadeCohort
+    cohort: ResidentCohort | SeededCohort
 
     @classmethod
     def load(
@@ -432,7 +432,7 @@ def _interleaved(sums: Tensor) -> Tensor:
 def _torch_chunk(
     step: PairStep,
     tables: Tables,
-    cohort: ResidentCohort | MadeCohort,
+    cohort: ResidentCohort | SeededCohort,
     rows: Tensor,
     keys: Tensor,
     packed: Tensor,

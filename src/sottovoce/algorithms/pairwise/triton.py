@@ -16,7 +16,7 @@ from sottovoce.rng import _M1, _M2, GAMMA
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from sottovoce.algorithms.pairwise.cuda import MadeCohort, ResidentCohort, Tables
+    from sottovoce.algorithms.pairwise.cuda import ResidentCohort, SeededCohort, Tables
     from sottovoce.algorithms.pairwise.factors import PairStep
 
 try:
@@ -361,7 +361,7 @@ def draw(
 
 
 def draw_made(
-    cohort: MadeCohort, n_items: int, rows: Tensor, keys: Tensor, packed: Tensor, counts: Tensor
+    cohort: SeededCohort, n_items: int, rows: Tensor, keys: Tensor, packed: Tensor, counts: Tensor
 ) -> None:
     devices, block = 32, 4
     config = cohort.crowd.config
@@ -375,7 +375,7 @@ def draw_made(
 def learn(
     step: PairStep,
     tables: Tables,
-    cohort: ResidentCohort | MadeCohort,
+    cohort: ResidentCohort | SeededCohort,
     rows: Tensor,
     packed: Tensor,
     keys: Tensor,
