@@ -2,7 +2,7 @@
 
 A round has two stages, over chunks of devices. *Draw*: every (device, draw) at once picks the
 positive, the negative and whether the positive's update leaves, packed into one 64-bit word, and
-counts the distinct rows that each device sends. *Learn*: eight devices per warp go through their
+counts the distinct rows that each device sends. *Learn*: some devices per warp go through their
 draws in order, because a device's vector moves after each; item rows are read and sums are added
 to where they lie, in the L2 cache.
 

@@ -33,7 +33,7 @@ LOAD_SHIFT, UNIT, MOST_LOAD = 36, 2.0**20, 1000
 """The word of a row's bias has above `LOAD_SHIFT` bits the row's load: for every update a bound on
 its numbers, in units of the grid's steps. Up to this load, sums are exact."""
 MOST_UNITS = 31
-"""A bound of one update, beyond which nothing is added in halves of words. With fewer than 2**23
+"""A bound of one update, beyond which nothing is added in halves of words. With at most 2**23
 updates a chunk, no load passes 28 bits."""
 BIAS_BITS = 25
 """Of a bias's update: the load then keeps their sum below 2**35."""
