@@ -22,6 +22,7 @@ from sottovoce.core.interactions import Interactions
 from sottovoce.core.ledger import Ledger
 from sottovoce.core.links import hop_party
 from sottovoce.core.messages import (
+    BitCounts,
     BitReports,
     DeviceReports,
     MaskSeeds,
@@ -31,6 +32,7 @@ from sottovoce.core.messages import (
     SummedReports,
     add_up,
 )
+from sottovoce.core.one_bit import ReportCounter
 from sottovoce.core.running import Draws
 from sottovoce.engines.observers import MessageObserver, Moment, Observer
 from sottovoce.errors import ConfigError, Diverged, SpoiledSum, Stalled
@@ -69,9 +71,10 @@ class SimulatedDevices(Devices):
     _held: bool = False
     _sums_on: str = "cpu"
     """Where contributions are added up."""
+    _counter: ReportCounter | None = None
 
     def change_consent(self, consent: Consent) -> None:
-        if self._accelerator is not None:
+        if self._accelerator is not None or self._counter is not None:
             raise ConfigError("consent can change on --device cpu alone")
         super(SimulatedDevices, self).change_consent(consent)
 
@@ -79,6 +82,10 @@ class SimulatedDevices(Devices):
         """From now on, compute whole rounds on `device`."""
         if self.contributes:
             self._sums_on = device
+            return
+        if self.reports_bits:
+            algorithm, reports = self._reporting()
+            self._counter = algorithm.counter(self._shown(), reports.terms(), device)
             return
         everyone = np.arange(len(self.cohort), dtype=np.int64)
         release = self._release
@@ -89,8 +96,9 @@ class SimulatedDevices(Devices):
 
     def settle(self) -> None:
         """Bring the devices' state home from an accelerator."""
-        if self._accelerator is not None:
-            self.cohort.vectors = self._accelerator.vectors()
+        fast = self._accelerator or self._counter
+        if fast is not None:
+            self.cohort.vectors = fast.vectors()
 
     @property
     def fuses(self) -> bool:
@@ -164,6 +172,9 @@ class SimulatedDevices(Devices):
 
     def report_bits(self, view: ModelView, rows: NDArray[np.int64], threads: int = 1) -> BitReports:
         algorithm, release = self._reporting()
+        if self._counter is not None:  # somebody wants to see them
+            self.settle()
+            self._counter = None
         if not algorithm.sums:
             return super(SimulatedDevices, self).report_bits(view, rows)
         self._hold(view)
@@ -171,6 +182,26 @@ class SimulatedDevices(Devices):
         rule = release.report_rule(rows, view.round, *algorithm.sampling(view.items))
         made = algorithm.device_report(view, self._shown(), rows, rule, threads)
         return self._record_bits(view, rows, made)
+
+    @property
+    def counts_bits(self) -> bool:
+        """Whether reports are counted where they are made, and never written out."""
+        return self._counter is not None
+
+    @property
+    def reports_each(self) -> int:
+        """k: reports of a device in a round."""
+        return self._reporting()[1].settings.max_reports
+
+    def count_bits(self, view: ModelView, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """What `Server.count` would make of these devices' reports, [tiers, coordinates]."""
+        if self._counter is None:
+            raise ConfigError("reports are counted where they are made on a GPU alone")
+        self._admit(rows)
+        key = self._reporting()[1].round_key(view.round)
+        counts = self._counter.count_reports(view, rows, key)
+        self._book_bits(view, rows)
+        return counts
 
     def _hold(self, view: ModelView) -> None:
         """Raises where the fast way of somebody else's algorithm is not its definition's: what it
@@ -226,6 +257,13 @@ def joining(history: Interactions, rows: NDArray[np.int64], groups: int) -> NDAr
     for number, group in enumerate(np.array_split(np.argsort(first[rows], kind="stable"), groups)):
         found[rows[group]] = number
     return found
+
+
+def _held_back(round: int) -> Stalled:
+    return Stalled(
+        f"in round {round} no tier has its minimum of devices with enough budget left, so that the "
+        "proxy holds everything back; lower rounds, or let the users permit more"
+    )
 
 
 _AGGREGATORS = ("server", "aggregator-1", "aggregator-2")
@@ -346,22 +384,34 @@ class Simulation:
         """A round of everyone whose budget permits it, through the proxy."""
         view, rows = self.server.publish(), self.devices.willing()
         self._tell("device", view)
+        if self.devices.counts_bits and not self.message_observers:
+            self._counted_round(proxy, view, rows)
+            return
         bits = self.devices.report_bits(view, rows, self.threads)
         # To the proxy they are sealed.
         self._tell("proxy", replace(bits, reports=np.zeros((len(bits), 0), np.uint32)))
         batches = proxy.collect(bits, self.threads)
         if not batches:
-            raise Stalled(
-                f"in round {view.round} no tier has its minimum of devices with enough budget "
-                "left, so that the proxy holds everything back; lower rounds, or let the users "
-                "permit more"
-            )
+            raise _held_back(view.round)
         for batch in batches:
             for hop in range(1, proxy.shufflers):
                 facts = batch.round, batch.tier, batch.devices, len(batch.reports)
                 self._tell(hop_party(hop), SealedBatch(*facts))
             self._tell("server", batch)
         self.server.fold(self.server.count(batches))
+
+    def _counted_round(self, proxy: Shuffler, view: ModelView, rows: NDArray[np.int64]) -> None:
+        """The same where nobody looks on: a shuffle changes no count."""
+        passing = proxy.passing(view.round, self.devices.tiers()[rows])
+        if not passing:
+            raise _held_back(view.round)
+        counts, k = self.devices.count_bits(view, rows), self.devices.reports_each
+        devices = [0] * len(counts)
+        for tier, many in passing:
+            devices[tier] = many
+        counts[np.array(devices) == 0] = 0
+        reports = tuple(k * many for many in devices)
+        self.server.fold(BitCounts(view.round, tuple(devices), reports, counts))
 
     def _summed_round(self, masker: Helper, view: ModelView, rows: NDArray[np.int64]) -> None:
         """A round of which the server sees the sum alone."""

@@ -159,8 +159,6 @@ class Federation:
             )
         if isinstance(self.devices.rng, SecretStreams):
             raise ConfigError('draws = "secret" is for --device cpu')
-        if self.proxy is not None:
-            raise ConfigError("randomised reports are made on the CPU; leave it on --device cpu")
         if self.server.guard.defence.looks_at_devices:
             raise ConfigError("[defence] looks at every message; leave it on --device cpu")
         if self.masker is not None and self.masker.link.clip:

@@ -26,14 +26,27 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.algorithms.base import ALGORITHMS, AlgorithmSettings, Cohort, Reporting, Schedule
+from sottovoce.algorithms.base import (
+    ALGORITHMS,
+    AlgorithmSettings,
+    Cohort,
+    Reporting,
+    Schedule,
+)
 from sottovoce.algorithms.closed_form import vectors as closed_form
 from sottovoce.algorithms.fcf.system import initial_items, solved
 from sottovoce.algorithms.fmf import rotated
 from sottovoce.config import require_number, require_whole
 from sottovoce.core.links import Link
 from sottovoce.core.messages import Aggregate, BitCounts, ModelView
-from sottovoce.core.one_bit import ReportRule, contrast, item_probabilities, item_table
+from sottovoce.core.one_bit import (
+    BitTerms,
+    ReportCounter,
+    ReportRule,
+    contrast,
+    item_probabilities,
+    item_table,
+)
 from sottovoce.errors import ConfigError, MessageError
 from sottovoce.rng import Streams
 
@@ -298,3 +311,13 @@ class FMF(Reporting):
         return closed_form.learn_reports(
             confidence, view.items, vectors, rows, history.indptr, history.items, rule, threads
         )
+
+    def counter(self, cohort: Cohort, terms: BitTerms, device: str) -> ReportCounter:
+        if self._rotated or self.config.favour:
+            raise ConfigError(
+                'of FMF-LDP, variant = "published" without favour runs on a GPU; leave the others '
+                "on --device cpu"
+            )
+        from sottovoce.algorithms.fmf.torch_rounds import FMFOnTorch
+
+        return FMFOnTorch.load(self.config.confidence(), cohort, terms, self.config.scale, device)
