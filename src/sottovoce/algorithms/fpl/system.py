@@ -285,6 +285,7 @@ class FPL(CrossDevice):
             self.triples,
             rule,
             threads,
+            self._sieve(cohort),
         )
         return sums[:, : view.items.shape[1]], RowCounts(positives, negatives)
 
@@ -298,8 +299,6 @@ class FPL(CrossDevice):
         rng: Streams,
     ) -> tuple[NDArray[np.float32], RowCounts]:
         model, history = factors.padded(items), cohort.history
-        if self.triples == 1 and "sieve" not in cohort.scratch:
-            cohort.scratch["sieve"] = factors.make_sieve(history.indptr, history.items)
         rounds = np.arange(first_round, first_round + len(rows), dtype=np.int64)
         positives, negatives = factors.learn_rounds(
             self.config.step(),
@@ -311,7 +310,7 @@ class FPL(CrossDevice):
             rng.child("learn").paired_keys(rounds, cohort.users[rows]),
             self.triples,
             rule,
-            cohort.scratch.get("sieve"),
+            self._sieve(cohort),
         )
         return model[:, : items.shape[1]].copy(), RowCounts(positives, negatives)
 
@@ -344,6 +343,13 @@ class FPL(CrossDevice):
         everyone = np.arange(len(cohort), dtype=np.int64)
         for turn in range(-(-_HOME_DRAWS // self.triples)):
             self.device_learn(view, cohort, everyone, rng.child("home", turn))
+
+    def _sieve(self, cohort: Cohort) -> NDArray[np.uint8] | None:
+        """Of the cohort's histories, where devices draw once; made once."""
+        if self.triples == 1 and "sieve" not in cohort.scratch:
+            history = cohort.history
+            cohort.scratch["sieve"] = factors.make_sieve(history.indptr, history.items)
+        return cohort.scratch.get("sieve")
 
     def _keys(self, cohort: Cohort, rows: NDArray[np.int64], round: int, rng: Streams) -> Keys:
         return rng.child("learn", round).keys(cohort.users[rows])
