@@ -151,7 +151,8 @@ def learn_rows(
     items, world = _checked(items, rows, indptr, history)
     vectors = _vectors(vectors, len(rows), items)
     out = np.empty((len(rows), *items.shape), dtype=np.int32)
-    _succeed([kernels.write_updates(items, vectors, *_grid_numbers(conf), *world, out)])
+    columns = np.ascontiguousarray(items.T)
+    _succeed([kernels.write_updates(columns, vectors, *_grid_numbers(conf), *world, out)])
     return out
 
 

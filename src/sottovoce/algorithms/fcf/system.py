@@ -182,18 +182,22 @@ class FCF(CrossDevice):
         values = closed_form.learn_rows(
             self.config.confidence(), view.items, vectors, rows, history.indptr, history.items
         )
+        counts = history.counts[rows]
+        place = np.repeat(np.arange(len(rows), dtype=np.int32), counts)
+        before = np.cumsum(counts) - counts
+        mine = np.repeat(history.indptr[rows] - before, counts) + np.arange(len(place))
+        if self.config.variant == "fpl":  # of positives alone
+            held = history.items[mine]
+            positive = np.ones(len(mine), dtype=bool)
+            return Updates(place, mine, held, positive, values[place, held])
         entry = np.full((len(rows), n_items), -1, dtype=np.int64)
-        for place, row in enumerate(rows.tolist()):
-            span = slice(int(history.indptr[row]), int(history.indptr[row + 1]))
-            entry[place, history.items[span]] = np.arange(span.start, span.stop)
-        sent = entry >= 0 if self.config.variant == "fpl" else np.ones_like(entry, dtype=bool)
-        row, item = np.nonzero(sent)
+        entry[place, history.items[mine]] = mine
         return Updates(
-            row=row.astype(np.int32),
-            entry=entry[sent],
-            item=item.astype(np.int32),
-            positive=entry[sent] >= 0,
-            values=values[sent],
+            row=np.repeat(np.arange(len(rows), dtype=np.int32), n_items),
+            entry=entry.ravel(),
+            item=np.tile(np.arange(n_items, dtype=np.int32), len(rows)),
+            positive=entry.ravel() >= 0,
+            values=values.reshape(-1, values.shape[2]),
         )
 
     def device_learn_summed(
