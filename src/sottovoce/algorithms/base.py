@@ -32,6 +32,7 @@ from sottovoce.rng import Streams
 
 _INIT_SCALE = 0.1
 """Standard deviation of initial values."""
+_DRAWN_AT_ONCE = 4096
 _HOME_TURNS = 20
 """Rounds' worth of learning by which a vector is fitted at home."""
 
@@ -149,6 +150,17 @@ class Schedule:
         return self.rounds_per_epoch / self.positives
 
 
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What a round takes in simulation, on average over the rounds of a run: how many operations of
+    which kinds. What one takes is measured (`runs.plan`); a kind is an algorithm's own."""
+
+    shared: Mapping[str, float]
+    """Of the devices, which threads and ranks share out among themselves."""
+    repeated: Mapping[str, float]
+    """That every rank does by itself."""
+
+
 def require_devices(devices: int) -> None:
     """Raises where nobody takes part."""
     if devices < 1:
@@ -229,6 +241,28 @@ class AlgorithmSettings(Component, ABC):
         require_devices(devices)
         size = min(self.asks or devices, devices)
         return Schedule(devices, positives, size, 0, -(-devices // size), self.rounds)
+
+    # --- what it takes ----------------------------------------------------------------------------
+
+    def work(self, plan: Schedule, n_items: int, release: Any) -> Work:
+        """What a round takes."""
+        entries = plan.positives * plan.cohort_size / plan.devices
+        numbers = self.model_rows(n_items) * self.width
+        shared = {"device": float(plan.cohort_size), "entry": entries}
+        return Work(shared, {"round": 1.0, "number": float(numbers)})
+
+    def rows_sent(
+        self, triples: int, n_items: int, held: NDArray[np.int64], consent: Consent, release: Any
+    ) -> float:
+        """How many rows of the model a device sends in a round under this release, as expected, on
+        average over devices that hold so many items and have so chosen, where it does not send a
+        number for each one of a sum."""
+        return float(self.model_rows(n_items))
+
+    def numbers_sent(self, n_items: int) -> tuple[int, ...]:
+        """How many numbers a device's message has, where it has one for each of a sum, in each
+        stage of a period; where that depends on the data, the most."""
+        return (self.most_numbers(n_items),)
 
     # --- where it is put together -----------------------------------------------------------------
 
@@ -348,6 +382,18 @@ ALGORITHMS: Registry[type[AlgorithmSettings]] = Registry(
 )
 
 
+def normal_rows(
+    users: NDArray[np.int64], size: int, scale: float, rng: Streams
+) -> NDArray[np.float32]:
+    """Every device's vector at first, drawn for some devices at a time: draws take many times the
+    room of what they give."""
+    vectors, stream = np.empty((len(users), size), np.float32), rng.child("init-users")
+    for start in range(0, len(users), _DRAWN_AT_ONCE):
+        part = slice(start, start + _DRAWN_AT_ONCE)
+        vectors[part] = scale * stream.normal(users[part], size)
+    return vectors
+
+
 class FactorModel(ABC):
     """What all algorithms of devices and a server share: a model of item rows between them, which
     the server holds and publishes, and a vector on each device, which stays there. An algorithm
@@ -461,8 +507,7 @@ class FactorModel(ABC):
 
     def device_init(self, users: NDArray[np.int64], rng: Streams) -> NDArray[np.float32]:
         """Every device's vector at first."""
-        drawn = rng.child("init-users").normal(users, self.config.embedding_size)
-        return (_INIT_SCALE * drawn).astype(np.float32)
+        return normal_rows(users, self.config.embedding_size, _INIT_SCALE, rng)
 
     def device_able(self, cohort: Cohort) -> NDArray[np.bool_]:
         """Devices whose history lets them learn."""

@@ -26,7 +26,14 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.algorithms.base import ALGORITHMS, AlgorithmSettings, FactorModel
+from sottovoce.algorithms.base import (
+    ALGORITHMS,
+    AlgorithmSettings,
+    FactorModel,
+    Schedule,
+    Work,
+    require_devices,
+)
 from sottovoce.algorithms.drift import blocks as kernels
 from sottovoce.algorithms.drift.blocks import (
     Blocks,
@@ -146,6 +153,15 @@ class DRIFTConfig(AlgorithmSettings):
     def system(self) -> str:
         """Its name in tables."""
         return "DRIFT"
+
+    def plan(self, devices: int, positives: int) -> Schedule:
+        """A round is an epoch of all users."""
+        require_devices(devices)
+        return Schedule(devices, positives, devices, 0, 1, self.epochs)
+
+    def work(self, plan: Schedule, n_items: int, release: Any) -> Work:
+        """One step after the other, which nobody shares out."""
+        return Work({}, {"round": 1.0, "event": float(plan.positives)})
 
     def build_under(self, release: Any, link: Link | None, triples: int) -> FactorModel:
         raise ConfigError("drift has data owners, and no server for devices")

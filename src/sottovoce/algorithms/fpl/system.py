@@ -33,11 +33,13 @@ from sottovoce.algorithms.base import (
     CrossDevice,
     RowCounts,
     Schedule,
+    Work,
+    normal_rows,
     require_devices,
 )
 from sottovoce.algorithms.pairwise import factors
 from sottovoce.config import require_whole
-from sottovoce.core.consent import ShareRule
+from sottovoce.core.consent import Consent, ShareRule
 from sottovoce.core.links import Link
 from sottovoce.core.messages import Aggregate, ModelView, SummedReports, Updates, row_bytes
 from sottovoce.errors import ConfigError, MessageError
@@ -169,6 +171,23 @@ class FPLConfig(AlgorithmSettings):
             "up": f"{row_bytes(self.embedding_size)} bytes a row",
         }
 
+    def work(self, plan: Schedule, n_items: int, release: Any) -> Work:
+        draws = float(plan.cohort_size * plan.triples)
+        cells = draws * factors.padded_width(self.embedding_size)
+        if plan.cohort_size == 1:  # one after the other, many rounds at once
+            return Work({}, {"turn": 1.0, "turn draw": draws, "turn cell": cells})
+        shared = {"device": float(plan.cohort_size), "draw": draws, "cell": cells}
+        return Work(shared, {"round": 1.0, "number": float(n_items * self.width)})
+
+    def rows_sent(
+        self, triples: int, n_items: int, held: NDArray[np.int64], consent: Consent, release: Any
+    ) -> float:
+        """Distinct items among so many draws, as they are expected."""
+        others = n_items - held
+        negative = others * (1.0 - (1.0 - 1.0 / others) ** triples)
+        share = consent.share_positives.astype(np.float64)
+        return float((negative + release.positives_sent(held, share, triples)).mean())
+
     def advice(self, cohort_size: int) -> str:
         rate, several = self.learning_rate, cohort_size > 1
         why = f", since a round adds up the steps of {cohort_size:,} devices" if several else ""
@@ -232,12 +251,7 @@ class FPL(CrossDevice):
         return items.astype(np.float32)
 
     def device_init(self, users: NDArray[np.int64], rng: Streams) -> NDArray[np.float32]:
-        vectors = np.empty((len(users), self.config.embedding_size), dtype=np.float32)
-        stream = rng.child("init-users")
-        for start in range(0, len(users), 65536):
-            part = slice(start, start + 65536)
-            vectors[part] = self.config.init_scale * stream.normal(users[part], vectors.shape[1])
-        return vectors
+        return normal_rows(users, self.config.embedding_size, self.config.init_scale, rng)
 
     def device_learn(
         self, view: ModelView, cohort: Cohort, rows: NDArray[np.int64], rng: Streams

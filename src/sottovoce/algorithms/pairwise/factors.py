@@ -216,9 +216,7 @@ def make_sieve(indptr: NDArray[np.int64], items: NDArray[np.int32]) -> NDArray[n
     return sieve
 
 
-def _checked_sieve(
-    sieve: NDArray[np.uint8] | None, items: NDArray[np.int32]
-) -> NDArray[np.uint8]:
+def _checked_sieve(sieve: NDArray[np.uint8] | None, items: NDArray[np.int32]) -> NDArray[np.uint8]:
     sieve = np.zeros(0, dtype=np.uint8) if sieve is None else sieve
     if len(sieve) not in (0, len(items) * SIEVE // 8):
         raise DataError("the sieve was made for other interactions")
