@@ -1,7 +1,7 @@
 """The cost model beside real runs: what it says before, and what rounds then take.
 
     sottovoce bench plan [--quick] [--json]
-    python benchmarks/plan.py --calibrate FILE.toml
+    python benchmarks/plan.py --calibrate FILE.toml [ALGORITHM ...]
 
 For each algorithm constants are measured on small worlds, and worlds of three larger sizes are run,
 each in a process of its own, on one thread. A figure is what the plan says; the ratio is to what
@@ -19,7 +19,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -46,7 +45,7 @@ FILES: dict[str, tuple[str, ...]] = {
 SMALL = (1_000, 8_000)
 SIZES = (32_000, 128_000, 512_000)
 QUICK = (16_000, 32_000)
-CALIBRATED = (2_000, 16_000, 64_000)
+CALIBRATED = (2_000, 32_000)
 MORE: dict[str, tuple[tuple[str, ...], ...]] = {
     "fpl": (
         ("presets/pfpl-plus", "algorithm.embedding_size=50"),
@@ -58,9 +57,20 @@ MORE: dict[str, tuple[tuple[str, ...], ...]] = {
         ("presets/fcf", "algorithm.embedding_size=40"),
         ("presets/fcf", "town.venues=3000"),
     ),
-    "fmf": (("presets/fmf",), ("presets/fmf-published", "algorithm.embedding_size=32")),
-    "gram": (("sound/gram", "algorithm.most_head=200"),),
-    "uc": (("uc/town-mf", "algorithm.embedding_size=16"),),
+    "fmf": (
+        ("presets/fmf",),
+        ("presets/fmf-published", "algorithm.embedding_size=32"),
+        ("presets/fmf-published", "data.source=movielens-100k", "release.max_reports=20"),
+    ),
+    "gram": (
+        ("sound/gram", "algorithm.most_head=200"),
+        ("sound/gram", "data.source=movielens-100k"),
+    ),
+    "uc": (
+        ("uc/town-mf", "algorithm.embedding_size=16"),
+        ("uc/town-mf", "algorithm.cohort_size=64"),
+        ("uc/town-mf", "algorithm.local_epochs=2"),
+    ),
 }
 """What else an algorithm's constants are fitted to."""
 
@@ -71,7 +81,7 @@ def run(*, quick: bool = False, progress: Progress | None = None) -> dict[str, A
     results: list[dict[str, Any]] = []
     for system, (name, *settings) in FILES.items():
         say(f"{system}: constants")
-        small = [_called(name, settings, size) for size in SMALL]
+        small = [_called("--real", str(size), name, *settings) for size in SMALL]
         experiment = Experiment.from_file(find_experiment(name), settings)
         crowd = planning.Crowd.of(experiment.prepared())
         constants = planning.Constants({experiment.algorithm.name: _fitted(small)})
@@ -79,7 +89,7 @@ def run(*, quick: bool = False, progress: Progress | None = None) -> dict[str, A
             if small[-1]["seconds"] * small[-1]["rounds"] * size / SMALL[-1] > 60.0:
                 continue  # of that the rest of a day could be made
             say(f"{system}: {size:,} devices")
-            seen = _called(name, settings, size)
+            seen = _called("--real", str(size), name, *settings)
             said = planning.planned(experiment, crowd, planning.Where(size), constants)
             results += beside(f"{system}, {size:,} devices", said, seen)
     return {"bench": "plan", "machine": machine(), "results": results}
@@ -112,10 +122,10 @@ def _fitted(samples: list[dict[str, Any]]) -> planning.Measured:
     return measuring.fit([measuring.Sample.of(one["sample"]) for one in samples], process, "here")
 
 
-def _called(name: str, settings: list[str], devices: int) -> Any:
-    """A world of so many devices, run in a process of its own."""
+def _called(*arguments: str) -> Any:
+    """What a process of its own says."""
     done = subprocess.run(
-        [sys.executable, __file__, "--real", str(devices), name, *settings],
+        [sys.executable, __file__, *arguments],
         check=True,
         stdout=subprocess.PIPE,
         text=True,
@@ -152,35 +162,43 @@ def _peak() -> float:
     return 1024.0 * next(float(line.split()[1]) for line in lines if line.startswith("VmHWM"))
 
 
-def _calibrate(path: Path) -> None:
-    """The constants of every algorithm, each fitted to all of its experiments."""
-    before = planning.Constants.load() if planning.SHIPPED.exists() else planning.Constants({})
+def _calibrate(path: Path, only: list[str]) -> None:
+    """The constants of every algorithm, or of these, each fitted to all of its experiments."""
+    before = planning.Constants.load()
     found = dict(before.algorithms)
     by_name: dict[str, list[tuple[str, ...]]] = {}
     for name, *settings in FILES.values():
         algorithm = Experiment.from_file(find_experiment(name), settings).algorithm.name
         by_name.setdefault(algorithm, []).append((name, *settings))
     for algorithm, files in by_name.items():
-        samples = []
-        for name, *settings in (*files, *MORE.get(algorithm, ())):
-            for size in CALIBRATED:
-                began = time.perf_counter()
-                print(f"{algorithm}: {name} {settings} {size:,}", file=sys.stderr)
-                samples.append(_called(name, settings, size))
-                if time.perf_counter() - began > 30.0:
-                    break
-        one = _fitted(samples)
-        found[algorithm] = planning.Measured(
-            one.seconds, one.bytes, measuring.this_machine(), one.when
-        )
+        if only and algorithm not in only:
+            continue
+        print(algorithm, file=sys.stderr)
+        seen = _called("--samples", json.dumps([*files, *MORE.get(algorithm, ())]))
+        samples = [measuring.Sample.of(one) for one in seen["samples"]]
+        found[algorithm] = measuring.fit(samples, seen["process"], measuring.this_machine())
         planning.Constants(found, before.gpus, before.thread_gain, before.ledger_bytes).save(path)
+
+
+def _samples(files: list[list[str]]) -> None:
+    process, samples = 0.0, []
+    for name, *settings in files:
+        prepared = Experiment.from_file(find_experiment(name), settings).prepared()
+        measuring.run_sample(prepared, 600)  # compiles
+        process = process or _peak()
+        for size in CALIBRATED:
+            print(f"  {name} {settings} {size:,}", file=sys.stderr)
+            samples.append(measuring.run_sample(prepared, size).to_table())
+    print(json.dumps({"process": process, "samples": samples}))
 
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--real"]:
         _real(int(sys.argv[2]), sys.argv[3], sys.argv[4:])
+    elif sys.argv[1:2] == ["--samples"]:
+        _samples(json.loads(sys.argv[2]))
     elif sys.argv[1:2] == ["--calibrate"]:
-        _calibrate(Path(sys.argv[2]))
+        _calibrate(Path(sys.argv[2]), sys.argv[3:])
     else:
         shown = run(quick="--quick" in sys.argv, progress=lambda text: print(text, file=sys.stderr))
         print(json.dumps(shown, indent=1, ensure_ascii=False))

@@ -174,10 +174,10 @@ def fit(samples: Sequence[Sample], process: float, where: str) -> Measured:
         [[{**s.work.shared, **s.work.repeated}.get(kind, 0.0) for kind in kinds] for s in samples]
     )
     seconds = _no_less_than_0(counts, np.array([s.seconds for s in samples]))
-    of = np.array([[s.devices, s.entries, s.numbers] for s in samples], dtype=np.float64)
+    of = np.array([[s.devices, s.entries, s.numbers, 1] for s in samples], dtype=np.float64)
     held = _no_less_than_0(of, np.array([s.bytes for s in samples]))
-    names = ("device", "entry", "number")
-    memory = {"process": process, **dict(zip(names, held.tolist(), strict=True))}
+    memory = dict(zip(("device", "entry", "number", "process"), held.tolist(), strict=True))
+    memory["process"] += process
     day = datetime.now(UTC).date().isoformat()
     return Measured(dict(zip(kinds, seconds.tolist(), strict=True)), memory, where, day)
 

@@ -234,8 +234,8 @@ class Plan:
     seconds: float
     sum_seconds: float
     """Of a round, for sums over ranks."""
-    rank_bytes: float
-    """Most memory of a rank."""
+    rank_bytes: float | None
+    """Most memory of a rank, its GPU's where it has one; None where nobody has measured it."""
     down: float
     """Bytes to a device in a round, and from it."""
     up: float
@@ -273,6 +273,8 @@ def planned(
     plan = settings.plan(taking, round(taking * crowd.mean))
     up, down, largest = message_bytes(experiment, crowd, plan)
     work = settings.work(plan, crowd.items, experiment.release)
+    if not work.shared:  # one step after the other, which ranks cannot share out
+        where = replace(where, ranks=1, threads=1)
     found = constants.of(settings.name, gpu=where.gpu)
     rows, width = settings.model_rows(crowd.items), settings.width
     gain = 1.0 if where.gpu else 1.0 + (where.threads - 1) * constants.thread_gain
@@ -282,7 +284,11 @@ def planned(
     pending = min(plan.rounds, max(1, math.ceil(CHECKPOINT_SECONDS / max(seconds, 1e-9))))
     reports = experiment.release is not None and experiment.release.reporting is not None
     row = _REPORTS_ROW if reports else _LEDGER_ROW
-    held = rank_bytes(where, crowd, found, rows * width, row * plan.cohort_size * pending)
+    held: float | None = rank_bytes(
+        where, crowd, found, rows * width, row * plan.cohort_size * pending
+    )
+    if not found.bytes:
+        held = None
     if seen:
         held = _on_line(seen, where.devices / where.ranks)
     cohort, rules = plan.cohort_size, experiment.service
@@ -326,7 +332,7 @@ def tables(made: Plan) -> list[Table]:
         "a round": f"{_duration(made.seconds_round)}, of which adding up over ranks takes "
         f"{_duration(made.sum_seconds)}",
         "the whole run": f"{_duration(made.seconds)}, {made.rounds:,} rounds",
-        "memory of a rank": size(made.rank_bytes),
+        "memory of a rank": "not measured" if made.rank_bytes is None else size(made.rank_bytes),
         "to a device in a round": size(made.down),
         "from a device in a round": size(made.up) + ", at most" * made.largest,
         "downloads": f"{size(made.down_round)} a round, {size(made.down_whole)} in all, unless a "
