@@ -83,7 +83,7 @@ def run(*, quick: bool = False, progress: Progress | None = None) -> dict[str, A
         say(f"{system}: constants")
         small = [_called("--real", str(size), name, *settings) for size in SMALL]
         experiment = Experiment.from_file(find_experiment(name), settings)
-        crowd = planning.Crowd.of(experiment.prepared())
+        crowd = planning.UsersAlike.of(experiment.prepared())
         constants = planning.Constants({experiment.algorithm.name: _fitted(small)})
         for size in QUICK if quick else SIZES:
             if small[-1]["seconds"] * small[-1]["rounds"] * size / SMALL[-1] > 60.0:
@@ -95,7 +95,7 @@ def run(*, quick: bool = False, progress: Progress | None = None) -> dict[str, A
     return {"bench": "plan", "machine": machine(), "results": results}
 
 
-def beside(what: str, said: planning.Plan, seen: dict[str, Any]) -> list[dict[str, Any]]:
+def beside(what: str, said: planning.RunPlan, seen: dict[str, Any]) -> list[dict[str, Any]]:
     """What the plan said, and its ratio to what was seen."""
     figures = (
         ("a round", said.seconds_round, seen["seconds"], "s", (0.5, 2.0)),
@@ -117,9 +117,11 @@ def machine() -> dict[str, Any]:
     return {**fpl.machine(), "timing": "processor time of one thread, or on the wall; best of 3"}
 
 
-def _fitted(samples: list[dict[str, Any]]) -> planning.Measured:
+def _fitted(samples: list[dict[str, Any]]) -> planning.MeasuredCosts:
     process = min(one["process"] for one in samples)
-    return measuring.fit([measuring.Sample.of(one["sample"]) for one in samples], process, "here")
+    return measuring.fit(
+        [measuring.RunSample.of(one["sample"]) for one in samples], process, "here"
+    )
 
 
 def _called(*arguments: str) -> Any:
@@ -142,7 +144,7 @@ def _real(devices: int, name: str, settings: list[str]) -> None:
     process = _peak()
     world = measuring.repeated(prepared, devices)
     _forget_peak()
-    seen = measuring.Running.of(world, keep_rows=True)
+    seen = measuring.SampledRun.of(world, keep_rows=True)
     seen.run()
     peak = _peak()
     del seen
@@ -175,7 +177,7 @@ def _calibrate(path: Path, only: list[str]) -> None:
             continue
         print(algorithm, file=sys.stderr)
         seen = _called("--samples", json.dumps([*files, *MORE.get(algorithm, ())]))
-        samples = [measuring.Sample.of(one) for one in seen["samples"]]
+        samples = [measuring.RunSample.of(one) for one in seen["samples"]]
         found[algorithm] = measuring.fit(samples, seen["process"], measuring.this_machine())
         planning.Constants(found, before.gpus, before.thread_gain, before.ledger_bytes).save(path)
 

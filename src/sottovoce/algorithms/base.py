@@ -13,6 +13,9 @@ from typing import Any, ClassVar, Literal, Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from sottovoce.algorithms.schedule import Schedule as Schedule
+from sottovoce.algorithms.schedule import Work as Work
+from sottovoce.algorithms.schedule import require_devices as require_devices
 from sottovoce.core.choice import ASKED, DrawnField
 from sottovoce.core.consent import Consent, ShareRule
 from sottovoce.core.contributions import Contributions, Profile
@@ -32,7 +35,7 @@ from sottovoce.rng import Streams
 
 _INIT_SCALE = 0.1
 """Standard deviation of initial values."""
-_DRAWN_AT_ONCE = 4096
+_DRAWN_AT_ONCE = 1024
 _HOME_TURNS = 20
 """Rounds' worth of learning by which a vector is fitted at home."""
 
@@ -127,48 +130,6 @@ class RowCounts:
     negative: NDArray[np.int32]
 
 
-@dataclass(frozen=True, slots=True)
-class Schedule:
-    """How an algorithm plays out on N devices that hold X⁺ positives between them."""
-
-    devices: int
-    positives: int
-    cohort_size: int
-    triples: int
-    """Draws per device and round; 0 where an algorithm draws no pairs."""
-    rounds_per_epoch: int
-    rounds: int
-
-    def communication_cost(self, n_items: int, share_positives: float) -> float:
-        """CCE of FPL in item rows exchanged per epoch, with whole T and rounds as they are run."""
-        contacts = self.cohort_size * self.rounds_per_epoch
-        return contacts * (n_items + self.triples * (1.0 + share_positives))
-
-    @property
-    def freshness(self) -> float:
-        """Model versions per epoch, relative to one per positive (nFRSH)."""
-        return self.rounds_per_epoch / self.positives
-
-
-@dataclass(frozen=True, slots=True)
-class Work:
-    """What a round takes in simulation, on average over the rounds of a run: how many operations of
-    which kinds. What one takes is measured (`runs.plan`); a kind is an algorithm's own."""
-
-    shared: Mapping[str, float]
-    """Of the devices, which threads and ranks share out among themselves."""
-    repeated: Mapping[str, float]
-    """That every rank does by itself."""
-
-
-def require_devices(devices: int) -> None:
-    """Raises where nobody takes part."""
-    if devices < 1:
-        raise ConfigError(
-            "no device can take part: nobody both consents and has some, but not all, of the items"
-        )
-
-
 class AlgorithmSettings(Component, ABC):
     """The settings of a system, as a frozen dataclass, by which it answers for itself. It has an
     `embedding_size`; and, unless it plans otherwise, `rounds`, and perhaps a `cohort_size`."""
@@ -254,14 +215,13 @@ class AlgorithmSettings(Component, ABC):
     def rows_sent(
         self, triples: int, n_items: int, held: NDArray[np.int64], consent: Consent, release: Any
     ) -> float:
-        """How many rows of the model a device sends in a round under this release, as expected, on
-        average over devices that hold so many items and have so chosen, where it does not send a
-        number for each one of a sum."""
+        """How many rows a device is expected to send in a round under this release, on average over
+        devices that hold so many items and have so chosen, if it does not send all of a sum."""
         return float(self.model_rows(n_items))
 
     def numbers_sent(self, n_items: int) -> tuple[int, ...]:
-        """How many numbers a device's message has, where it has one for each of a sum, in each
-        stage of a period; where that depends on the data, the most."""
+        """Numbers of a device's message in each stage, if it has one for each of a sum; the most,
+        where that depends on the data."""
         return (self.most_numbers(n_items),)
 
     # --- where it is put together -----------------------------------------------------------------
@@ -385,8 +345,7 @@ ALGORITHMS: Registry[type[AlgorithmSettings]] = Registry(
 def normal_rows(
     users: NDArray[np.int64], size: int, scale: float, rng: Streams
 ) -> NDArray[np.float32]:
-    """Every device's vector at first, drawn for some devices at a time: draws take many times the
-    room of what they give."""
+    """Vectors at first, drawn some at a time: draws take many times the room of what they give."""
     vectors, stream = np.empty((len(users), size), np.float32), rng.child("init-users")
     for start in range(0, len(users), _DRAWN_AT_ONCE):
         part = slice(start, start + _DRAWN_AT_ONCE)

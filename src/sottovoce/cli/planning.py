@@ -105,7 +105,7 @@ def plan(
         raise UsageError(f"there are no constants in {constants}; make them with --measure")
     with output.interruptible("nothing was changed"):
         prepared = experiment.prepared()
-        crowd = planning.Crowd.of(prepared).resized(items, each)
+        crowd = planning.UsersAlike.of(prepared).resized(items, each)
         known = planning.Constants.load(None if measure else constants)
         if measure:
             found, _ = measuring.measure(prepared, progress=output.note)

@@ -24,7 +24,7 @@ from sottovoce.runs.devices import federation_of
 from sottovoce.runs.federation import Federation
 from sottovoce.runs.folder import environment
 from sottovoce.runs.owners import build_world
-from sottovoce.runs.plan import Measured, settings_on
+from sottovoce.runs.plan import MeasuredCosts, settings_on
 from sottovoce.wire import interactions
 
 Progress = Callable[[str], None]
@@ -68,7 +68,7 @@ def _again(table: Interactions, rows: NDArray[np.int64]) -> Interactions:
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class RunSample:
     """A world that was run."""
 
     devices: int
@@ -88,16 +88,16 @@ class Sample:
         return asdict(self)
 
     @classmethod
-    def of(cls, table: Mapping[str, Any]) -> Sample:
+    def of(cls, table: Mapping[str, Any]) -> RunSample:
         return cls(**{**table, "work": Work(**table["work"])})
 
 
-def run_sample(prepared: PreparedExperiment, devices: int) -> Sample:
+def run_sample(prepared: PreparedExperiment, devices: int) -> RunSample:
     """So many devices, run for some rounds on one thread: first for memory, then for time."""
     world = repeated(prepared, devices)
     tracemalloc.start()
     try:
-        first = Running.of(world)
+        first = SampledRun.of(world)
         first.run()
         peak = tracemalloc.get_traced_memory()[1]
     finally:
@@ -105,7 +105,7 @@ def run_sample(prepared: PreparedExperiment, devices: int) -> Sample:
     del first
     best = math.inf
     for _ in range(3):
-        running = Running.of(world)
+        running = SampledRun.of(world)
         # Other work on the machine makes the first larger, other threads of ours the second.
         clocks = time.perf_counter, time.process_time
         began = [clock() for clock in clocks]
@@ -116,7 +116,7 @@ def run_sample(prepared: PreparedExperiment, devices: int) -> Sample:
     plan = running.plan
     numbers = settings.model_rows(train.n_items) * settings.width
     work = settings.work(plan, train.n_items, prepared.experiment.release)
-    return Sample(
+    return RunSample(
         devices,
         train.n_interactions,
         numbers,
@@ -129,7 +129,7 @@ def run_sample(prepared: PreparedExperiment, devices: int) -> Sample:
 
 
 @dataclass(slots=True)
-class Running:
+class SampledRun:
     """A world that is ready to run, with the state of its devices."""
 
     plan: Schedule
@@ -139,7 +139,7 @@ class Running:
     up: float = 0.0
 
     @classmethod
-    def of(cls, world: PreparedExperiment, *, keep_rows: bool = False) -> Running:
+    def of(cls, world: PreparedExperiment, *, keep_rows: bool = False) -> SampledRun:
         if world.experiment.silo is not None:
             owners = build_world(world)[0]
             blocks = owners.blocks()
@@ -167,7 +167,7 @@ class Running:
         self.up = totals.bytes / max(1, totals.releases)
 
 
-def fit(samples: Sequence[Sample], process: float, where: str) -> Measured:
+def fit(samples: Sequence[RunSample], process: float, where: str) -> MeasuredCosts:
     """Constants, none below 0, by which these samples took about what they took."""
     kinds = sorted({kind for s in samples for kind in (*s.work.shared, *s.work.repeated)})
     counts = np.array(
@@ -179,7 +179,7 @@ def fit(samples: Sequence[Sample], process: float, where: str) -> Measured:
     memory = dict(zip(("device", "entry", "number", "process"), held.tolist(), strict=True))
     memory["process"] += process
     day = datetime.now(UTC).date().isoformat()
-    return Measured(dict(zip(kinds, seconds.tolist(), strict=True)), memory, where, day)
+    return MeasuredCosts(dict(zip(kinds, seconds.tolist(), strict=True)), memory, where, day)
 
 
 def _no_less_than_0(counts: NDArray[np.float64], took: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -195,13 +195,13 @@ def _no_less_than_0(counts: NDArray[np.float64], took: NDArray[np.float64]) -> N
 
 def measure(
     prepared: PreparedExperiment, sizes: Sequence[int] = (), progress: Progress | None = None
-) -> tuple[Measured, list[Sample]]:
+) -> tuple[MeasuredCosts, list[RunSample]]:
     """The constants of an experiment's algorithm on this machine, on one thread."""
     say = progress or (lambda message: None)
     say("a small world, which compiles")
     run_sample(prepared, _WARM)
     process, started = _resident(), time.perf_counter()
-    samples: list[Sample] = []
+    samples: list[RunSample] = []
     for devices in sizes or _SIZES:
         say(f"{devices:,} devices")
         began = time.perf_counter()

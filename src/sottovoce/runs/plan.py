@@ -21,7 +21,7 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,7 +51,7 @@ _VERSIONS = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class MeasuredCosts:
     """What operations and devices of an algorithm take on a machine, for one thread."""
 
     seconds: Mapping[str, float]
@@ -67,8 +67,8 @@ class Measured:
 class Constants:
     """Everything that a plan is computed from."""
 
-    algorithms: Mapping[str, Measured]
-    gpus: Mapping[str, Measured] = field(default_factory=dict)
+    algorithms: Mapping[str, MeasuredCosts]
+    gpus: Mapping[str, MeasuredCosts] = field(default_factory=dict)
     thread_gain: float = 1.0
     """What each further thread brings."""
     ledger_bytes: float = 8.0
@@ -80,7 +80,7 @@ class Constants:
         try:
             table = tomllib.loads((path or SHIPPED).read_text(encoding="utf-8"))
             both = [
-                {name: Measured(**one) for name, one in table.get(kind, {}).items()}
+                {name: MeasuredCosts(**one) for name, one in table.get(kind, {}).items()}
                 for kind in ("algorithms", "gpus")
             ]
             return cls(both[0], both[1], **table.get("machine", {}))
@@ -105,10 +105,10 @@ class Constants:
         partial.write_text("\n".join(lines) + "\n", encoding="utf-8")
         partial.replace(path)
 
-    def with_measured(self, name: str, found: Measured) -> Constants:
+    def with_measured(self, name: str, found: MeasuredCosts) -> Constants:
         return replace(self, algorithms={**self.algorithms, name: found})
 
-    def of(self, name: str, *, gpu: bool = False) -> Measured:
+    def of(self, name: str, *, gpu: bool = False) -> MeasuredCosts:
         found = (self.gpus if gpu else self.algorithms).get(name)
         if found is None:
             known = ", ".join(sorted(self.gpus if gpu else self.algorithms)) or "nothing"
@@ -123,7 +123,7 @@ class Constants:
 
 
 @dataclass(frozen=True, slots=True)
-class Crowd:
+class UsersAlike:
     """What a plan has to know of the devices: how they are, not how many."""
 
     algorithm: AlgorithmSettings
@@ -143,7 +143,7 @@ class Crowd:
     """Data owners that hear of an interaction."""
 
     @classmethod
-    def of(cls, prepared: PreparedExperiment) -> Crowd:
+    def of(cls, prepared: PreparedExperiment) -> UsersAlike:
         train, consent = prepared.split.train, prepared.consent
         there = consent.takes_part & (train.counts > 0)
         if not there.any():
@@ -163,7 +163,7 @@ class Crowd:
     def mean(self) -> float:
         return float(self.held.mean())
 
-    def resized(self, items: int | None, each: int | None) -> Crowd:
+    def resized(self, items: int | None, each: int | None) -> UsersAlike:
         """With so many items, and interactions of everybody, where that is said."""
         items = items or self.items
         held = self.held if each is None else np.full_like(self.held, each)
@@ -218,7 +218,7 @@ class Where:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class RunPlan:
     """What a run takes. Bytes are those of messages as the ledger counts them; a model travels
     uncompressed."""
 
@@ -261,11 +261,11 @@ class Plan:
 
 def planned(
     experiment: Experiment,
-    crowd: Crowd,
+    crowd: UsersAlike,
     where: Where,
     constants: Constants,
     seen: Sequence[tuple[float, float]] = (),
-) -> Plan:
+) -> RunPlan:
     """What the experiment takes with so many devices there. `seen`: (devices of a rank, its most
     bytes) of runs that were made; a line through them takes the place of the constants of
     memory."""
@@ -293,7 +293,7 @@ def planned(
         held = _on_line(seen, where.devices / where.ranks)
     cohort, rules = plan.cohort_size, experiment.service
     asked = cohort * (1.0 + rules.over_selection)
-    return Plan(
+    return RunPlan(
         system=experiment.system,
         devices=where.devices,
         items=crowd.items,
@@ -322,7 +322,7 @@ def planned(
     )
 
 
-def tables(made: Plan) -> list[Table]:
+def tables(made: RunPlan) -> list[Table]:
     """The plan, to be shown."""
     size, many = readable_bytes, 1 if made.gpu else made.threads
     one = "GPU" if made.gpu else "thread"
@@ -355,7 +355,7 @@ def _duration(seconds: float) -> str:
 
 
 def message_bytes(
-    experiment: Experiment, crowd: Crowd, plan: Schedule
+    experiment: Experiment, crowd: UsersAlike, plan: Schedule
 ) -> tuple[float, float, bool]:
     """Of a device in a round, on average: up, down, and whether up is the largest it can be."""
     settings, items = crowd.algorithm, crowd.items
@@ -387,12 +387,13 @@ def _parts(experiment: Experiment) -> tuple[Release, Link]:
 
 
 def _contribution(algorithm: FactorModel, link: Link, stage: int, numbers: int) -> int:
-    if link.checking is not None and isinstance(algorithm, Contributing):
-        numbers = link.checking.form(*algorithm.contribution(stage, numbers)).elements
+    if link.checking is not None:
+        places = cast(Contributing, algorithm).contribution(stage, numbers)
+        numbers = link.checking.form(*places).elements
     return int(link.message_bytes(np.zeros(1, np.int64), 0, numbers)[0])
 
 
-def _cost(work: Mapping[str, float], found: Measured) -> float:
+def _cost(work: Mapping[str, float], found: MeasuredCosts) -> float:
     return sum(many * found.seconds.get(kind, 0.0) for kind, many in work.items())
 
 
@@ -405,7 +406,7 @@ def _reducing(where: Where, numbers: Sequence[int]) -> float:
 
 
 def rank_bytes(
-    where: Where, crowd: Crowd, found: Measured, numbers: float, ledger: float = 0.0
+    where: Where, crowd: UsersAlike, found: MeasuredCosts, numbers: float, ledger: float = 0.0
 ) -> float:
     """The most memory of a rank."""
     devices = where.devices / where.ranks
