@@ -1,5 +1,6 @@
 """What one device runs without the compiler gives the bits that compiled loops give."""
 
+import itertools
 import sys
 from fractions import Fraction
 
@@ -238,7 +239,7 @@ def test_what_may_leave_and_what_is_added_up(seed, count, share):
         assert sums.tolist() == [values[number == k].sum(axis=0).tolist() for k in told]
     outer, inner = np.sort(rng.integers(0, 4, 6)), rng.integers(0, 9, 6)
     pairs = list(zip(outer.tolist(), inner.tolist(), strict=True))
-    in_order = all(one < other for one, other in zip(pairs, pairs[1:], strict=False))
+    in_order = all(one < other for one, other in itertools.pairwise(pairs))
     assert same(lambda: [arrays.ascending(outer, inner)])[0] == in_order
     assert arrays.distinct(inner).tolist() == sorted(set(inner.tolist()))
     squares = rng.integers(-(2**30), 2**30, (30, 5))

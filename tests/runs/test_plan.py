@@ -87,7 +87,7 @@ def test_constants_measured_on_small_worlds_hold_for_larger_ones():
         said = planned(experiment, crowd, Where(devices), constants)
         assert 0.2 < said.seconds_round / seen.seconds < 5.0
         one, other = (
-            rank_bytes(Where(s.devices), crowd, found, s.numbers) - crowd.entry_bytes * s.entries
+            rank_bytes(Where(s.devices), crowd, found, s.numbers) - crowd.table_bytes * s.devices
             for s in (least, seen)
         )
         assert 0.7 < (other - one) / (seen.bytes - least.bytes) < 1.4

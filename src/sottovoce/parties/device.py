@@ -592,7 +592,7 @@ def _believed(
             f"{name} gave updates of rows that the model, or of devices that the round has not; "
             "nothing was sent"
         )
-    entry = history.find(rows[row], item)
+    entry = history.find(rows[row], cast(NDArray[np.int64], item))
     if not np.array_equal(entry >= 0, updates.positive) or not np.array_equal(
         entry[updates.positive], updates.entry[updates.positive]
     ):

@@ -137,8 +137,8 @@ class UsersAlike:
     """Of a user's history, also of those who take no part."""
     taking_part: float = 1.0
     """Share of the users."""
-    entry_bytes: float = 4.0
-    """Of an interaction in a history."""
+    table_bytes: float = 0.0
+    """Of a user in the tables of the data, of training and of test."""
     told: float = 1.0
     """Data owners that hear of an interaction."""
 
@@ -155,7 +155,7 @@ class UsersAlike:
             consent.take(np.flatnonzero(there)),
             train.n_interactions / train.n_users,
             float(there.mean()),
-            _history_bytes(prepared) / max(1, train.n_interactions),
+            _table_bytes(prepared) / train.n_users,
             _told(prepared),
         )
 
@@ -168,9 +168,10 @@ class UsersAlike:
         items = items or self.items
         held = self.held if each is None else np.full_like(self.held, each)
         entries = self.entries if each is None else float(each)
+        held_bytes = self.table_bytes * entries / self.entries
         if int(held.max()) >= items:
             raise ConfigError(f"of {items:,} items nobody can have {int(held.max()):,} or more")
-        return replace(self, items=items, held=held, entries=entries)
+        return replace(self, items=items, held=held, entries=entries, table_bytes=held_bytes)
 
 
 def settings_on(prepared: PreparedExperiment) -> AlgorithmSettings:
@@ -190,9 +191,11 @@ def _told(prepared: PreparedExperiment) -> float:
     return int((read.positive + read.negative).sum()) / max(1, int(there.sum()))
 
 
-def _history_bytes(prepared: PreparedExperiment) -> float:
-    train = prepared.split.train
-    columns = (train.items, train.timestamps, train.ratings)
+def _table_bytes(prepared: PreparedExperiment) -> float:
+    """Of the data, and of both parts of their split, which are in memory together."""
+    split = prepared.split
+    tables = (prepared.dataset.interactions, split.train, split.test)
+    columns = [c for t in tables for c in (t.indptr, t.items, t.timestamps, t.ratings)]
     return float(sum(column.nbytes for column in columns if column is not None))
 
 
@@ -236,6 +239,9 @@ class RunPlan:
     """Of a round, for sums over ranks."""
     rank_bytes: float | None
     """Most memory of a rank, its GPU's where it has one; None where nobody has measured it."""
+    pending_bytes: float
+    """Of these, the ledger rows since the last checkpoint; and so many rounds."""
+    pending_rounds: int
     down: float
     """Bytes to a device in a round, and from it."""
     up: float
@@ -284,9 +290,8 @@ def planned(
     pending = min(plan.rounds, max(1, math.ceil(CHECKPOINT_SECONDS / max(seconds, 1e-9))))
     reports = experiment.release is not None and experiment.release.reporting is not None
     row = _REPORTS_ROW if reports else _LEDGER_ROW
-    held: float | None = rank_bytes(
-        where, crowd, found, rows * width, row * plan.cohort_size * pending
-    )
+    ledger = float(row * plan.cohort_size * pending)
+    held: float | None = rank_bytes(where, crowd, found, rows * width, ledger)
     if not found.bytes:
         held = None
     if seen:
@@ -306,6 +311,8 @@ def planned(
         seconds=seconds * plan.rounds,
         sum_seconds=over_ranks,
         rank_bytes=held,
+        pending_bytes=ledger / where.ranks,
+        pending_rounds=pending,
         down=down,
         up=up,
         down_round=down * cohort,
@@ -413,8 +420,8 @@ def rank_bytes(
     entries, each = devices * crowd.entries, found.bytes
     return (
         each.get("process", 0.0)
-        + devices * each.get("device", 0.0)
-        + entries * (crowd.entry_bytes + each.get("entry", 0.0))
+        + devices * (crowd.table_bytes + each.get("device", 0.0))
+        + entries * each.get("entry", 0.0)
         + numbers * each.get("number", 0.0)
         + ledger / where.ranks
     )
