@@ -35,6 +35,7 @@ from sottovoce.algorithms.fmf.system import FMFConfig
 from sottovoce.baselines import MFNP
 from sottovoce.core.consent import Choice, Consent
 from sottovoce.core.interactions import Interactions
+from sottovoce.core.links import Direct, SecureSum
 from sottovoce.core.messages import BitCounts, ModelView
 from sottovoce.core.one_bit import BitTerms, lowest
 from sottovoce.data.crowd import SeededCrowd, SeededCrowdConfig
@@ -100,6 +101,8 @@ def run(*, quick: bool = False, progress: Progress | None = None) -> dict[str, A
     results = epochs(train, scale, say)
     say("a round of FCF")
     results += fcf_round(train, scale)
+    say("a round of FCF whose messages somebody reads")
+    results += fcf_written(scale)
     del train
     results += growth(scale, say)
     results += beside_als(scale, say)
@@ -336,6 +339,42 @@ def fcf_round(train: Interactions, scale: Scale) -> list[dict[str, Any]]:
         best = min(best, time.perf_counter() - began)
     name = f"FCF round, {train.n_users:,} × {train.n_items:,}, {THREADS} threads"
     return [fpl.row(name, best, "s")]
+
+
+class Listener:
+    """Because of whom messages are written out."""
+
+    def on_message(self, party: str, message: object) -> None: ...
+
+
+def fcf_written(scale: Scale) -> list[dict[str, Any]]:
+    """A round of 10 factors on one thread, in processor time: summed at the door; every device's
+    message written out, read and added up; and the same masked, for a secure sum."""
+    train = generate_shaped(scale.als, THREADS)
+    users = np.arange(train.n_users, dtype=np.int64)
+    consent = Consent.uniform(users, Choice(share_positives=1.0))
+    found = []
+    for link, read in ((Direct(), False), (Direct(), True), (SecureSum(), True)):
+        best = np.inf
+        for turn in range(3):
+            settings, rng = FCFConfig(embedding_size=10, rounds=1), Streams.from_seed(turn)
+            parties = Federation.build(settings, train, consent, Everything(), rng, link=link)
+            parties.devices.ledger.keep_rows = False
+            began = time.thread_time()
+            parties.run((), [Listener()] if read else [])
+            best = min(best, time.thread_time() - began)
+        found.append(best)
+    summed, direct, masked = found
+    name = f"FCF round, {train.n_users:,} × {train.n_items:,}, 1 thread"
+    over = "its form over a secure sum, masked"
+    return [
+        fpl.row(f"{name}, summed at the door", summed, "s"),
+        fpl.row(f"{name}, masked", masked, "s"),
+        fpl.row(f"{name}, messages written out", direct, "s", peer=over, ratio=direct / masked,
+                target=2.0, at_most=True),
+        fpl.row(f"{name}, messages written out", direct, "s", peer="summed at the door",
+                ratio=direct / summed),
+    ]  # fmt: skip
 
 
 # --- growth --------------------------------------------------------------------------------------

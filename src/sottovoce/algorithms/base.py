@@ -13,6 +13,9 @@ from typing import Any, ClassVar, Literal, Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from sottovoce.algorithms.schedule import Schedule as Schedule
+from sottovoce.algorithms.schedule import Work as Work
+from sottovoce.algorithms.schedule import require_devices as require_devices
 from sottovoce.core.choice import ASKED, DrawnField
 from sottovoce.core.consent import Consent, ShareRule
 from sottovoce.core.contributions import Contributions, Profile
@@ -32,6 +35,7 @@ from sottovoce.rng import Streams
 
 _INIT_SCALE = 0.1
 """Standard deviation of initial values."""
+_DRAWN_AT_ONCE = 1024
 _HOME_TURNS = 20
 """Rounds' worth of learning by which a vector is fitted at home."""
 
@@ -126,37 +130,6 @@ class RowCounts:
     negative: NDArray[np.int32]
 
 
-@dataclass(frozen=True, slots=True)
-class Schedule:
-    """How an algorithm plays out on N devices that hold X⁺ positives between them."""
-
-    devices: int
-    positives: int
-    cohort_size: int
-    triples: int
-    """Draws per device and round; 0 where an algorithm draws no pairs."""
-    rounds_per_epoch: int
-    rounds: int
-
-    def communication_cost(self, n_items: int, share_positives: float) -> float:
-        """CCE of FPL in item rows exchanged per epoch, with whole T and rounds as they are run."""
-        contacts = self.cohort_size * self.rounds_per_epoch
-        return contacts * (n_items + self.triples * (1.0 + share_positives))
-
-    @property
-    def freshness(self) -> float:
-        """Model versions per epoch, relative to one per positive (nFRSH)."""
-        return self.rounds_per_epoch / self.positives
-
-
-def require_devices(devices: int) -> None:
-    """Raises where nobody takes part."""
-    if devices < 1:
-        raise ConfigError(
-            "no device can take part: nobody both consents and has some, but not all, of the items"
-        )
-
-
 class AlgorithmSettings(Component, ABC):
     """The settings of a system, as a frozen dataclass, by which it answers for itself. It has an
     `embedding_size`; and, unless it plans otherwise, `rounds`, and perhaps a `cohort_size`."""
@@ -229,6 +202,27 @@ class AlgorithmSettings(Component, ABC):
         require_devices(devices)
         size = min(self.asks or devices, devices)
         return Schedule(devices, positives, size, 0, -(-devices // size), self.rounds)
+
+    # --- what it takes ----------------------------------------------------------------------------
+
+    def work(self, plan: Schedule, n_items: int, release: Any) -> Work:
+        """What a round takes."""
+        entries = plan.positives * plan.cohort_size / plan.devices
+        numbers = self.model_rows(n_items) * self.width
+        shared = {"device": float(plan.cohort_size), "entry": entries}
+        return Work(shared, {"round": 1.0, "number": float(numbers)})
+
+    def rows_sent(
+        self, triples: int, n_items: int, held: NDArray[np.int64], consent: Consent, release: Any
+    ) -> float:
+        """How many rows a device is expected to send in a round under this release, on average over
+        devices that hold so many items and have so chosen, if it does not send all of a sum."""
+        return float(self.model_rows(n_items))
+
+    def numbers_sent(self, n_items: int) -> tuple[int, ...]:
+        """Numbers of a device's message in each stage, if it has one for each of a sum; the most,
+        where that depends on the data."""
+        return (self.most_numbers(n_items),)
 
     # --- where it is put together -----------------------------------------------------------------
 
@@ -348,6 +342,17 @@ ALGORITHMS: Registry[type[AlgorithmSettings]] = Registry(
 )
 
 
+def normal_rows(
+    users: NDArray[np.int64], size: int, scale: float, rng: Streams
+) -> NDArray[np.float32]:
+    """Vectors at first, drawn some at a time: draws take many times the room of what they give."""
+    vectors, stream = np.empty((len(users), size), np.float32), rng.child("init-users")
+    for start in range(0, len(users), _DRAWN_AT_ONCE):
+        part = slice(start, start + _DRAWN_AT_ONCE)
+        vectors[part] = scale * stream.normal(users[part], size)
+    return vectors
+
+
 class FactorModel(ABC):
     """What all algorithms of devices and a server share: a model of item rows between them, which
     the server holds and publishes, and a vector on each device, which stays there. An algorithm
@@ -461,8 +466,7 @@ class FactorModel(ABC):
 
     def device_init(self, users: NDArray[np.int64], rng: Streams) -> NDArray[np.float32]:
         """Every device's vector at first."""
-        drawn = rng.child("init-users").normal(users, self.config.embedding_size)
-        return (_INIT_SCALE * drawn).astype(np.float32)
+        return normal_rows(users, self.config.embedding_size, _INIT_SCALE, rng)
 
     def device_able(self, cohort: Cohort) -> NDArray[np.bool_]:
         """Devices whose history lets them learn."""

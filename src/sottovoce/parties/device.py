@@ -32,7 +32,7 @@ from sottovoce.algorithms.base import (
     Reporting,
     RowCounts,
 )
-from sottovoce.core.arrays import sum_groups
+from sottovoce.core.arrays import ascending, sum_groups
 from sottovoce.core.consent import Consent, ShareRule
 from sottovoce.core.contributions import Contributions, cut, cut_to
 from sottovoce.core.interactions import Interactions
@@ -67,7 +67,7 @@ SENT = {
     "contributions": "contributions to a sum",
 }
 _HOME_BATCH = 1024
-_WRITTEN_AT_ONCE = 1 << 22
+_WRITTEN_AT_ONCE = 1 << 20
 """Numbers of plain updates that are written out together, or those of one device."""
 
 
@@ -175,7 +175,10 @@ class Devices(Redacted):
         updates = _believed(learnt, self.sendable, rows, view, algorithm.config.name)
         rule = self._release.rule(rows, np.array([view.round]))
         reports, counts = self._merge(updates, rows, view.round, _leaving(updates, rule))
-        self._keep_contents(rows, reports.item, np.linalg.norm(reports.values, axis=1))
+        if len(rows) == 1:
+            self._keep_contents(rows, reports.item, np.linalg.norm(reports.values, axis=1))
+        else:
+            self.contents = None
         reports = self._release.add_noise(reports, rows, *view.items.shape)
         if self._link.clip:
             reports = clip_reports(reports, self._link.clip)
@@ -508,22 +511,22 @@ class Devices(Redacted):
         leaves: NDArray[np.bool_],
     ) -> tuple[DeviceReports, RowCounts]:
         """Sum each device's leaving updates by item, items ascending."""
-        row, item = updates.row[leaves], updates.item[leaves]
-        positive = updates.positive[leaves]
-        order = np.lexsort((item, row))
-        row, item = row[order], item[order]
-        first = np.ones(len(row), dtype=bool)
-        first[1:] = (row[1:] != row[:-1]) | (item[1:] != item[:-1])
-        starts = np.flatnonzero(first)
-        sums = sum_groups(updates.values, np.flatnonzero(leaves)[order], starts)
-        sent_positive = positive[order][starts]
+        row, item, positive = updates.row, updates.item, updates.positive
+        if leaves.all() and ascending(row, item):  # a row for every item, say
+            sums = updates.values.astype(np.int64)
+        else:
+            row, item, positive = row[leaves], item[leaves], positive[leaves]
+            order = np.lexsort((item, row))
+            row, item = row[order], item[order]
+            first = np.ones(len(row), dtype=bool)
+            first[1:] = (row[1:] != row[:-1]) | (item[1:] != item[:-1])
+            starts = np.flatnonzero(first)
+            sums = sum_groups(updates.values, np.flatnonzero(leaves)[order], starts)
+            row, item, positive = row[starts], item[starts], positive[order][starts]
         n = len(rows)
-        counts = RowCounts(
-            np.bincount(row[starts][sent_positive], minlength=n).astype(np.int32),
-            np.bincount(row[starts][~sent_positive], minlength=n).astype(np.int32),
-        )
-        sender = self.cohort.users[rows][row[starts]]
-        return DeviceReports(round, sender, item[starts], sums), counts
+        whole, own = (np.bincount(r, minlength=n).astype(np.int32) for r in (row, row[positive]))
+        sender = self.cohort.users[rows][row]
+        return DeviceReports(round, sender, item, sums), RowCounts(own, whole - own)
 
 
 def cut_profile(
@@ -581,7 +584,7 @@ def _believed(
             f"{name} gave updates of type {values.dtype} and shape {values.shape}, where whole "
             f"numbers of the grid, [{n}, {width}], are wanted; nothing was sent"
         )
-    item, row = updates.item.astype(np.int64), updates.row.astype(np.int64)
+    item, row = updates.item, updates.row
     if {len(item), len(row), len(updates.entry), len(updates.positive)} != {n} or (
         n
         and not (
@@ -593,7 +596,7 @@ def _believed(
             f"{name} gave updates of rows that the model, or of devices that the round has not; "
             "nothing was sent"
         )
-    entry = history.find(rows[row], item)
+    entry = history.find(rows[row], cast(NDArray[np.int64], item))
     if not np.array_equal(entry >= 0, updates.positive) or not np.array_equal(
         entry[updates.positive], updates.entry[updates.positive]
     ):
