@@ -22,6 +22,7 @@ from sottovoce.core.links import Link
 from sottovoce.core.messages import GRID, Aggregate, ModelView, SummedReports, Updates
 from sottovoce.core.one_bit import ReportRule
 from sottovoce.core.quality import Quality
+from sottovoce.core.ranks import ALONE, Ranks
 from sottovoce.core.recommender import FactorScorer, Scorer
 from sottovoce.core.redacted import Redacted
 from sottovoce.core.running import Draws
@@ -246,10 +247,12 @@ class AlgorithmSettings(Component, ABC):
         n_items: int,
         release: Any,
         places: bool = False,
+        ranks: Ranks = ALONE,
     ) -> tuple[Self, NDArray[np.int64] | None]:
         """The settings on data with these users and so many items, under this release, and what
         each device knows of its owner, where that matters. `places`: devices use at home in which
-        place each item is."""
+        place each item is. Users are the share of one of several `ranks`; what is said of all of
+        them, all must know together."""
         return self, None
 
     @property
@@ -365,6 +368,9 @@ class FactorModel(ABC):
     sums: ClassVar[bool] = False
     """Whether simulations have a way of their own for whole cohorts (`device_learn_summed`, or
     `device_report`), which gives what the definition gives."""
+    sums_alike: ClassVar[bool] = True
+    """Whether that way gives the same bits whoever else is in the cohort. If not, ranks of a
+    distributed run go by the definition."""
     versioned: ClassVar[bool] = False
     """Whether a server publishes models that are offered (`offers`), one version after the other,
     and devices recommend by the published one. Otherwise by the newest."""

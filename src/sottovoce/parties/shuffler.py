@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from sottovoce.compiled import njit
 from sottovoce.core.arrays import each
 from sottovoce.core.messages import Batch, BitReports
+from sottovoce.core.ranks import ALONE, Ranks
 from sottovoce.errors import ConfigError, MessageError, UsageError
 from sottovoce.rng import chacha_words
 
@@ -222,10 +223,11 @@ class Shuffler:
         self.held: Counter[int] = Counter()
         """Devices per tier whose reports were held back and dropped, over all rounds."""
 
-    def collect(self, bits: BitReports, threads: int = 1) -> list[Batch]:
+    def collect(self, bits: BitReports, threads: int = 1, ranks: Ranks = ALONE) -> list[Batch]:
         """A batch for each tier that reaches its minimum, shuffled with randomness from the
         operating system. Refuses a round that is over and a round in which anyone sent the wrong
-        number of reports, named an unknown tier or sent twice."""
+        number of reports, named an unknown tier or sent twice. Of several ranks of a simulation,
+        each shuffles what its devices sent, and the minimum is of all of them together."""
         rules, tiers = self._rules, len(self._rules.minimum)
         if bits.round <= self._last:
             raise MessageError(f"round {bits.round} is over")
@@ -238,11 +240,12 @@ class Shuffler:
         if len(np.unique(bits.sender)) != len(bits.sender):
             raise MessageError("a device sends twice in one round")
         self._last = bits.round
-        batches = []
-        for tier, devices in enumerate(np.bincount(bits.tier, minlength=tiers).tolist()):
+        batches, here = [], np.bincount(bits.tier, minlength=tiers).astype(np.int64)
+        there = ranks.all_sum(here.copy()).tolist()
+        for tier, devices in enumerate(here.tolist()):
             if not devices:
                 continue
-            if not rules.releases(tier, devices, 0.0):
+            if not rules.releases(tier, there[tier], 0.0):
                 self.held[tier] += devices
                 continue
             everyone = devices == len(bits)
