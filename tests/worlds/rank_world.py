@@ -61,6 +61,7 @@ TIERS = {"mix": [
     {"weight": 2, "epsilon": 2.5, "max_reports": 20, "total_epsilon": 1000.0},
 ]}  # fmt: skip
 FPL = {"name": "fpl", "embedding_size": 4, "triples": 5, "rounds": 8, "cohort_size": 30}
+FCF = {"name": "fcf", "embedding_size": 4, "rounds": 2}
 GRAM = {"name": "gram", "embedding_size": 4}
 SUM = {"name": "secure-sum", "min_devices": 5}
 
@@ -77,10 +78,11 @@ EXPERIMENTS = {
         consent={"share_positives": 1.0, "total_epsilon": 1000.0},
         link=SUM | {"noise": 1.0, "clip": 1.0},
     ),
-    "fcf": table({"name": "fcf", "embedding_size": 4, "rounds": 3}),
+    "fcf": table(FCF | {"rounds": 3}, consent={"share_positives": 1.0}),
     "fcf, filtered": table(
-        {"name": "fcf", "embedding_size": 4, "rounds": 2},
+        FCF,
         data={"min_user_items": 8, "min_item_users": 3},
+        consent={"share_positives": 1.0},
         home={"knowledge": True},
     ),
     "gram": table(GRAM, consent=OWN, link=SUM, home={"knowledge": True}),

@@ -240,7 +240,9 @@ def _parts(
     table: Interactions, held_out: NDArray[np.bool_], protocol: str, shard: Shard = WHOLE
 ) -> Split:
     """Which items are in which part, all ranks know together."""
-    here = [np.bincount(table.items[part], minlength=table.n_items) for part in (~held_out, held_out)]
+    here = [
+        np.bincount(table.items[part], minlength=table.n_items) for part in (~held_out, held_out)
+    ]
     in_train, in_test = shard.ranks.all_sum(np.array(here, dtype=np.int64)) > 0
     item_map = np.concatenate([np.flatnonzero(in_train), np.flatnonzero(in_test & ~in_train)])
     number = np.full(table.n_items, -1, dtype=np.int32)

@@ -197,9 +197,7 @@ def joined(
                 timeout=timedelta(seconds=timeout),
             )
     except RuntimeError as error:
-        raise ServiceError(
-            f"rank {place.rank} cannot reach the others: {_line(error)}"
-        ) from None
+        raise ServiceError(f"rank {place.rank} cannot reach the others: {_line(error)}") from None
     try:
         yield ranks
     except RankLost as error:
@@ -322,7 +320,7 @@ def _started(command: Sequence[str], ranks: int, attempt: int) -> list[int]:
                     list(command),
                     env=os.environ | place | here,
                     stdin=subprocess.DEVNULL,
-                    preexec_fn=_hears_interrupts,  # noqa: PLW1509
+                    preexec_fn=_hears_interrupts,
                 )
             )
         return [child.wait() for child in children]

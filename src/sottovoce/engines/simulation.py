@@ -436,9 +436,11 @@ class Simulation:
             self._tell("server", batch)
         counted = self.server.count(batches)
         if self.ranks.several:
-            many = np.array([counted.devices, counted.reports], dtype=np.int64)
-            many, sums = self.ranks.all_sum(many), self.ranks.all_sum(counted.sums)
-            counted = BitCounts(view.round, *(tuple(row) for row in many.tolist()), sums)
+            devices, reports = (
+                self.ranks.total(*counted.devices),
+                self.ranks.total(*counted.reports),
+            )
+            counted = BitCounts(view.round, devices, reports, self.ranks.all_sum(counted.sums))
         self.server.fold(counted)
 
     def _summed_round(self, masker: Helper, view: ModelView, rows: NDArray[np.int64]) -> None:
@@ -446,12 +448,12 @@ class Simulation:
         link, (n_rows, width) = masker.link, self.server.algorithm.report_shape(view)
         numbers, draws = n_rows * width, self._draws(view)
         if self.search is None and not (self.message_observers and self.masked):
-            total = self._summed(view, rows)
-            sums = total.dense(n_rows)
+            clear = self._summed(view, rows)
+            sums = clear.dense(n_rows)
             noise = masker.noise(view.round, numbers, draws)
             if noise is not None:
                 sums += noise.reshape(sums.shape)
-            whole = summed(view.round, sums, total.devices)
+            whole = summed(view.round, sums, clear.devices)
             self._tell("server", whole)
             self.server.fold(whole)
             return

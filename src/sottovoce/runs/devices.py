@@ -126,9 +126,7 @@ class DeviceTopology(Topology):
             keeper = MessageKeeper(width=self.federation.sum_width)
             kept.append(Transcript(run.folder.path / "transcript", identity, keeper))
         with checkpoints.deferred():
-            self.federation.run(
-                observers, kept, threads=run.options.threads, on_pace=run.on_pace
-            )
+            self.federation.run(observers, kept, threads=run.options.threads, on_pace=run.on_pace)
 
     def _by_processes(self, run: ActiveRun) -> None:
         """The rounds are run by other processes, which keep their own state; Ctrl-C stops them

@@ -252,9 +252,7 @@ def _check_contributions(devices: SimulatedDevices, ranks: Ranks) -> NDArray[np.
     return willing
 
 
-def _check_tiers(
-    devices: SimulatedDevices, release: KReports, ranks: Ranks
-) -> NDArray[np.int64]:
+def _check_tiers(devices: SimulatedDevices, release: KReports, ranks: Ranks) -> NDArray[np.int64]:
     """Rows of those who may report. Raises where some tier would never reach its minimum."""
     willing = devices.willing()
     here = np.bincount(devices.tiers()[willing], minlength=len(release.tiers))

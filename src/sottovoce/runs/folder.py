@@ -30,7 +30,7 @@ import sys
 import zipfile
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, astuple, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -260,10 +260,8 @@ class RunFolder:
         many, end = len(starts), shard.first + users
         names = [f"{round:012d}-{k:05d}-of-{many:05d}.npz" for k in range(many)]
         stops = [*starts[1:].tolist(), np.inf]
-        if shard.ranks.first:
-            wanted = range(many)  # for the totals
-        else:
-            wanted = [k for k in range(many) if starts[k] < end and stops[k] > shard.first]
+        every = shard.ranks.first  # for the totals
+        wanted = [k for k in range(many) if every or starts[k] < end and stops[k] > shard.first]
         parts: dict[str, list[NDArray[Any]]] = {"vectors": [], "spent": [], "sent": []}
         booked: list[Totals] = []
         for k in wanted:
@@ -308,6 +306,7 @@ class RunFolder:
         self,
         items: NDArray[np.float32],
         vectors: NDArray[np.float32],
+        *,
         ranks: Ranks = ALONE,
         **manifest: Any,
     ) -> None:
@@ -485,8 +484,8 @@ def _of(ranks: Ranks) -> str:
 
 
 def _added(totals: Sequence[Totals]) -> Totals:
-    columns = zip(*(astuple(one) for one in totals), strict=True)
-    return Totals(*(math.fsum(c) if isinstance(c[0], float) else sum(c) for c in columns))
+    whole = {name: sum(getattr(one, name) for one in totals) for name in ledgers.COUNTS}
+    return Totals(**whole, epsilon=math.fsum(one.epsilon for one in totals))
 
 
 def _now() -> str:

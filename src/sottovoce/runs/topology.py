@@ -208,13 +208,14 @@ class ActiveRun:
         if ranks.first:
             self.folder.append_metrics(line | results[system])
         booked = ranks.total(*(getattr(topology.ledger.totals, name) for name in COUNTS))
+        left_out: dict[str, Any] = {"baselines_left_out": self.left_out} if self.left_out else {}
         self.folder.finish(
             *topology.state(),
-            ranks,
+            ranks=ranks,
             results=results,
             protocol=topology.protocol_line(evaluations[system]),
             ledger=dict(zip(COUNTS, booked, strict=True)),
-            **({"baselines_left_out": self.left_out} if self.left_out else {}),
+            **left_out,
             **topology.at_end(),
         )
 
