@@ -26,7 +26,7 @@ from sottovoce.baselines import BASELINES, Baseline
 from sottovoce.core.consent import Choice, Consent, ConsentPolicy
 from sottovoce.core.interactions import Interactions
 from sottovoce.core.links import LINKS, Link
-from sottovoce.core.ranks import ALONE, Ranks
+from sottovoce.core.ranks import ALONE, WHOLE, Ranks, Shard
 from sottovoce.data.dataset import Dataset
 from sottovoce.data.sources import load
 from sottovoce.data.splitting import (
@@ -41,7 +41,7 @@ from sottovoce.data.splitting import (
 from sottovoce.data.town import TownConfig, generate_town
 from sottovoce.engines.silo import Sharing, owners_of
 from sottovoce.errors import ConfigError, DataError, UsageError
-from sottovoce.evaluation.protocol import Full, Given, Protocol, Sampled
+from sottovoce.evaluation.protocol import Full, Given, Protocol, Sampled, negatives_digest
 from sottovoce.parties.defence import Defence
 from sottovoce.parties.server import RoundRules
 from sottovoce.privacy.base import RELEASES, Release
@@ -160,13 +160,14 @@ class EvaluationConfig:
         if self.k < 1 or self.every_epochs < 0:
             raise ConfigError("evaluation.k must be at least 1 and every_epochs not negative")
 
-    def protocol(self, split: Split, seed: int, first: int = 0) -> Protocol:
-        """`first`: the number of the first user, where the split is of a shard."""
+    def protocol(self, split: Split, seed: int, shard: Shard = WHOLE) -> Protocol:
+        """Of a split of these users."""
         if self.candidates == "full":
             return Protocol(self.k, Full())
         if split.negatives is not None and split.negatives.shape[1] == self.candidates:
-            return Protocol(self.k, Given(split.negatives))
-        return Protocol(self.k, Sampled(self.candidates, seed, first))
+            table = np.concatenate(shard.ranks.gather(split.negatives))
+            return Protocol(self.k, Given(split.negatives, digest=negatives_digest(table)))
+        return Protocol(self.k, Sampled(self.candidates, seed, shard.first))
 
 
 @dataclass(frozen=True, slots=True)

@@ -251,8 +251,7 @@ class AlgorithmSettings(Component, ABC):
     ) -> tuple[Self, NDArray[np.int64] | None]:
         """The settings on data with these users and so many items, under this release, and what
         each device knows of its owner, where that matters. `places`: devices use at home in which
-        place each item is. Users are the share of one of several `ranks`; what is said of all of
-        them, all must know together."""
+        place each item is. Users may be one rank's; what holds for all comes from all `ranks`."""
         return self, None
 
     @property
@@ -369,8 +368,7 @@ class FactorModel(ABC):
     """Whether simulations have a way of their own for whole cohorts (`device_learn_summed`, or
     `device_report`), which gives what the definition gives."""
     sums_alike: ClassVar[bool] = True
-    """Whether that way gives the same bits whoever else is in the cohort. If not, ranks of a
-    distributed run go by the definition."""
+    """Whether that gives the same bits in any company. If not, ranks go by the definition."""
     versioned: ClassVar[bool] = False
     """Whether a server publishes models that are offered (`offers`), one version after the other,
     and devices recommend by the published one. Otherwise by the newest."""

@@ -90,11 +90,28 @@ class TorchRanks(Ranks):
         """Seconds in which it waited for others, or for what they sent."""
         self._torch, self._store, self._device = torch, store, device
         self._timeout, self._keeps = timeout, place.rank == 0 and not place.hosted
+        self._connected = False
+
+    def connect(self, backend: str) -> None:
+        """From here on there are the others."""
+        try:
+            self._torch.distributed.init_process_group(
+                backend,
+                store=self._torch.distributed.PrefixStore("group", self._store),
+                rank=self.rank,
+                world_size=self.size,
+                timeout=timedelta(seconds=self._timeout),
+            )
+        except RuntimeError as error:
+            raise ServiceError(
+                f"rank {self.rank} cannot reach the others: {_line(error)}"
+            ) from None
+        self._connected = True
 
     def all_sum(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
         if numbers.dtype != np.int64:
             raise ConfigError("only whole numbers are added up over ranks")
-        if not self.several:
+        if not self._connected:
             return numbers
         table = self._torch.from_numpy(np.array(numbers, order="C")).to(self._device)
         with self._together():
@@ -103,7 +120,7 @@ class TorchRanks(Ranks):
         return found
 
     def gather(self, told: T) -> list[T]:
-        if not self.several:
+        if not self._connected:
             return [told]
         found: list[Any] = [None] * self.size
         with self._together():
@@ -137,7 +154,7 @@ class TorchRanks(Ranks):
     def leave(self) -> None:
         """Closes what connects it with the others, who notice at once. Who keeps the store stays
         until they have read in it, or had the time to."""
-        if not self.several:
+        if not self._connected:
             return
         with contextlib.suppress(RuntimeError):
             self._torch.distributed.destroy_process_group()
@@ -186,18 +203,13 @@ def joined(
     """This process as a rank, once all are there. Whatever ends it is told to the others."""
     torch = _torch(device)
     store = _store(torch, place, join_seconds, timeout)
-    ranks = TorchRanks(place, torch, store, _device(torch, place, device), timeout)
-    try:
-        if place.size > 1:
-            torch.distributed.init_process_group(
-                "nccl" if device == "cuda" else "gloo",
-                store=torch.distributed.PrefixStore("group", store),
-                rank=place.rank,
-                world_size=place.size,
-                timeout=timedelta(seconds=timeout),
-            )
-    except RuntimeError as error:
-        raise ServiceError(f"rank {place.rank} cannot reach the others: {_line(error)}") from None
+    here = _device(torch, place, device)
+    # Ranks that share a GPU cannot use NCCL; one rank by itself needs neither.
+    shared = int(os.environ.get("LOCAL_WORLD_SIZE", place.size)) > torch.cuda.device_count()
+    backend = "nccl" if device == "cuda" and not shared else "gloo"
+    ranks = TorchRanks(place, torch, store, here if backend == "nccl" else "cpu", timeout)
+    if place.size > 1 or backend == "nccl":
+        ranks.connect(backend)
     try:
         yield ranks
     except RankLost as error:

@@ -150,6 +150,8 @@ class Given:
 
     negatives: NDArray[np.int32]
     name: str = "given"
+    digest: str = ""
+    """Of the whole table, where this is a shard of it."""
     ties: ClassVar[str] = "ties against the system"
 
     def __post_init__(self) -> None:
@@ -160,7 +162,7 @@ class Given:
         object.__setattr__(self, "negatives", table)
 
     def describe(self) -> str:
-        digest = hashlib.blake2b(self.negatives.tobytes(), digest_size=4).hexdigest()
+        digest = self.digest or negatives_digest(self.negatives)
         width = self.negatives.shape[1]
         return f"each test item among {width} negatives of {self.name} ({digest})"
 
@@ -177,6 +179,11 @@ class Given:
         rows = self.negatives[users]
         missing = (rows >= train.n_items) | metrics.hits(rows, users, test)
         return np.where(missing, np.int32(-1), rows)
+
+
+def negatives_digest(table: NDArray[np.int32]) -> str:
+    """By which a protocol names a table of negatives."""
+    return hashlib.blake2b(table.tobytes(), digest_size=4).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)

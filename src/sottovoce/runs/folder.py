@@ -261,7 +261,7 @@ class RunFolder:
         names = [f"{round:012d}-{k:05d}-of-{many:05d}.npz" for k in range(many)]
         stops = [*starts[1:].tolist(), np.inf]
         every = shard.ranks.first  # for the totals
-        wanted = [k for k in range(many) if every or starts[k] < end and stops[k] > shard.first]
+        wanted = [k for k in range(many) if every or (starts[k] < end and stops[k] > shard.first)]
         parts: dict[str, list[NDArray[Any]]] = {"vectors": [], "spent": [], "sent": []}
         booked: list[Totals] = []
         for k in wanted:

@@ -208,9 +208,11 @@ class ActiveRun:
         if ranks.first:
             self.folder.append_metrics(line | results[system])
         booked = ranks.total(*(getattr(topology.ledger.totals, name) for name in COUNTS))
+        items, vectors = topology.state()
         left_out: dict[str, Any] = {"baselines_left_out": self.left_out} if self.left_out else {}
         self.folder.finish(
-            *topology.state(),
+            items,
+            vectors,
             ranks=ranks,
             results=results,
             protocol=topology.protocol_line(evaluations[system]),

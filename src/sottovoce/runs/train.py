@@ -65,8 +65,7 @@ def run_experiment(
     prepared = experiment.prepared(dataset)
     kind = DeviceTopology if experiment.silo is None else OwnersTopology
     topology: Topology = kind.of(prepared, options)
-    first = dataset.shard.first
-    protocol = experiment.evaluation.protocol(topology.split, experiment.seed, first)
+    protocol = experiment.evaluation.protocol(topology.split, experiment.seed, dataset.shard)
     check_protocol(protocol, topology.split, ranks)
     progress("data", 1, 1)
     run = ActiveRun(experiment, options, topology, protocol, progress)
