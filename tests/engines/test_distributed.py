@@ -1,11 +1,16 @@
 """Ranks: whatever their number, the same bits as one process; and what becomes of a run where one
 of them stops."""
 
+import contextlib
 import json
 import os
 import re
+import shutil
 import signal
 import socket
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +26,8 @@ from sottovoce.core.ranks import ALONE, Ranks, exact_parts  # noqa: E402
 from sottovoce.data.shaped import ShapeConfig, generate_shaped  # noqa: E402
 from sottovoce.data.town import TownConfig, generate_town  # noqa: E402
 from sottovoce.engines import observers  # noqa: E402
-from sottovoce.engines.distributed import Place, joined  # noqa: E402
+from sottovoce.engines.distributed import RankPlace, joined  # noqa: E402
+from sottovoce.engines.processes import descendants, free_port  # noqa: E402
 from sottovoce.engines.simulation import joining  # noqa: E402
 from sottovoce.errors import ConfigError, CorruptData, ServiceError, UsageError  # noqa: E402
 from sottovoce.experiment import Experiment  # noqa: E402
@@ -148,11 +154,125 @@ def test_a_disk_that_is_full_on_one_rank_is_told_there(alone, tmp_path):
     check_same(alone("fpl"), RunFolder(tmp_path / "fpl"))
 
 
+# --- real processes -------------------------------------------------------------------------------
+
+LONG = table(rank_world.FPL | {"rounds": 600}, consent=rank_world.MIXED, evaluation={"k": 5})
+RANK = """
+import sys
+from sottovoce.runs import topology
+topology.CHECKPOINT_SECONDS = 0.1
+from sottovoce.cli import main
+sys.exit(main())
+"""
+LAUNCH = """
+import sys
+from sottovoce.engines.distributed import launch
+sys.exit(launch(sys.argv[1:], 2))
+"""
+
+
+def launched(folder, *words, torchrun=False):
+    """`sottovoce run` as two ranks that save often, in a session of its own."""
+    file, rank = folder / "long.toml", folder / "rank.py"
+    rank.write_text(RANK)
+    file.write_text(
+        'name = "long"\nseed = 3\n'
+        + "".join(
+            f"{section} = {toml(LONG[section])}\n"
+            for section in ("data", "town", "algorithm", "consent", "evaluation")
+        )
+    )
+    by = [sys.executable, "-c", LAUNCH, sys.executable]
+    if torchrun:
+        by = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+        by += ["--max-restarts", "2", "--master-port", str(free_port())]
+    command = ["run", file, "--engine", "distributed", "--out", folder / "run", *words]
+    return subprocess.Popen(
+        [*by, *map(str, [rank, *command])], text=True, start_new_session=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+
+
+def toml(value):
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key} = {toml(one)}" for key, one in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(toml, value)) + "]"
+    return json.dumps(value)
+
+
+def rank_1_of(process):
+    for pid, _ in descendants(process.pid):
+        with contextlib.suppress(OSError):
+            words = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+            if b"RANK=1" in words and b"rank.py" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                return pid
+    return None
+
+
+def when_saved(process, folder):
+    """Waits for the first checkpoint; the process of rank 1."""
+    until = time.monotonic() + 200
+    while not (folder / "run" / "checkpoint.npz").exists():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    return rank_1_of(process)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("torchrun", [False, True])
+def test_a_killed_rank_is_started_again_and_ends_the_same(torchrun, tmp_path):
+    process = launched(tmp_path, torchrun=torchrun)
+    os.kill(when_saved(process, tmp_path), signal.SIGKILL)
+    said = process.communicate(timeout=400)[1]
+    assert process.returncode == 0, said
+    assert ("killed by signal 9" in said) != torchrun  # torchrun says so in its own words
+    once = run_experiment(Experiment.from_table(LONG | {"name": "long"}), tmp_path / "once")
+    there = RunFolder(tmp_path / "run")
+    assert np.array_equal(there.model(), once.folder.model())
+    assert np.array_equal(there.vectors(), once.folder.vectors())
+    assert there.ledger().equals(once.folder.ledger())
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_ctrl_c_saves_on_all_ranks_says_so_once_and_is_gone_on_with(tmp_path):
+    process = launched(tmp_path)
+    when_saved(process, tmp_path)
+    os.killpg(process.pid, signal.SIGINT)
+    said = process.communicate(timeout=100)[1]
+    assert process.returncode == 130
+    assert said.count("--resume") == 1, said
+    assert "Traceback" not in said
+    again = launched(tmp_path, "--resume")
+    said = again.communicate(timeout=400)[1]
+    assert again.returncode == 0, said
+    assert RunFolder(tmp_path / "run").finished
+
+
+@pytest.mark.slow
+def test_bad_words_get_one_sentence(tmp_path):
+    for words, sentence in (
+        (["--transcript"], "transcript needs every message written out in one place"),
+        (["--set", "algorithm.cohort_size=1000"], "only"),
+        (["--set", "town.residents=1"], "1 users for 2 ranks"),
+        (["--set", "defence.max_rows=3"], "[defence] looks at every device's message"),
+    ):
+        process = launched(tmp_path, *words)
+        said = process.communicate(timeout=200)[1]
+        assert process.returncode not in (0, 1), said
+        assert sentence in said
+        assert len(said.strip().splitlines()) == 1, said
+        shutil.rmtree(tmp_path / "run", ignore_errors=True)
+
+
 # --- bad input ------------------------------------------------------------------------------------
 
 
 def test_who_never_joins_is_named():
-    place = Place(0, 2, "127.0.0.1", rank_world.free_port())
+    place = RankPlace(0, 2, "127.0.0.1", rank_world.free_port())
     said = pytest.raises(ServiceError, match=r"1 of 2 ranks .* missing: 1;")
     with said, joined(place, join_seconds=0.3):
         pass
@@ -164,7 +284,7 @@ def test_a_port_in_use_is_named():
         taken.listen()
         port = taken.getsockname()[1]
         said = pytest.raises(ServiceError, match=f"port {port} is in use")
-        with said, joined(Place(0, 2, "127.0.0.1", port), join_seconds=0.3):
+        with said, joined(RankPlace(0, 2, "127.0.0.1", port), join_seconds=0.3):
             pass
 
 
@@ -208,11 +328,11 @@ def test_ranks_that_differ_or_have_nobody_say_so_once(tmp_path):
 ])  # fmt: skip
 def test_a_rank_needs_to_know_its_place(environment):
     with pytest.raises(UsageError):
-        Place.found(environment)
+        RankPlace.found(environment)
 
 
 def test_a_process_that_is_no_rank_finds_no_place():
-    assert Place.found({}) is None
+    assert RankPlace.found({}) is None
 
 
 def test_who_is_waited_for_is_named():

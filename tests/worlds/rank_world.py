@@ -7,7 +7,7 @@ import time
 import traceback
 from pathlib import Path
 
-from sottovoce.engines.distributed import Place, joined
+from sottovoce.engines.distributed import RankPlace, joined
 from sottovoce.engines.processes import free_port
 from sottovoce.experiment import Experiment
 from sottovoce.runs.train import run_experiment
@@ -143,7 +143,7 @@ def _rank(rank, size, port, timeout, told, work, arguments):
 
     torch.set_num_threads(1)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    place = Place(rank, size, "127.0.0.1", port)
+    place = RankPlace(rank, size, "127.0.0.1", port)
     try:
         with joined(place, join_seconds=timeout, timeout=timeout) as here:
             told.put((rank, ("done", work(here, *arguments))))

@@ -13,7 +13,7 @@ from sottovoce.cli.options import Json, Out, Threads
 from sottovoce.errors import UsageError
 
 if TYPE_CHECKING:
-    from sottovoce.engines.distributed import Place
+    from sottovoce.engines.distributed import RankPlace
     from sottovoce.experiment import Experiment
 
 
@@ -120,7 +120,7 @@ def run(
     if engine == "distributed":
         from sottovoce.engines import distributed
 
-        place = distributed.Place.found()
+        place = distributed.RankPlace.found()
         if place is None and ranks is None:
             raise UsageError(
                 "say among how many processes the users are divided (--ranks 4), or start them by "
@@ -196,7 +196,7 @@ def run(
 
 
 def _run_rank(
-    place: Place,
+    place: RankPlace,
     experiment: Experiment,
     out: Path,
     resume: bool,

@@ -28,7 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sottovoce.core.ranks import Ranks
-from sottovoce.engines.processes import free_port
+from sottovoce.engines.processes import free_port, tethered
 from sottovoce.errors import ConfigError, RankLost, ServiceError, SottovoceError, UsageError
 
 T = TypeVar("T")
@@ -45,7 +45,7 @@ _NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class RankPlace:
     """Which rank this process is, and where the ranks meet."""
 
     rank: int
@@ -58,7 +58,7 @@ class Place:
     """Whether the launcher keeps the store, as torchrun does; otherwise the first rank."""
 
     @classmethod
-    def found(cls, environment: Mapping[str, str] | None = None) -> Place | None:
+    def found(cls, environment: Mapping[str, str] | None = None) -> RankPlace | None:
         """By the variables that torchrun sets; None where this process is no rank."""
         known = os.environ if environment is None else environment
         if "RANK" not in known or "WORLD_SIZE" not in known:
@@ -83,7 +83,7 @@ class TorchRanks(Ranks):
     together = True
 
     def __init__(
-        self, place: Place, torch: ModuleType, store: Any, device: str, timeout: float
+        self, place: RankPlace, torch: ModuleType, store: Any, device: str, timeout: float
     ) -> None:
         self.rank, self.size = place.rank, place.size
         self.waited = 0.0
@@ -194,7 +194,7 @@ class TorchRanks(Ranks):
 
 @contextlib.contextmanager
 def joined(
-    place: Place,
+    place: RankPlace,
     device: str = "cpu",
     *,
     join_seconds: float = JOIN_SECONDS,
@@ -239,7 +239,7 @@ def _torch(device: str) -> ModuleType:
     return torch
 
 
-def _device(torch: ModuleType, place: Place, device: str) -> str:
+def _device(torch: ModuleType, place: RankPlace, device: str) -> str:
     if device != "cuda":
         return device
     here = int(os.environ.get("LOCAL_RANK", place.rank)) % max(1, torch.cuda.device_count())
@@ -247,7 +247,7 @@ def _device(torch: ModuleType, place: Place, device: str) -> str:
     return f"cuda:{here}"
 
 
-def _store(torch: ModuleType, place: Place, join_seconds: float, timeout: float) -> Any:
+def _store(torch: ModuleType, place: RankPlace, join_seconds: float, timeout: float) -> Any:
     """What all ranks can read, once all of them are there."""
     keeps = place.rank == 0 and not place.hosted
     where = f"{place.host}:{place.port}"
@@ -296,53 +296,57 @@ def _line(error: BaseException) -> str:
 
 def launch(command: Sequence[str], ranks: int, restarts: int = RESTARTS) -> int:
     """Runs `command` as so many ranks on this machine, and again, all of them, where one of them
-    was killed; they go on from their last checkpoint. Returns the exit code. Ctrl-C reaches the
-    ranks by themselves, and this waits until they have saved."""
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    was killed; they go on from their last checkpoint. Returns the exit code. Ctrl-C is handed on to
+    the ranks, which save and stop; the second one, too, at which they stop at once."""
+    children: list[subprocess.Popen[bytes]] = []
+    told = False
+
+    def hand_on(number: int, frame: object) -> None:
+        nonlocal told
+        told = True
+        for child in children:
+            if child.poll() is None:
+                child.send_signal(signal.SIGINT)
+
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = {number: signal.signal(number, hand_on) for number in numbers}
     try:
         for attempt in range(restarts + 1):
-            codes = _started(command, ranks, attempt)
+            children[:] = _started(command, ranks, attempt)
+            codes = [child.wait() for child in children]
             killed = [k for k, code in enumerate(codes) if code < 0]
-            if not killed or attempt == restarts:
+            if not killed or attempt == restarts or told:
                 break
             print(
                 f"rank {killed[0]} was killed by signal {-codes[killed[0]]}; all ranks go on from "
-                f"the last checkpoint ({attempt + 1} of {restarts} times)",
+                f"the last checkpoint ({attempt + 1} of at most {restarts} times)",
                 file=sys.stderr,
             )
         own = [code for code in codes if code not in (0, LOST)]
-        return abs(own[0]) if own else max(codes)
+        return (own[0] if own[0] > 0 else 128 - own[0]) if own else max(codes)
     finally:
-        signal.signal(signal.SIGINT, before)
+        for child in children:
+            if child.poll() is None:
+                child.kill()
+                child.wait()
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
-def _started(command: Sequence[str], ranks: int, attempt: int) -> list[int]:
+def _started(command: Sequence[str], ranks: int, attempt: int) -> list[subprocess.Popen[bytes]]:
     place = {
         "WORLD_SIZE": str(ranks),
+        "LOCAL_WORLD_SIZE": str(ranks),
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(free_port()),
         "TORCHELASTIC_RESTART_COUNT": str(attempt),
     }
-    children: list[subprocess.Popen[bytes]] = []
-    try:
-        for rank in range(ranks):
-            here = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
-            children.append(
-                subprocess.Popen(
-                    list(command),
-                    env=os.environ | place | here,
-                    stdin=subprocess.DEVNULL,
-                    preexec_fn=_hears_interrupts,
-                )
-            )
-        return [child.wait() for child in children]
-    finally:
-        for child in children:
-            if child.poll() is None:
-                child.terminate()
-                child.wait()
-
-
-def _hears_interrupts() -> None:
-    """Ctrl-C, which the launcher leaves to its ranks."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    return [
+        subprocess.Popen(
+            tethered(command),
+            env=os.environ | place | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stdin=subprocess.DEVNULL,
+            process_group=0,  # a terminal's Ctrl-C comes once, from here
+        )
+        for rank in range(ranks)
+    ]
