@@ -140,7 +140,8 @@ def test_what_is_gone_on_with_ends_the_same(alone, name, at, tmp_path):
 
 def test_an_interrupt_of_one_stops_all_when_their_state_is_whole(alone, tmp_path):
     told = ranks(2, stopped, "fpl", str(tmp_path), 1, 3, interrupted)
-    assert [one[0] for one in told] == ["KeyboardInterrupt"] * 2
+    assert [one[0] for one in told] == ["RankInterrupted"] * 2
+    assert sorted(one[2] for one in told) == [False, True]  # one of them says what to do next
     assert ranks(1, train, ["fpl"], str(tmp_path), True) == [DONE]
     check_same(alone("fpl"), RunFolder(tmp_path / "fpl"))
 

@@ -114,7 +114,7 @@ def run(
     from sottovoce.runs.tables import hints, results_table
     from sottovoce.runs.train import run_experiment
 
-    if processes is not None and engine == "simulation":
+    if processes is not None and engine in ("simulation", "distributed"):
         raise UsageError("--processes is for --engine https and --engine flower")
     place = None
     if engine == "distributed":
@@ -209,7 +209,7 @@ def _run_rank(
     """This process as a rank. The first one shows what all have done; of an error, the one that has
     met it says so."""
     from sottovoce.core.recommender import default_threads
-    from sottovoce.engines.distributed import LOST, joined
+    from sottovoce.engines.distributed import LOST, RankInterrupted, joined
     from sottovoce.errors import RankLost
     from sottovoce.runs.tables import summary_table
     from sottovoce.runs.train import run_experiment
@@ -217,15 +217,14 @@ def _run_rank(
     first = place.rank == 0
     kept = f"go on with the same command and --resume; the run is kept in {out}"
     with contextlib.ExitStack() as stack:
-        if first:
-            stack.enter_context(output.interruptible(kept))
+        stack.enter_context(output.interruptible(kept))
         report = stack.enter_context(output.progress()) if first else None
         try:
             with joined(place, device, timeout=timeout) as ranks:
                 outcome = run_experiment(
                     experiment,
                     out,
-                    resume=resume or place.attempt > 0,
+                    resume=resume or ranks.goes_on,
                     threads=threads or default_threads(),
                     device=device,
                     engine="distributed",
@@ -237,10 +236,10 @@ def _run_rank(
             if not error.said:
                 output.note(f"error: {error}")
             raise typer.Exit(LOST) from None
-        except KeyboardInterrupt:
-            if first:
-                raise
-            raise typer.Exit(output.Interrupted.exit_code) from None
+        except RankInterrupted as error:
+            if error.said:
+                raise typer.Exit(output.Interrupted.exit_code) from None
+            raise
     if not first or outcome.folder is None:
         return
     manifest = outcome.folder.manifest()

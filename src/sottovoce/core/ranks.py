@@ -56,6 +56,9 @@ class Ranks:
     def meet(self) -> None:
         """Waits until all are here."""
 
+    def begun(self) -> None:
+        """The run's folder is this run's: ranks that are started again go on with it."""
+
     def same(self, what: str, value: str) -> None:
         """Raises where a rank has another value than the first one."""
 

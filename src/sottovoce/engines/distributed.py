@@ -39,9 +39,18 @@ TIMEOUT_SECONDS = 600.0
 RESTARTS = 3
 LOST = 75
 """Exit code of a rank that stops because another one has."""
+_BEGUN = "begun"
 _LINGER = 3.0
 """Seconds for which the rank that keeps the store waits for the others to leave."""
 _NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+class RankInterrupted(KeyboardInterrupt):
+    """Ctrl-C, on this rank or on another; `said`: another rank tells what to do next."""
+
+    def __init__(self, *, said: bool) -> None:
+        super().__init__()
+        self.said = said
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,9 +97,13 @@ class TorchRanks(Ranks):
         self.rank, self.size = place.rank, place.size
         self.waited = 0.0
         """Seconds in which it waited for others, or for what they sent."""
-        self._torch, self._store, self._device = torch, store, device
+        self._torch, self._lasting, self._device = torch, store, device
+        self._store = torch.distributed.PrefixStore(f"start-{place.attempt}", store)
         self._timeout, self._keeps = timeout, place.rank == 0 and not place.hosted
         self._connected = False
+        self.goes_on = place.attempt > 0 and (not place.hosted or bool(store.check([_BEGUN])))
+        """Whether ranks before these had begun the run. Torchrun also starts those again whose
+        folder was refused."""
 
     def connect(self, backend: str) -> None:
         """From here on there are the others."""
@@ -129,6 +142,9 @@ class TorchRanks(Ranks):
 
     def meet(self) -> None:
         self.all_sum(np.zeros(1, np.int64))
+
+    def begun(self) -> None:
+        self._lasting.set(_BEGUN, "")
 
     def same(self, what: str, value: str) -> None:
         told = self.gather(value)
@@ -219,6 +235,8 @@ def joined(
         if not ranks.say_why(str(error)):  # all have found the same
             raise RankLost(str(error), said=True) from error
         raise
+    except KeyboardInterrupt:
+        raise RankInterrupted(said=not ranks.say_why("interrupted")) from None
     except BaseException as error:
         ranks.say_why(f"{type(error).__name__}: {_line(error)}")
         raise
@@ -250,7 +268,7 @@ def _device(torch: ModuleType, place: RankPlace, device: str) -> str:
 def _store(torch: ModuleType, place: RankPlace, join_seconds: float, timeout: float) -> Any:
     """What all ranks can read, once all of them are there."""
     keeps = place.rank == 0 and not place.hosted
-    where = f"{place.host}:{place.port}"
+    where, until = f"{place.host}:{place.port}", time.monotonic() + join_seconds
     try:
         found = torch.distributed.TCPStore(
             place.host,
@@ -269,22 +287,31 @@ def _store(torch: ModuleType, place: RankPlace, join_seconds: float, timeout: fl
             f"rank {place.rank} cannot reach the first rank at {where} within {join_seconds:g} s; "
             "is it running there?"
         ) from None
-    store = torch.distributed.PrefixStore(f"sottovoce/{place.attempt}", found)
+    lasting = torch.distributed.PrefixStore("sottovoce", found)
+    try:
+        _wait_for_all(
+            torch.distributed.PrefixStore(f"start-{place.attempt}", lasting), place, until
+        )
+    except RuntimeError:  # the store is gone
+        raise RankLost("the first rank has stopped, and has said why", said=True) from None
+    lasting.set_timeout(timedelta(seconds=timeout))
+    return lasting
+
+
+def _wait_for_all(store: Any, place: RankPlace, until: float) -> None:
+    """Raises where a rank has not joined by then."""
     store.set(f"joined/{place.rank}", socket.gethostname())
-    until = time.monotonic() + join_seconds
     while True:
         missing = [k for k in range(place.size) if not store.check([f"joined/{k}"])]
         if not missing:
-            break
+            return
         if time.monotonic() > until:
             named = ", ".join(map(str, missing[:8])) + (" and others" if len(missing) > 8 else "")
             raise ServiceError(
-                f"{place.size - len(missing)} of {place.size} ranks have joined at {where} within "
-                f"{join_seconds:g} s; missing: {named}; start all of them, and try again"
+                f"{place.size - len(missing)} of {place.size} ranks have joined at {place.host}:"
+                f"{place.port} in time; missing: {named}; start all of them, and try again"
             )
         time.sleep(0.05)
-    store.set_timeout(timedelta(seconds=timeout))
-    return store
 
 
 def _line(error: BaseException) -> str:

@@ -185,14 +185,15 @@ class ActiveRun:
             self.progress("baselines", number, len(baselines))
             rng = self.experiment.streams().child("baseline", label)
             with said_of(f"the baseline {label}"):
-                found: Scorer | None
                 if ranks.together:
-                    found = baseline.fit_counts(ranks.all_sum(liked.item_counts.astype(np.int64)))
+                    counts = ranks.all_sum(liked.item_counts.astype(np.int64))
+                    by_counts = baseline.fit_counts(counts)
+                    if by_counts is None:
+                        self.left_out.append(label)
+                        continue
+                    found = by_counts
                 else:
                     found = baseline.fit(train if baseline.learns_from_dislikes else liked, rng)
-                if found is None:
-                    self.left_out.append(label)
-                    continue
                 judge(label, baseline_at_home(self.experiment, self.topology.dataset, liked, found))
         self.progress("evaluation", 0, 1)
         judge(self.experiment.system, self.topology.scorer())

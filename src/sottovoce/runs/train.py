@@ -102,6 +102,7 @@ def _claimed(out: Path, manifest: dict[str, Any], resume: bool, ranks: Ranks) ->
     """The folder, which the first rank claims and all must see."""
     if ranks.first:
         RunFolder.claim(out, manifest, resume=resume)
+        ranks.begun()
     ranks.meet()
     folder = RunFolder.open(out)
     if folder.manifest().get("identity") != manifest["identity"]:
