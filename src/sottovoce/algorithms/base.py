@@ -25,6 +25,7 @@ from sottovoce.core.links import Link
 from sottovoce.core.messages import GRID, Aggregate, ModelView, SummedReports, Updates
 from sottovoce.core.one_bit import BitTerms, ReportCounter, ReportRule
 from sottovoce.core.quality import Quality
+from sottovoce.core.ranks import ALONE, Ranks
 from sottovoce.core.recommender import FactorScorer, Scorer
 from sottovoce.core.redacted import Redacted
 from sottovoce.core.running import Draws
@@ -240,10 +241,11 @@ class AlgorithmSettings(Component, ABC):
         n_items: int,
         release: Any,
         places: bool = False,
+        ranks: Ranks = ALONE,
     ) -> tuple[Self, NDArray[np.int64] | None]:
         """The settings on data with these users and so many items, under this release, and what
         each device knows of its owner, where that matters. `places`: devices use at home in which
-        place each item is."""
+        place each item is. Users may be one rank's; what holds for all comes from all `ranks`."""
         return self, None
 
     @property
@@ -370,6 +372,8 @@ class FactorModel(ABC):
     sums: ClassVar[bool] = False
     """Whether simulations have a way of their own for whole cohorts (`device_learn_summed`, or
     `device_report`), which gives what the definition gives."""
+    sums_alike: ClassVar[bool] = True
+    """Whether that gives the same bits in any company. If not, ranks go by the definition."""
     versioned: ClassVar[bool] = False
     """Whether a server publishes models that are offered (`offers`), one version after the other,
     and devices recommend by the published one. Otherwise by the newest."""

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from sottovoce.compiled import njit
 from sottovoce.core.arrays import each
 from sottovoce.core.messages import Batch, BitReports
+from sottovoce.core.ranks import ALONE, Ranks
 from sottovoce.errors import ConfigError, MessageError, UsageError
 from sottovoce.rng import chacha_words
 
@@ -222,10 +223,11 @@ class Shuffler:
         self.held: Counter[int] = Counter()
         """Devices per tier whose reports were held back and dropped, over all rounds."""
 
-    def collect(self, bits: BitReports, threads: int = 1) -> list[Batch]:
+    def collect(self, bits: BitReports, threads: int = 1, ranks: Ranks = ALONE) -> list[Batch]:
         """A batch for each tier that reaches its minimum, shuffled with randomness from the
         operating system. Refuses a round that is over and a round in which anyone sent the wrong
-        number of reports, named an unknown tier or sent twice."""
+        number of reports, named an unknown tier or sent twice. Of several ranks of a simulation,
+        each shuffles what its devices sent, and the minimum is of all of them together."""
         rules = self._rules
         if bits.round <= self._last:
             raise MessageError(f"round {bits.round} is over")
@@ -236,7 +238,7 @@ class Shuffler:
         if len(np.unique(bits.sender)) != len(bits.sender):
             raise MessageError("a device sends twice in one round")
         batches = []
-        for tier, devices in self.passing(bits.round, bits.tier):
+        for tier, devices in self.passing(bits.round, bits.tier, ranks):
             everyone = devices == len(bits)
             sent = bits.reports if everyone else bits.reports[bits.tier == tier]
             mixed = sent.ravel()
@@ -245,19 +247,23 @@ class Shuffler:
             batches.append(Batch(bits.round, tier, devices, mixed))
         return batches
 
-    def passing(self, round: int, tier: NDArray[np.int32]) -> list[tuple[int, int]]:
-        """The tiers of a round that reach their minimum, and how many devices each has. The others
-        are held back and dropped."""
+    def passing(
+        self, round: int, tier: NDArray[np.int32], ranks: Ranks = ALONE
+    ) -> list[tuple[int, int]]:
+        """The tiers of a round that reach their minimum over all ranks, and how many devices each
+        has here. The others are held back and dropped."""
         tiers = len(self._rules.minimum)
         if round <= self._last:
             raise MessageError(f"round {round} is over")
         if len(tier) and not 0 <= int(tier.min()) <= int(tier.max()) < tiers:
             raise MessageError("a device names a tier that is not in the terms")
         self._last, found = round, []
-        for number, devices in enumerate(np.bincount(tier, minlength=tiers).tolist()):
+        here = np.bincount(tier, minlength=tiers).astype(np.int64)
+        there = ranks.all_sum(here.copy()).tolist()
+        for number, devices in enumerate(here.tolist()):
             if not devices:
                 continue
-            if self._rules.releases(number, devices, 0.0):
+            if self._rules.releases(number, there[number], 0.0):
                 found.append((number, devices))
             else:
                 self.held[number] += devices

@@ -58,6 +58,7 @@ from sottovoce.core.knowledge import Prior
 from sottovoce.core.links import Link
 from sottovoce.core.messages import Aggregate, ModelView, SummedReports
 from sottovoce.core.quality import Quality
+from sottovoce.core.ranks import ALONE, Ranks
 from sottovoce.core.recency import positions, recency
 from sottovoce.core.recommender import FactorScorer
 from sottovoce.core.running import Draws, deviation, draw_size
@@ -164,10 +165,11 @@ class GramConfig(AlgorithmSettings):
         n_items: int,
         release: Any,
         places: bool = False,
+        ranks: Ranks = ALONE,
     ) -> tuple[Self, None]:
         if self.popularity_share:
             return self, None
-        users = int(np.count_nonzero(consent.takes_part))
+        (users,) = ranks.total(int(np.count_nonzero(consent.takes_part)))
         if self.factorised and n_items > _MOST_PAIRED:
             raise ConfigError(f"factorised noise takes at most {_MOST_PAIRED:,} items")
         sigma = release.sigma * self.deviation(self.batches)  # as it will be in the end

@@ -14,6 +14,7 @@ from sottovoce.algorithms.uc.options import FilterConfig as FilterConfig
 from sottovoce.algorithms.uc.options import UCOptions
 from sottovoce.core.consent import Consent
 from sottovoce.core.links import Link, has_noise
+from sottovoce.core.ranks import ALONE, Ranks
 from sottovoce.data.dataset import Labels
 from sottovoce.errors import ConfigError, DataError, UsageError
 
@@ -168,11 +169,14 @@ class UCConfig(UCOptions):
         n_items: int,
         release: Any,
         places: bool = False,
+        ranks: Ranks = ALONE,
     ) -> tuple[UCConfig, NDArray[np.int64]]:
-        settings = self.resolved(attributes, consent)
+        settings = self.resolved(attributes, consent, ranks)
         return settings, settings.labels(attributes, len(consent))
 
-    def resolved(self, known: Mapping[str, Labels], consent: Consent) -> UCConfig:
+    def resolved(
+        self, known: Mapping[str, Labels], consent: Consent, ranks: Ranks = ALONE
+    ) -> UCConfig:
         """With the classes of the data and their shares among those who take part and share them,
         where the file does not name them."""
         found = []
@@ -183,7 +187,8 @@ class UCConfig(UCOptions):
                 if attribute.name in consent.attributes:
                     column = consent.attributes.index(attribute.name)
                     shown &= ~consent.hidden_attributes[:, column]
-                counts = np.bincount(labels.codes[shown], minlength=len(labels.values)) + 1.0
+                here = np.bincount(labels.codes[shown], minlength=len(labels.values))
+                counts = ranks.all_sum(here.astype(np.int64)) + 1.0
                 shares = tuple((counts / counts.sum()).round(6).tolist())
                 attribute = replace(attribute, classes=labels.values, shares=shares)
             found.append(attribute)

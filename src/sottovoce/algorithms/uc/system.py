@@ -56,6 +56,7 @@ class UC(CrossDevice):
     """Both halves of UC-FedRec, under a release that clips as `norm` says."""
 
     sums: ClassVar[bool] = True
+    sums_alike: ClassVar[bool] = False
     config: UCOptions
     clip: float
     norm: Literal["l2", "l1", "scalar"]
