@@ -17,6 +17,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from hashlib import sha256
 from typing import Any
 
 import numpy as np
@@ -209,7 +210,7 @@ def measured(ranks: Ranks, users: int) -> dict[str, Any]:
         "busy": max(ranks.gather(float(busy.min()))),
         "sum": float(np.median(sums)),
         "peak": max(ranks.gather(peak * (1 if sys.platform == "darwin" else 1024))),
-        "model": federation.server.items.tobytes().hex()[:4096],
+        "model": sha256(federation.server.items.tobytes()).hexdigest(),
     }
 
 
