@@ -14,7 +14,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.algorithms.base import Cohort
+from sottovoce.core.cohort import Cohort
 from sottovoce.core.ledger import Ledger
 from sottovoce.core.ranks import ALONE, Ranks
 

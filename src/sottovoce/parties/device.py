@@ -24,15 +24,9 @@ from typing import Any, Self, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.algorithms.base import (
-    Cohort,
-    Contributing,
-    CrossDevice,
-    FactorModel,
-    Reporting,
-    RowCounts,
-)
+from sottovoce.algorithms.base import Contributing, CrossDevice, FactorModel, Reporting
 from sottovoce.core.arrays import ascending, sum_groups
+from sottovoce.core.cohort import Cohort, RowCounts
 from sottovoce.core.consent import Consent, ShareRule
 from sottovoce.core.contributions import Contributions, cut, cut_to
 from sottovoce.core.interactions import Interactions

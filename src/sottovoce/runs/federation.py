@@ -9,12 +9,8 @@ from typing import cast
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.algorithms.base import (
-    AlgorithmSettings,
-    Cohort,
-    Contributing,
-    Schedule,
-)
+from sottovoce.algorithms.base import AlgorithmSettings, Contributing, Schedule
+from sottovoce.core.cohort import Cohort
 from sottovoce.core.consent import Consent
 from sottovoce.core.interactions import Interactions
 from sottovoce.core.ledger import Ledger

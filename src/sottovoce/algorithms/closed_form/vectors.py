@@ -28,9 +28,10 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.algorithms.base import RowCounts, Schedule, Work
+from sottovoce.algorithms.base import Schedule, Work
 from sottovoce.algorithms.closed_form import kernels
 from sottovoce.core.arrays import each, equal_spans, read_only
+from sottovoce.core.cohort import RowCounts
 from sottovoce.core.messages import GRID, LIMIT
 from sottovoce.core.one_bit import MOST_COORDINATES, ReportRule, check_table, nonce
 from sottovoce.errors import ConfigError, DataError, Diverged

@@ -31,14 +31,13 @@ from sottovoce.algorithms.base import (
     ALGORITHMS,
     Accelerator,
     AlgorithmSettings,
-    Cohort,
     CrossDevice,
-    RowCounts,
     Schedule,
     Work,
 )
 from sottovoce.algorithms.closed_form import vectors as closed_form
 from sottovoce.config import require_number, require_whole
+from sottovoce.core.cohort import Cohort, RowCounts
 from sottovoce.core.consent import Consent, ShareRule
 from sottovoce.core.links import Link
 from sottovoce.core.messages import GRID, Aggregate, ModelView, SummedReports, Updates

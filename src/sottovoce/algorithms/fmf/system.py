@@ -26,18 +26,12 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.algorithms.base import (
-    ALGORITHMS,
-    AlgorithmSettings,
-    Cohort,
-    Reporting,
-    Schedule,
-    Work,
-)
+from sottovoce.algorithms.base import ALGORITHMS, AlgorithmSettings, Reporting, Schedule, Work
 from sottovoce.algorithms.closed_form import vectors as closed_form
 from sottovoce.algorithms.fcf.system import initial_items, solved
 from sottovoce.algorithms.fmf import rotated
 from sottovoce.config import require_number, require_whole
+from sottovoce.core.cohort import Cohort
 from sottovoce.core.links import Link
 from sottovoce.core.messages import Aggregate, BitCounts, ModelView
 from sottovoce.core.one_bit import (

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.algorithms.base import Cohort
 from sottovoce.algorithms.fcf.torch_rounds import ClosedFormSystem, FCFOnTorch, refuse_wild
 from sottovoce.algorithms.fmf import triton as fmf_triton
+from sottovoce.core.cohort import Cohort
 from sottovoce.core.messages import ModelView
 from sottovoce.core.one_bit import BLOCK_COINS, COINS, BitTerms, nonce
 from sottovoce.data.crowd_torch import mixed, shifted, signed

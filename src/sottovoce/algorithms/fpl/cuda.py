@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.algorithms.base import Cohort, RowCounts
 from sottovoce.algorithms.pairwise.factors import PairStep
+from sottovoce.core.cohort import Cohort, RowCounts
 from sottovoce.core.consent import ShareRule
 from sottovoce.core.messages import ModelView
 from sottovoce.errors import UsageError

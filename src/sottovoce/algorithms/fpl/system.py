@@ -29,9 +29,7 @@ from sottovoce.algorithms.base import (
     ALGORITHMS,
     Accelerator,
     AlgorithmSettings,
-    Cohort,
     CrossDevice,
-    RowCounts,
     Schedule,
     Work,
     normal_rows,
@@ -39,6 +37,7 @@ from sottovoce.algorithms.base import (
 )
 from sottovoce.algorithms.pairwise import factors
 from sottovoce.config import require_whole
+from sottovoce.core.cohort import Cohort, RowCounts
 from sottovoce.core.consent import Consent, ShareRule
 from sottovoce.core.links import Link
 from sottovoce.core.messages import Aggregate, ModelView, SummedReports, Updates, row_bytes

@@ -38,19 +38,13 @@ from typing import Any, ClassVar, Literal, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.algorithms.base import (
-    ALGORITHMS,
-    AlgorithmSettings,
-    Cohort,
-    Contributing,
-    Schedule,
-    Work,
-)
+from sottovoce.algorithms.base import ALGORITHMS, AlgorithmSettings, Contributing, Schedule, Work
 from sottovoce.algorithms.gram import model, quality
 from sottovoce.algorithms.gram.kernels import add_factors, sum_pairs
 from sottovoce.algorithms.gram.sums import RunningSums
 from sottovoce.config import require_number, require_whole
 from sottovoce.core.arrays import read_only
+from sottovoce.core.cohort import Cohort
 from sottovoce.core.consent import Consent
 from sottovoce.core.contributions import STEPS, Contributions, Profile, numbers_of, places_of
 from sottovoce.core.interactions import Interactions
