@@ -232,7 +232,7 @@ def _requests(folder: ServerFolder, count: int) -> list[bytes]:
 
 def _some_report(rng: np.random.Generator) -> bytes:
     """What a device with 30 draws sends, through the door."""
-    from sottovoce.algorithms.base import Cohort
+    from sottovoce.core.cohort import Cohort
     from sottovoce.core.consent import Choice, Consent
     from sottovoce.core.interactions import Interactions
     from sottovoce.core.ledger import Ledger

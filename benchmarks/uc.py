@@ -26,9 +26,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from sottovoce.algorithms.base import Cohort
 from sottovoce.algorithms.uc.system import UC, one_thread
 from sottovoce.algorithms.uc.training import train
+from sottovoce.core.cohort import Cohort
 from sottovoce.core.messages import ModelView
 from sottovoce.core.recommender import default_threads
 from sottovoce.errors import UsageError

@@ -1,5 +1,6 @@
 """What holds for every test."""
 
+import contextlib
 import gc
 import os
 import secrets
@@ -13,7 +14,6 @@ from pathlib import Path
 import compiled
 import forked
 import pytest
-from hypothesis import settings
 
 import leftovers
 from sottovoce import compiled as loops
@@ -21,11 +21,14 @@ from sottovoce.engines.processes import descendants
 
 compiled.use_locks()
 
-# The same examples for the same code, so that a failure comes of a change; `make test-all` looks
-# for new ones.
-settings.register_profile("steady", derandomize=True)
-settings.register_profile("searching", print_blob=True)
-settings.load_profile("steady")
+with contextlib.suppress(ModuleNotFoundError):  # on a bare machine with a GPU
+    from hypothesis import settings
+
+    # The same examples for the same code, so that a failure comes of a change; `make test-all`
+    # looks for new ones.
+    settings.register_profile("steady", derandomize=True)
+    settings.register_profile("searching", print_blob=True)
+    settings.load_profile("steady")
 
 # The longest modules, which begin first: a worker that gets one of them last works alone.
 LONGEST = (
@@ -55,6 +58,23 @@ LONGEST = (
     "services/test_residents.py",
     "contracts/test_uc_contract.py",
 )
+
+
+# --- a machine with a GPU that has the simulation core's packages and pytest alone ----------------
+
+
+def pytest_addoption(parser, pluginmanager):
+    if not pluginmanager.has_plugin("timeout"):
+        parser.addini("timeout", "of pytest-timeout, which is not installed here")
+
+
+def pytest_ignore_collect(collection_path, config):
+    """With `-m cuda`, modules and folders that have no such test are not even loaded: they need
+    other packages than a machine with a GPU has."""
+    if config.option.markexpr != "cuda":
+        return None
+    inside = collection_path.rglob("test_*.py") if collection_path.is_dir() else [collection_path]
+    return not any("mark.cuda" in path.read_text(encoding="utf-8") for path in inside) or None
 
 
 gc.disable()  # until all modules are loaded: none of what they bring goes away again

@@ -4,9 +4,9 @@ the door (tests/parties/test_device.py) and by audits (tests/statistics/test_aud
 import numpy as np
 import pytest
 
-from sottovoce.algorithms.base import Cohort
 from sottovoce.algorithms.fcf.system import FCF, FCFConfig
 from sottovoce.algorithms.fpl.system import FPL, FPLConfig
+from sottovoce.core.cohort import Cohort
 from sottovoce.core.consent import Choice, Consent
 from sottovoce.core.ledger import Ledger
 from sottovoce.core.messages import GRID

@@ -1,6 +1,6 @@
 // Builds what a page loads into dist/ and prints what it weighs.
 // `node build.mjs --core` measures the core alone and writes nothing.
-import { mkdirSync, readdirSync, readFileSync, renameSync, writeFileSync } from "node:fs";
+import { mkdirSync, readFileSync, renameSync, writeFileSync } from "node:fs";
 import { basename, dirname, join } from "node:path";
 import { fileURLToPath } from "node:url";
 import { gzipSync } from "node:zlib";
@@ -39,6 +39,21 @@ const said = (what, bytes, most) => {
     process.exitCode = 1;
   }
 };
+
+// Pages of one head.
+const ABOUT_FRAME = `
+    <!-- Origins of pages that may have this one in a frame, with a space between; name them in the header
+         Content-Security-Policy: frame-ancestors, too. -->
+    <meta name="sottovoce-pages" content="">
+    <!-- Where the federation's server is, if it is not at this page's own origin; name that in
+         connect-src, too. -->
+    <meta name="sottovoce-federation" content="">`;
+const PAGES = {
+  consent: { policy: "", about: "", class: ' class="centre"' },
+  frame: { policy: " worker-src 'self';", about: ABOUT_FRAME, class: "" },
+};
+const pageOf = (parts) =>
+  readFileSync(join(here, "pages", "page.html"), "utf8").replace(/\{(\w+)\}/g, (_, name) => parts[name]);
 
 // Everything that the core exports, as if a page used all of it.
 const contents = [...CORE, ...WIRE.map((name) => `wire/${name}`)]
@@ -125,7 +140,7 @@ if (!process.argv.includes("--core")) {
     put(`words/${language}.json`, JSON.stringify(every));
   }
   put("words/glossary.json", JSON.stringify(toml("glossary")));
-  for (const name of readdirSync(join(here, "pages"))) put(name, readFileSync(join(here, "pages", name)));
+  for (const [name, parts] of Object.entries(PAGES)) put(`${name}.html`, pageOf({ script: name, ...parts }));
   const all = (...names) =>
     names.reduce((sum, name) => sum + weight(readFileSync(join(dist, name))), 0);
   said("SDK", all("sottovoce.js", "service-worker.js"), MOST);

@@ -9,7 +9,8 @@ SottovoceError (1)
 ├── RunError (4)              a run folder or a training run that cannot go on
 │   ├── FolderInUse
 │   ├── Diverged
-│   └── Stalled               a federation in which too few may still take part
+│   ├── Stalled               a federation in which too few may still take part
+│   └── RankLost              a rank of a distributed run stops because another one has
 ├── ConsentError (5)          something would leave a device against its owner's word
 ├── Told                      trouble whose sentence is in the catalogue of messages
 ├── MessageError (6)          a message that must be rejected whole
@@ -78,6 +79,15 @@ class AttackFailed(RunError):
 
 class Stalled(RunError):
     pass
+
+
+class RankLost(RunError):
+    """Another rank has stopped, is gone, or is not like this one."""
+
+    def __init__(self, sentence: str, *, said: bool = False) -> None:
+        super().__init__(sentence)
+        self.said = said
+        """Whether the rank that it is about, or another one, says so; this one can be quiet."""
 
 
 class ConsentError(SottovoceError):

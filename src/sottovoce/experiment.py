@@ -26,6 +26,7 @@ from sottovoce.baselines import BASELINES, Baseline
 from sottovoce.core.consent import Choice, Consent, ConsentPolicy
 from sottovoce.core.interactions import Interactions
 from sottovoce.core.links import LINKS, Link
+from sottovoce.core.ranks import ALONE, WHOLE, Ranks, Shard
 from sottovoce.data.dataset import Dataset
 from sottovoce.data.sources import load
 from sottovoce.data.splitting import (
@@ -40,7 +41,7 @@ from sottovoce.data.splitting import (
 from sottovoce.data.town import TownConfig, generate_town
 from sottovoce.engines.silo import Sharing, owners_of
 from sottovoce.errors import ConfigError, DataError, UsageError
-from sottovoce.evaluation.protocol import Full, Given, Protocol, Sampled
+from sottovoce.evaluation.protocol import Full, Given, Protocol, Sampled, negatives_digest
 from sottovoce.parties.defence import Defence
 from sottovoce.parties.server import RoundRules
 from sottovoce.privacy.base import RELEASES, Release
@@ -159,12 +160,14 @@ class EvaluationConfig:
         if self.k < 1 or self.every_epochs < 0:
             raise ConfigError("evaluation.k must be at least 1 and every_epochs not negative")
 
-    def protocol(self, split: Split, seed: int) -> Protocol:
+    def protocol(self, split: Split, seed: int, shard: Shard = WHOLE) -> Protocol:
+        """Of a split of these users."""
         if self.candidates == "full":
             return Protocol(self.k, Full())
         if split.negatives is not None and split.negatives.shape[1] == self.candidates:
-            return Protocol(self.k, Given(split.negatives))
-        return Protocol(self.k, Sampled(self.candidates, seed))
+            table = np.concatenate(shard.ranks.gather(split.negatives))
+            return Protocol(self.k, Given(split.negatives, digest=negatives_digest(table)))
+        return Protocol(self.k, Sampled(self.candidates, seed, shard.first))
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,7 +315,10 @@ class Experiment:
         algorithm, release, _ = self.cross_device()
         n_items = dataset.interactions.n_items
         places = self.home.knowledge and bool(dataset.item_attributes)
-        return algorithm.on_data(dataset.user_attributes, consent, n_items, release, places)
+        known, ranks = dataset.user_attributes, dataset.shard.ranks
+        # A stranger's algorithm may know nothing of ranks, and need not where there is one.
+        more = {"ranks": ranks} if ranks.several else {}
+        return algorithm.on_data(known, consent, n_items, release, places, **more)
 
     def prepared(self, dataset: Dataset | None = None) -> PreparedExperiment:
         """With these data, or those that it names, split, and the consent of their users."""
@@ -329,7 +335,7 @@ class Experiment:
 
     def records(self, dataset: Dataset) -> Consent:
         """The consent of every user of the data."""
-        users = np.arange(dataset.interactions.n_users, dtype=np.int64)
+        users = dataset.shard.first + np.arange(dataset.interactions.n_users, dtype=np.int64)
         owners = () if self.silo is None else owners_of(dataset, self.owners.by)[0]
         return self.consent.draw(users, self.streams(), tuple(dataset.user_attributes), owners)
 
@@ -357,9 +363,14 @@ class Experiment:
             )
         return {name: np.array(sorted(items), dtype=np.int32) for name, items in found.items()}
 
-    def dataset(self) -> Dataset:
-        """The data, loaded and filtered."""
+    def dataset(self, ranks: Ranks = ALONE) -> Dataset:
+        """The data, loaded and filtered; of several ranks, the share of one. A town without filters
+        is made by shares; what is read, or filtered by counts of all users, each rank has whole at
+        first, and then cuts."""
         data = self.data
+        filtered = data.min_rating or data.min_user_items or data.min_item_users
+        if ranks.together and data.source == "town" and not filtered:
+            return generate_town(self.town, ranks)
         found = generate_town(self.town) if data.source == "town" else load(data.source)
         if data.min_rating:
             if found.interactions.ratings is None:
@@ -370,24 +381,24 @@ class Experiment:
             found = keep_active(found, data.min_user_items, data.min_item_users)
         if found.interactions.n_interactions == 0:
             raise DataError(f"no interaction of {found.name} is left after the filters")
-        return found
+        return found.cut(ranks) if ranks.together else found
 
     def split(self, dataset: Dataset) -> Split:
         data, rng = self.data, self.streams().child("split")
-        table = dataset.interactions
+        table, shard = dataset.interactions, dataset.shard
         if data.split == "published":
             split = published_split(dataset)
         elif data.split == "leave-one-out":
-            split = leave_one_out(table, data.hold_out, rng)
+            split = leave_one_out(table, data.hold_out, rng, shard)
         elif data.split == "random":
-            split = random_holdout(table, data.test_fraction, rng)
+            split = random_holdout(table, data.test_fraction, rng, shard)
         else:
-            split = temporal_holdout(table, data.test_fraction)
+            split = temporal_holdout(table, data.test_fraction, shard)
         if data.part == "test":
             return split
         one = data.split in ("leave-one-out", "published")
         which: Literal["latest", "random"] = "random" if data.split == "random" else data.hold_out
-        return validation_split(split, None if one else data.test_fraction, which, rng)
+        return validation_split(split, None if one else data.test_fraction, which, rng, shard)
 
     def judged(self, split: Split, consent: Consent) -> Split:
         """The split with those test items alone that a recommender should find. Where there are

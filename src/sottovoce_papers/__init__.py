@@ -41,13 +41,15 @@ NAMES: Mapping[str, str] = {
     "(MovieLens 1M and 100K, Gowalla, Foursquare Italy, the town)",
     "year": "gram through a year in which users join month by month, beside fresh releases "
     "(MovieLens 1M)",
+    "scale": "FPL, FMF-LDP and gram against the number of users and ε (a generated crowd of "
+    "MovieLens 20M's shape, up to ten million users)",
     "price-list": "every system as printed and as it survives: accuracy, bytes, time, and what "
     "each attack came to (MovieLens 1M, Foursquare Italy)",
     "poisoning": "malicious devices that push an item, with and without defences",
     "wu-fedgnn": "FedGNN of Wu et al.: accuracy, and what pseudo items hide (MovieLens 1M, or the "
     "town without it)",
 }
-ON_GPU = "uc-"
+ON_GPU = ("uc-", "scale")
 """How names begin that can be trained on a GPU."""
 MODULES: Mapping[str, Sequence[str]] = {
     "fpl": ("fpl_table2", "fpl_table3", "fpl_sweep"),
@@ -56,6 +58,7 @@ MODULES: Mapping[str, Sequence[str]] = {
     "uc": ("uc_tables", "uc_table3", "uc_sweeps", "uc_figures"),
     "one": ("one_shot",),
     "year": ("year",),
+    "scale": ("scale",),
     "price": ("price_list",),
     "poisoning": ("poisoning",),
     "wu": ("wu_fedgnn",),

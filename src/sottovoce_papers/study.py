@@ -4,17 +4,21 @@ shown beside the printed figures.
 A table or figure is a file of settings (`experiments/reproduce/NAME.toml`: what is varied, over
 which seeds, what was printed, how to read it) and a view, which turns a study into rows and claims.
 A *cell* is what one training left behind. An interrupted study goes on where it was, and tables and
-figures share their cells.
+figures share their cells; several may run side by side, in processes that nobody coordinates: what
+one of them is training, the others leave to it.
 """
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import hashlib
 import json
 import math
+import os
 import tomllib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self, TypeVar
 
@@ -97,16 +101,37 @@ class Study(ABC):
         self, key: Sequence[object], names: Iterable[str], train: Callable[[], Arrays]
     ) -> Arrays:
         """What the folder has of the training that `key` describes, which JSON can write. If one of
-        `names` is missing, train() is added to it."""
+        `names` is missing, train() is added to it, by one process at a time."""
+        path, wanted = self._place(key), set(names)
+        found = _there(path)
+        if not wanted <= set(found):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            with _alone(path):
+                found = _there(path)
+                if not wanted <= set(found):
+                    found = {**found, **train()}
+                    save_arrays(path, **found)
+        return found
+
+    def has(self, key: Sequence[object]) -> bool:
+        """Whether something is kept under this key."""
+        return self._place(key).exists()
+
+    def busy(self, key: Sequence[object]) -> bool:
+        """Whether somebody is training it right now."""
+        try:
+            with open(_claim(self._place(key)), "rb") as handle:
+                fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except FileNotFoundError:
+            return False
+        except BlockingIOError:
+            return True
+        return False
+
+    def _place(self, key: Sequence[object]) -> Path:
         text = json.dumps(list(key), sort_keys=True)
         digest = hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
-        path = self.folder / f"{self.prefix}{digest}.npz"
-        found = load_arrays(path) if path.exists() else {}
-        if not set(names) <= set(found):
-            self.folder.mkdir(parents=True, exist_ok=True)
-            found = {**found, **train()}
-            save_arrays(path, **found)
-        return found
+        return self.folder / f"{self.prefix}{digest}.npz"
 
     def many(
         self,
@@ -161,6 +186,32 @@ class Study(ABC):
             "tables": list(tables),
             "report": str(page),
         }
+
+
+def _there(path: Path) -> dict[str, NDArray[Any]]:
+    return load_arrays(path) if path.exists() else {}
+
+
+def _claim(path: Path) -> Path:
+    """The file that whoever trains a cell holds; a process that is killed lets go of it."""
+    return path.with_suffix(".claim")
+
+
+@contextlib.contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    """Within, no other process and no other thread trains this cell; waits until that is so."""
+    claim = _claim(path)
+    while True:
+        with open(claim, "ab") as handle:
+            fcntl.flock(handle, fcntl.LOCK_EX)
+            # Whoever held it before has removed the file: another one counts now.
+            if not claim.exists() or not os.path.samestat(os.fstat(handle.fileno()), claim.stat()):
+                continue
+            try:
+                yield
+            finally:
+                claim.unlink(missing_ok=True)
+            return
 
 
 # --- what is claimed, and how it is shown --------------------------------------------------------

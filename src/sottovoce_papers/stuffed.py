@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.algorithms.base import Cohort
 from sottovoce.algorithms.gram.system import SCALE, Gram, GramConfig
 from sottovoce.attacks.poisoning import cold_targets, exposure
 from sottovoce.attacks.stuffing import Fakes, Stuffing, knowing, stuffed_model
 from sottovoce.config import require_whole
+from sottovoce.core.cohort import Cohort
 from sottovoce.core.consent import Choice, Consent
 from sottovoce.core.links import CheckedSum
 from sottovoce.core.messages import ModelView

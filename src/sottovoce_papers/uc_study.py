@@ -16,8 +16,10 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Executor, ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
@@ -27,7 +29,7 @@ from numpy.typing import NDArray
 
 from sottovoce import config
 from sottovoce.algorithms.uc.settings import SYSTEMS, FilterConfig, UCConfig
-from sottovoce.attacks.suite.a08_attributes import Inference, TooLittle, infer
+from sottovoce.attacks.suite.a08_attributes import Each, Inference, TooLittle, infer, one_by_one
 from sottovoce.core.consent import Choice, Consent
 from sottovoce.core.recommender import Scorer
 from sottovoce.data.dataset import Labels
@@ -152,12 +154,15 @@ class AttackWork:
     private: NDArray[np.bool_]
     seed: int
     attribute: str
+    each: Each = one_by_one
+    """How its models are trained: one by one, or in processes."""
 
     def run(self) -> dict[str, NDArray[Any]]:
         """What is kept of it; null where there is too little to learn from."""
         rng = Streams.from_seed(self.seed).child("attack")
+        given = self.table, self.labels, self.private, rng
         try:
-            found = infer(self.table, self.labels, self.private, rng, attribute=self.attribute)
+            found = infer(*given, attribute=self.attribute, each=self.each)
         except TooLittle:
             return {"attacked": np.array(json.dumps(None))}
         return Attacked.of(found).to_arrays()
@@ -170,6 +175,9 @@ Mask = NDArray[np.bool_]
 Recommender = Literal["mf", "ncf", "neumf", "gnn"]
 LEAKED = 0.3
 """Share of users whose attribute the attacker knows where everybody hides it."""
+_AT_ONCE = 2
+"""Attacks under way at a time, and one more for every four processors: each has a few long lessons,
+and many short ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -413,8 +421,18 @@ class UCStudy(Study):
         return Trained.of_arrays(self.kept(self._key(cell), KEPT, lambda: self._train(cell)))
 
     def train_all(self, cells: Sequence[UCCell], what: str = "training") -> list[Trained]:
-        """One after the other: each takes all cores, or the GPU. Needs no attackers."""
-        return self.many(what, self.trained, cells, threads=1)
+        """One after the other: each takes all cores, or the GPU. What another process is training
+        comes last. Needs no attackers."""
+        left, found = list(dict.fromkeys(cells)), {}
+        count = len(left)
+        self.report(what, 0, count)
+        while left:
+            free = (cell for cell in left if not self.busy(self._key(cell)))
+            cell = next(free, left[0])
+            left.remove(cell)
+            found[cell] = self.trained(cell)
+            self.report(what, count - len(left), count)
+        return [found[cell] for cell in cells]
 
     def measure(self, scorer: Scorer, source: str) -> UCMeasured:
         """Another model on the same test."""
@@ -437,6 +455,7 @@ class UCStudy(Study):
                 self.config.final,
                 self.device,
                 self.threads,
+                partial(self.report, f"{cell.source}, {cell.words()}, seed {cell.seed}: rounds"),
             ),
             self._trainer,
         )
@@ -469,29 +488,32 @@ class UCStudy(Study):
         return self.attack_all([AttackJob(cell, attribute, table, tag)])[0]
 
     def attack_all(self, jobs: Sequence[AttackJob], what: str = "attacks") -> list[Attacked | None]:
-        """Many, side by side in processes; those that were run before are read."""
-        workers = max(1, min(self.threads, len(jobs)))
-        # Workers start with the first attack that is not there yet.
-        with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+        """Many. Their models are trained side by side in processes, those of a few attacks at a
+        time, so that what is finished is soon on disk; attacks that were run before are read."""
+        missing = sum(not self.has(self._attack_key(job)) for job in jobs)
+        with ExitStack() as stack:
+            each: Each = one_by_one
+            if missing and self.threads > 1:
+                spawn = get_context("spawn")
+                pool = stack.enter_context(ProcessPoolExecutor(self.threads, mp_context=spawn))
+
+                def each(work: Any, parts: Any, /) -> list[Any]:
+                    return list(pool.map(work, parts))
 
             def one(job: AttackJob) -> Attacked | None:
                 return Attacked.of_arrays(
-                    self.kept(
-                        self._attack_key(job), ["attacked"],
-                        lambda: self._attack(job, pool if workers > 1 else None),
-                    )
-                )  # fmt: skip
+                    self.kept(self._attack_key(job), ["attacked"], lambda: self._attack(job, each))
+                )
 
-            return self.many(what, one, jobs, workers)
+            return self.many(what, one, jobs, min(self.threads, _AT_ONCE + self.threads // 4))
 
-    def _attack(self, job: AttackJob, pool: Executor | None) -> Arrays:
+    def _attack(self, job: AttackJob, each: Each) -> Arrays:
         cell, labels = job.cell, self.world(job.cell.source).labels[job.attribute]
         table = self.trained(cell).table if job.table is None else job.table
         private = self.targets(job.hiding, job.attribute)
         if job.hidden:
             private = self.private(cell, job.hidden)
-        work = AttackWork(table, labels, private, cell.seed, job.attribute)
-        return work.run() if pool is None else pool.submit(AttackWork.run, work).result()
+        return AttackWork(table, labels, private, cell.seed, job.attribute, each).run()
 
     def _attack_key(self, job: AttackJob) -> list[object]:
         cell = job.cell

@@ -17,7 +17,7 @@ from sottovoce.core.recommender import Scorer
 from sottovoce.data.dataset import Dataset, Labels
 from sottovoce.data.sources import load
 from sottovoce.data.splitting import leave_one_out, validation_split
-from sottovoce.engines.observers import AtRounds, Moment
+from sottovoce.engines.observers import AtRounds, Moment, Observer, Periodically
 from sottovoce.errors import Diverged
 from sottovoce.evaluation.protocol import Evaluation, Sampled, evaluate
 from sottovoce.evaluation.protocol import Protocol as Ranking
@@ -124,6 +124,8 @@ def _grouped(name: str, labels: Labels) -> Labels:
 
 
 CUT = 10
+_TOLD = 10
+"""Rounds between two reports of progress."""
 DRAWN = 0
 """Seed of the candidates: drawn once, for all systems."""
 
@@ -147,6 +149,8 @@ class UCTraining:
     """Learn from validation items, too, and look at the end alone: the round is settled."""
     device: str = "cpu"
     threads: int = 1
+    report: Callable[[int, int], None] | None = None
+    """Told now and then how many rounds are done, and how many there are."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -260,7 +264,10 @@ def federated(training: UCTraining, show: Callable[[UCSnapshot], None]) -> None:
         given = moment.round, moment.items, moment.cohort.vectors, sent
         show(UCSnapshot(*given, federation.scorer, federation.representations))
 
-    federation.run([AtRounds(training.stops, look)], threads=training.threads)
+    observers: list[Observer] = [AtRounds(training.stops, look)]
+    if (report := training.report) is not None:
+        observers.append(Periodically(_TOLD, lambda moment: report(moment.round, moment.rounds)))
+    federation.run(observers, threads=training.threads)
 
 
 def run(training: UCTraining, trainer: Trainer) -> Arrays:

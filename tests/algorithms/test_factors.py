@@ -159,6 +159,28 @@ def test_sums_are_those_of_the_rows(w: World, triples: int, share: float) -> Non
     assert negatives.tolist() == distinct(w, item, keep, triples, False)
 
 
+@settings(max_examples=20, deadline=None)
+@given(w=worlds, users=st.integers(1, 80), scale=st.sampled_from([0.5, 1e4]))
+def test_one_draw_of_each_gives_the_same_sums_with_a_sieve(
+    w: World, users: int, scale: float
+) -> None:
+    """More devices than go together, in any order, and sums that 32 bits do not hold."""
+    some = np.random.default_rng(users).permutation(w.n_users)[:users]
+    allowed = np.random.default_rng(users).random(len(w.items)) < 0.7
+    rule = w.rule(0.6, some, allowed)
+    vectors = (scale * w.vectors).astype(np.float32)
+    sieve = factors.make_sieve(w.indptr, w.items)
+    plain = w.summed(1, rule, some, vectors=vectors)
+    for options in ({"sieve": sieve}, {"sieve": sieve, "threads": 2}):
+        again = w.summed(1, rule, some, vectors=vectors, **options)
+        assert all(np.array_equal(one, other) for one, other in zip(plain, again, strict=True))
+    one_by_one = [
+        w.summed(1, w.rule(0.6, some[k:][:1], allowed), some[k:][:1], vectors=vectors)
+        for k in range(len(some))
+    ]
+    assert np.array_equal(plain[0], sum(one[0] for one in one_by_one))
+
+
 @settings(max_examples=40, deadline=None)
 @given(w=worlds, triples=st.integers(1, 6), share=st.sampled_from([0.0, 0.3, 1.0]))
 def test_rounds_of_one_client_are_summed_rounds_folded(
@@ -513,9 +535,9 @@ def test_users_with_nothing_or_everything_are_refused(counts: list[int]) -> None
     w = world(3, n_items=5, counts=counts)
     with pytest.raises(DataError, match="every item"):
         w.rows(2)
-    with pytest.raises(DataError, match="every item"):
-        w.summed(2, w.rule(1.0))
     for triples in (1, 2):
+        with pytest.raises(DataError, match="every item"):
+            w.summed(triples, w.rule(1.0))
         with pytest.raises(DataError, match="every item"):
             factors.learn_rounds(
                 STEP, factors.padded(w.model), w.vectors.copy(), w.users(), w.indptr, w.items,
@@ -543,9 +565,9 @@ def test_tables_of_the_wrong_shape_are_refused() -> None:
     for place, value in bad:
         tables: list[Any] = list(good)
         tables[place] = value
-        with pytest.raises(DataError):
-            factors.learn_summed(STEP, *tables, 2, w.rule(1.0))
         for triples in (1, 2):
+            with pytest.raises(DataError):
+                factors.learn_summed(STEP, *tables, triples, w.rule(1.0))
             with pytest.raises(DataError):
                 factors.learn_rounds(STEP, *tables, triples, w.rule(1.0))
     for rule in (w.rule(1.0, np.array([0])), w.rule(1.0, allowed=np.ones(3, dtype=bool))):
@@ -553,6 +575,8 @@ def test_tables_of_the_wrong_shape_are_refused() -> None:
             factors.learn_summed(STEP, *good, 2, rule)
     with pytest.raises(DataError, match="sieve"):
         factors.learn_rounds(STEP, *good, 1, w.rule(1.0), np.zeros(5, dtype=np.uint8))
+    with pytest.raises(DataError, match="sieve"):
+        factors.learn_summed(STEP, *good, 1, w.rule(1.0), sieve=np.zeros(5, dtype=np.uint8))
     with pytest.raises(DataError, match="do not fit"):
         factors.fold(STEP, model, np.zeros((3, 16), dtype=np.int64))
     with pytest.raises(DataError, match="at least once"):

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from sottovoce.algorithms.pairwise import factors
 from sottovoce.core.consent import ShareRule, thresholds
+from sottovoce.data.crowd import SeededCrowd, SeededCrowdConfig
 from sottovoce.errors import ConfigError, Diverged
 from sottovoce.rng import Streams
 
@@ -217,21 +218,61 @@ def test_fold_is_the_references_fold_and_starts_again() -> None:
     assert not federation.sums().any()
 
 
-def test_spare_rows_belong_to_their_items() -> None:
-    items = torch.zeros(6, 9)
-    popularity = torch.tensor([1, 9, 2, 7, 3, 5])
-    tables = factors_cuda.Tables.of(items, 8, popularity)
-    plain = factors_cuda.Tables.of(items, 8)
+def test_every_item_has_rows_of_its_own() -> None:
+    popularity = torch.tensor([1, 900, 2, 700, 3, 0])
+    tables = factors_cuda.Tables.of(torch.zeros(6, 9), 8, popularity)
+    first = tables.spare & ((1 << factors_triton.ROW_BITS) - 1)
+    copies = 1 << (tables.spare >> factors_triton.ROW_BITS)
     for item in range(6):
-        first = int(tables.spare[item])
-        assert first >= 6
-        tables.sums[first : first + factors_cuda.COPIES] = item + 1
-        tables.bias_sums[first + 3] = 100 * item
-        tables.sums[item] = 7
-        plain.sums[item] = 7 + factors_cuda.COPIES * (item + 1)
-        plain.bias_sums[item] = 100 * item
-    for ours, theirs in zip(tables.totals(), plain.totals(), strict=True):
-        assert torch.equal(ours, theirs)
+        rows = tables.owner[int(first[item]) : int(first[item]) + int(copies[item])]
+        assert len(rows) == copies[item]
+        assert (rows == item).all()
+    assert copies.sum() == len(tables.owner) == len(tables.halves)
+    assert copies[1] >= 4 * copies[0]
+
+
+def with_halves(world: World, device: str) -> factors_cuda.CudaFederation:
+    made = world.resident(device)
+    items = torch.tensor(world.model, device=device)
+    popularity = torch.bincount(made.cohort.items, minlength=len(items))
+    tables = factors_cuda.Tables.of(items, world.vectors.shape[1], popularity)
+    return factors_cuda.CudaFederation(STEP, tables, made.cohort)
+
+
+@pytest.mark.parametrize("fused", [fused])
+@pytest.mark.parametrize("size", [3, 10, 32, 50])
+@pytest.mark.parametrize("large", [False, True])
+def test_two_sums_to_a_word_are_the_same_sums(
+    size: int, large: bool, fused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where a number is too large for that, or the rows of an item are too few."""
+    monkeypatch.setattr(factors_cuda, "_LEAST_HALVES", 1)
+    monkeypatch.setattr(factors_cuda, "_ROWS", 64)
+    loads: list[int] = []
+    after = factors_cuda.ChunkPace.after
+    monkeypatch.setattr(
+        factors_cuda.ChunkPace,
+        "after",
+        lambda self, found: (loads.extend(found), after(self, found)),
+    )
+    world = World.of(size, size)
+    if large:
+        world.vectors *= 12
+    plain, ours = world.resident(where(fused)), with_halves(world, where(fused))
+    plain = factors_cuda.CudaFederation(
+        STEP, factors_cuda.Tables.of(torch.tensor(world.model).to(where(fused)), size), plain.cohort
+    )
+    for round in range(2):
+        counts = [learn(made, world.keys(round), 6, fused) for made in (plain, ours)]
+        assert np.array_equal(counts[0], counts[1])
+        assert np.array_equal(plain.sums(), ours.sums())
+        assert np.array_equal(plain.vectors(), ours.vectors())
+        plain.fold()
+        ours.fold()
+    assert loads
+    assert (max(loads) > factors_triton.MOST_LOAD) == large
+    assert not ours.tables.halves.any()
+    assert not ours.tables.bias_halves.any()
 
 
 def test_a_round_of_nobody_changes_nothing() -> None:
@@ -293,3 +334,63 @@ def test_kernels_repeat_themselves_bit_for_bit(size: int) -> None:
     assert np.array_equal(first.vectors(), second.vectors())
     close(first.model(), plain.model(), 1e-5)
     close(first.vectors(), plain.vectors(), 1e-5)
+
+
+def crowd_of(tastes: int, held_out: bool) -> SeededCrowd:
+    return SeededCrowd(
+        SeededCrowdConfig(items=90, count=7, tastes=tastes, held_out=held_out, seed=3)
+    )
+
+
+def made_federation(
+    crowd: SeededCrowd, n: int, first: int, device: str
+) -> factors_cuda.CudaFederation:
+    rng = np.random.default_rng(5)
+    items = torch.tensor(rng.normal(0, 0.3, (90, 11)).astype(np.float32), device=device)
+    vectors = torch.tensor(rng.normal(0, 0.3, (1000, 10)).astype(np.float32), device=device)
+    cohort = factors_cuda.SeededCohort.of(
+        crowd, vectors[first : first + n].bfloat16().contiguous(), 0.5, first
+    )
+    return factors_cuda.CudaFederation(STEP, factors_cuda.Tables.of(items, 10), cohort)
+
+
+@both
+@pytest.mark.parametrize("tastes", [1, 5])
+@pytest.mark.parametrize("held_out", [False, True])
+def test_a_crowd_made_from_its_seed_learns_as_if_it_were_there(
+    tastes: int, held_out: bool, fused: bool
+) -> None:
+    crowd, n, first, device = crowd_of(tastes, held_out), 50, 20, where(fused)
+    made = made_federation(crowd, n, first, device)
+    rows = torch.arange(n, device=device)
+    there = factors_cuda.CudaFederation(STEP, made.tables, made.cohort.some(rows))
+    counts = [learn(made, (7, 8), 9, fused)]
+    sums = made.sums()
+    made.tables.clear()
+    counts.append(learn(there, (7, 8), 9, fused))
+    assert np.array_equal(sums, there.sums())
+    assert [int(c) for c in counts[0]] == [int(c.sum()) for c in counts[1]]
+    exact, rounded = there.vectors(), made.vectors()
+    assert np.abs(rounded / exact - 1).max() < 2.0**-7
+    assert np.abs((rounded / exact - 1).mean()) < 2.0**-11
+    assert not np.array_equal(rounded, torch.tensor(exact).bfloat16().float().numpy())
+
+
+@both
+def test_parts_of_a_crowd_add_up_to_the_whole(fused: bool) -> None:
+    crowd, device = crowd_of(3, True), where(fused)
+    whole = made_federation(crowd, 60, 0, device)
+    learn(whole, (7, 8), 9, fused)
+    parts = [made_federation(crowd, n, first, device) for first, n in ((0, 25), (25, 35))]
+    for part in parts:
+        learn(part, (7, 8), 9, fused)
+    assert np.array_equal(whole.sums(), parts[0].sums() + parts[1].sums())
+    assert np.array_equal(whole.vectors(), np.concatenate([part.vectors() for part in parts]))
+
+
+def test_a_crowd_takes_part_as_a_whole() -> None:
+    made = made_federation(crowd_of(1, False), 5, 0, "cpu")
+    with pytest.raises(ConfigError, match="all users"):
+        made.round(1, 2, 3, torch.arange(2))
+    with pytest.raises(ConfigError, match="bfloat16"):
+        factors_cuda.SeededCohort.of(made.cohort.crowd, torch.zeros(3, 4), 1.0)

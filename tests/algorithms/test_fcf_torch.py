@@ -7,12 +7,12 @@ import sys
 import numpy as np
 import pytest
 
-from sottovoce.algorithms.base import Cohort
 from sottovoce.algorithms.closed_form import vectors as closed_form
 from sottovoce.algorithms.fcf import torch_rounds as fcf_torch
 from sottovoce.algorithms.fcf import triton as fcf_triton
 from sottovoce.algorithms.fcf.system import FCF, FCFConfig
 from sottovoce.algorithms.fcf.torch_rounds import FCFOnTorch
+from sottovoce.core.cohort import Cohort
 from sottovoce.core.consent import Choice, Consent
 from sottovoce.core.messages import GRID, LIMIT, ModelView
 from sottovoce.errors import DataError, Diverged, UsageError

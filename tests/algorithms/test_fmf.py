@@ -5,8 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from sottovoce.algorithms.base import Cohort
 from sottovoce.algorithms.fmf.system import FMF, FMFConfig
+from sottovoce.core.cohort import Cohort
 from sottovoce.core.consent import Choice, Consent
 from sottovoce.core.ledger import Ledger
 from sottovoce.core.messages import Batch, BitCounts, ModelView, SummedReports

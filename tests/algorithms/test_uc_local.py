@@ -26,6 +26,7 @@ from uc_world import (  # noqa: E402
     same,
 )
 
+from sottovoce.algorithms.uc import training  # noqa: E402
 from sottovoce.algorithms.uc.networks import UCModel, divergence, guess  # noqa: E402
 from sottovoce.algorithms.uc.training import (  # noqa: E402  # noqa: E402
     Clients,
@@ -526,3 +527,21 @@ def test_private_data_is_not_printed():
         assert "redacted" in repr(thing)
         assert "array" not in repr(thing)
         assert "tensor" not in repr(thing)
+
+
+@pytest.mark.parametrize("norm", ["l2", "l1"])
+def test_who_is_far_from_the_clip_keeps_every_bit(monkeypatch, norm):
+    """Leaving out the exact norm changes nothing, near the limit nor far from it."""
+    draw = torch.Generator().manual_seed(5)
+    changes = [torch.randn(40, 7, 16, generator=draw), torch.randn(40, 9, generator=draw)]
+    order = 2 if norm == "l2" else 1
+    length = torch.cat([c.flatten(1) for c in changes], dim=1).norm(order, dim=1)
+    for most in (0.5, 0.97, 0.99, 1.0, 1.01):
+        for change in (limited := [c.clone() for c in changes]):
+            change *= (most * 8.0 / length).view(-1, *[1] * (change.ndim - 1))
+        exact = [c.clone() for c in limited]
+        training.clip(limited, 8.0, norm)
+        with monkeypatch.context() as patched:
+            patched.setattr(training, "_FAR", 0.0)
+            training.clip(exact, 8.0, norm)
+        assert all(torch.equal(a, b) for a, b in zip(limited, exact, strict=True))

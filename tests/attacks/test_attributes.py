@@ -2,9 +2,12 @@
 what is private they read only to be scored."""
 
 import json
+import pickle
 import sys
+from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from importlib.util import find_spec
+from multiprocessing import get_context
 
 import numpy as np
 import pytest
@@ -115,6 +118,35 @@ def test_the_order_of_users_does_not_matter():
     order = np.random.default_rng(2).permutation(N)
     moved = infer(rows[order], values.take(order), private[order], RNG)
     assert moved == infer(rows, values, private, RNG)
+
+
+@learning
+@pytest.mark.usefixtures("quick")
+def test_lessons_elsewhere_and_in_another_order_find_the_same():
+    """What a pool of processes does: parts are written, read again, and done in any order."""
+    sizes = []
+
+    def elsewhere(work, parts, /):
+        sizes.append(len(parts))
+        done = {}
+        for k in reversed(range(len(parts))):
+            there, part = pickle.loads(pickle.dumps((work, parts[k])))
+            done[k] = there(part)
+        return [done[k] for k in range(len(parts))]
+
+    given = world(classes=3, strength=1.5)
+    assert infer(*given, RNG, each=elsewhere) == infer(*given, RNG)
+    assert len(sizes) == 3
+    assert min(sizes) > 1
+
+
+@learning
+@pytest.mark.slow
+def test_processes_find_the_same():
+    given = world(classes=3, strength=1.0)
+    with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
+        found = infer(*given, RNG, each=lambda work, parts: list(pool.map(work, parts)))
+    assert found == infer(*given, RNG)
 
 
 @learning

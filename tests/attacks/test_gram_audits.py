@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from scipy.special import ndtr
 
-from sottovoce.algorithms.base import Cohort
 from sottovoce.algorithms.gram.system import SCALE, GramConfig
 from sottovoce.attacks.one_run import (
     Canaries,
@@ -22,6 +21,7 @@ from sottovoce.attacks.one_shot import SumTarget, audit_sums
 from sottovoce.attacks.suite.a12_known_others import KNOWN
 from sottovoce.attacks.views import View
 from sottovoce.core import contributions
+from sottovoce.core.cohort import Cohort
 from sottovoce.core.consent import Choice, Consent
 from sottovoce.core.contributions import cut
 from sottovoce.core.links import SecureSum

@@ -2,10 +2,10 @@
 
 import numpy as np
 
-from sottovoce.algorithms.base import Cohort
 from sottovoce.algorithms.fcf.system import FCFConfig
 from sottovoce.attacks.suite.a04_lone_items import ATTACK
 from sottovoce.attacks.views import SeenRound, Truth, View
+from sottovoce.core.cohort import Cohort
 from sottovoce.core.consent import Choice, Consent
 from sottovoce.core.interactions import Interactions
 from sottovoce.core.ledger import Ledger

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from sottovoce.algorithms.base import Cohort
 from sottovoce.algorithms.fpl.system import FPL, FPLConfig
 from sottovoce.attacks.suite.a01_lone_rows import ATTACK
 from sottovoce.attacks.views import SeenRound, Truth, View
+from sottovoce.core.cohort import Cohort
 from sottovoce.core.consent import Choice, Consent
 from sottovoce.core.ledger import Ledger
 from sottovoce.core.links import SecureSum

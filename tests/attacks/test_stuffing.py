@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sottovoce.algorithms.base import Cohort
 from sottovoce.algorithms.gram.system import GramConfig
 from sottovoce.attacks.poisoning import exposure
 from sottovoce.attacks.stuffing import CAP, Fakes, Stuffing, knowing, pair_norm, stuffed_model
+from sottovoce.core.cohort import Cohort
 from sottovoce.core.consent import Choice, Consent
 from sottovoce.core.contributions import STEPS, cut
 from sottovoce.core.interactions import Interactions

@@ -106,6 +106,50 @@ def test_what_is_wrong_is_said_in_a_sentence(made, tmp_path, ask, capsys, monkey
         ask("serve", "site", folder.path, "--out", out, *options, code=2)
 
 
+FRAME = (
+    "<meta content=\"connect-src 'self'\">"
+    '<meta name="sottovoce-pages" content=""><meta name="sottovoce-federation" content="">'
+)
+
+
+@pytest.fixture
+def library(tmp_path):
+    """What pages load, as it lies beside a script that was built."""
+    folder = tmp_path / "built"
+    (folder / "words").mkdir(parents=True)
+    for name in ("sottovoce.js", "elements.js", "consent.html", "words/en.json", "notes.txt"):
+        (folder / name).write_text(f"what {name} has in it")
+    (folder / "frame.html").write_text(FRAME)
+    return folder
+
+
+def test_pages_find_all_that_they_load_under_names_that_stay(made, library, tmp_path, ask):
+    folder, _, _ = made
+    out, script = tmp_path / "www", library / "sottovoce.js"
+    command = ("serve", "site", folder.path, "--out", out, "--server", URL, "--script", script)
+    said = ask(*command, "--page", "https://Shop.example/", "--page", "http://127.0.0.1:8080")
+    assert said["index"]["library"] == "sottovoce"
+    there = files_in(out / "sottovoce")
+    names = {"sottovoce.js", "elements.js", "consent.html", "frame.html", "words/en.json"}
+    assert set(there) == names | {f"{name}.gz" for name in names}
+    for name in names - {"frame.html"}:
+        assert there[name].read_text() == f"what {name} has in it"
+    page = there["frame.html"].read_text()
+    assert 'name="sottovoce-pages" content="http://127.0.0.1:8080 https://shop.example"' in page
+    assert f'name="sottovoce-federation" content="{URL}"' in page
+    assert f"connect-src 'self' {URL}" in page
+    around = "frame-ancestors http://127.0.0.1:8080 https://shop.example"
+    assert around in (out / "nginx.conf").read_text()
+    # Without a shop nobody may have it in a frame.
+    ask(*command)
+    assert "frame-ancestors 'none'" in (out / "nginx.conf").read_text()
+    assert 'name="sottovoce-pages" content=""' in there["frame.html"].read_text()
+    for wrong in ("*", "null", "shop", "http://shop.example"):
+        ask(*command, "--page", wrong, code=2)
+    (library / "frame.html").write_text("of another release")
+    ask(*command, code=2)
+
+
 def next_model(store, round):
     """As if another round had been folded."""
     with store.writing() as link:
@@ -203,10 +247,11 @@ def find_nginx():
     return found
 
 
-def test_a_real_nginx_serves_it_with_the_headers_that_are_suggested(made, tmp_path, ask):
-    folder, script, _ = made
-    out, nginx = tmp_path / "www", find_nginx()
-    ask("serve", "site", folder.path, "--out", out, "--server", URL, "--script", script)
+def test_a_real_nginx_serves_it_with_the_headers_that_are_suggested(made, library, tmp_path, ask):
+    folder, _, _ = made
+    out, nginx, script = tmp_path / "www", find_nginx(), library / "sottovoce.js"
+    where = ("--out", out, "--server", URL, "--script", script, "--page", "https://shop.example")
+    ask("serve", "site", folder.path, *where)
     index = json.loads((out / "index.json").read_text())
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -254,6 +299,17 @@ def test_a_real_nginx_serves_it_with_the_headers_that_are_suggested(made, tmp_pa
             assert (status, headers["content-encoding"]) == (200, "gzip")
             assert headers["vary"].lower() == "accept-encoding"
             assert gzip.decompress(packed) == plain == (out / index[name]["file"]).read_bytes()
+        kinds = {"elements.js": "text/javascript", "words/en.json": "application/json",
+                 "consent.html": "text/html", "frame.html": "text/html"}  # fmt: skip
+        for name, kind in kinds.items():
+            status, headers, plain = get(f"/sottovoce/{name}")
+            assert (status, headers["content-type"]) == (200, kind)
+            assert plain == (out / "sottovoce" / name).read_bytes()
+            assert headers["cache-control"] == "no-cache"
+            around = headers.get("content-security-policy")
+            assert around == (
+                "frame-ancestors https://shop.example" if name == "frame.html" else None
+            )
         for hidden in ("/nginx.conf", "/.site.lock", "/files/../../town/keys/ca.key"):
             assert get(hidden)[0] in (400, 404), hidden
         assert "connect-src 'self' https://api.shop.example" in (out / "nginx.conf").read_text()

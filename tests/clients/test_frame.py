@@ -8,6 +8,8 @@ from people_world import Shop
 from playwright.sync_api import expect
 from tab_world import built, until
 
+from sottovoce.stores.site import framed
+
 pytestmark = pytest.mark.timeout(120)
 
 PAGE = """<!doctype html><html lang="en"><head><meta charset="utf-8"><title>A shop</title>
@@ -71,9 +73,8 @@ def sites(tmp_path):
     with town.serve() as server:
         federation.upstream = server.url
         page = (built() / "frame.html").read_text(encoding="utf-8")
-        named = 'name="sottovoce-pages" content="'
-        assert named in page
-        federation.pages["/sottovoce/frame.html"] = page.replace(named, named + shop.url)
+        written = framed(page, federation.url, [shop.url])
+        federation.pages["/sottovoce/frame.html"] = written
         federation.ancestors = shop.url
         for site in (shop, other):
             frame = f"{federation.url}/sottovoce/frame.html"

@@ -18,6 +18,7 @@ from people_world import Shop, link_of, page_of_the_docs
 from playwright.sync_api import expect
 from tab_world import CLIENT, built, trial_of, until, upstream_of
 
+from sottovoce.cli import call
 from sottovoce.wire.invitations import Invitation
 
 pytestmark = pytest.mark.timeout(180)
@@ -25,10 +26,8 @@ pytestmark = pytest.mark.timeout(180)
 
 @pytest.fixture
 def shop():
-    built()
-    made = Shop()
-    yield made
-    made.close()
+    with Shop() as made:
+        yield made
 
 
 @pytest.fixture
@@ -42,8 +41,9 @@ def town(tmp_path, shop):
 
 @pytest.fixture
 def context(browser, shop):  # noqa: F811
-    """Named last by a test, so that it is closed before what it asks."""
-    with browser.new_context() as made:
+    """Named last by a test, so that it is closed before what it asks. The whole frame of the centre
+    is in view, since nothing scrolls the page around it to a dialog that is not."""
+    with browser.new_context(viewport={"width": 1280, "height": 1200}) as made:
         yield made
 
 
@@ -188,6 +188,13 @@ def test_she_sees_chooses_sends_stops_and_deletes_in_a_tab(shop, town, context):
     assert page.amiss == []
 
 
+KEEP = """async (files) => {
+  const { keepOffline } = await import("/sottovoce/sottovoce.js");
+  await keepOffline("/service-worker.js", files);
+}"""
+KEPT = "caches.open('sottovoce-1').then((kept) => kept.keys()).then((all) => all.length)"
+
+
 def test_the_page_of_the_docs_takes_part_in_a_round(shop, tmp_path, context):
     page_text = page_of_the_docs()
     assert len(page_text.splitlines()) <= 40
@@ -196,6 +203,10 @@ def test_the_page_of_the_docs_takes_part_in_a_round(shop, tmp_path, context):
     _, trial = trial_of(tmp_path / "services")
     with trial.running():
         shop.upstream = upstream_of(trial)
+        out = tmp_path / "www"
+        where = ("--out", str(out), "--server", shop.url, "--page", "https://shop.example")
+        assert call(["serve", "site", str(trial.folder / "server"), *where]) == 0
+        shop.library = out / "sottovoce"
         trial.operator().raise_target(1)
         page = opened(context, link_of(shop.url + "/", trial.invitation()))
         expect(page.locator("#things button")).to_have_count(12)
@@ -209,6 +220,16 @@ def test_the_page_of_the_docs_takes_part_in_a_round(shop, tmp_path, context):
         expect(frame.locator("#stands")).to_contain_text("Something left this device once")
         expect(page.locator("sottovoce-recommendations button")).to_have_count(5)
         assert page.amiss == []
+        # Without a network the page comes from the service worker, says so, and recommends.
+        shop.pages["/service-worker.js"] = (shop.library / "service-worker.js").read_text()
+        files = ["/", "/sottovoce/sottovoce.js", "/sottovoce/elements.js"]
+        page.evaluate(KEEP, files)
+        until(lambda: page.evaluate(KEPT) >= len(files))
+        shop.down = True
+        page.reload()
+        expect(page.locator("#things button")).to_have_count(12)
+        expect(page.locator("sottovoce-recommendations button")).to_have_count(5)
+        expect(page.locator("body")).to_contain_text("nobody answers at")
     log, _ = trial.log()
     assert not log[0]["missing"], "she was in it"
     assert [path for path, _ in shop.posted].count("/v1/reports") == 1

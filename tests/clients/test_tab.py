@@ -1,7 +1,6 @@
 """A browser tab as a device of a federation, in a real Chromium, beside agents in Python."""
 
 import json
-import subprocess
 import threading
 from types import SimpleNamespace
 
@@ -9,12 +8,13 @@ import numpy as np
 import pytest
 from playwright.sync_api import sync_playwright
 from tab_world import (
-    CLIENT,
     Chromium,
     Front,
     asked,
     built,
+    installed,
     opened,
+    run,
     said,
     take_part,
     trial_of,
@@ -27,10 +27,8 @@ pytestmark = pytest.mark.timeout(300)
 
 @pytest.fixture
 def front():
-    built()
-    made = Front()
-    yield made
-    made.close()
+    with Front() as made:
+        yield made
 
 
 @pytest.fixture
@@ -44,8 +42,15 @@ def chromium(tmp_path, front):
 def test_a_store_is_killed_at_every_moment_and_lied_to_without_a_browser():
     """What needs no browser: the library's own tests of store, door, loop and worker."""
     built()
-    command = ["node", "test/run.mjs", "store"]
-    done = subprocess.run(command, cwd=CLIENT, capture_output=True, text=True, check=False)
+    done = run(["node", "test/run.mjs", "store"])
+    assert done.returncode == 0, done.stdout[-8000:]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_a_store_fails_at_every_call_in_every_way():
+    installed()
+    done = run(["node", "test/run.mjs", "store_faults"], SOTTOVOCE_FAULTS="all")
     assert done.returncode == 0, done.stdout[-8000:]
 
 

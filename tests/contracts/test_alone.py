@@ -1,5 +1,6 @@
 """What one device runs without the compiler gives the bits that compiled loops give."""
 
+import itertools
 import sys
 from fractions import Fraction
 
@@ -26,7 +27,7 @@ HELD = {
         *("is_marked", "mark", "holds", "checked", "known", "draw_device"),
         *("exponential", "slope", "score", "moved", "pull", "push"),  # within learn_rows
     },
-    "sottovoce.core.arrays": {"_sum_groups", "find_entries"},
+    "sottovoce.core.arrays": {"_sum_groups", "_add_at", "ascending", "find_entries"},
     "sottovoce.core.contributions": {"_fill", "_filled"},
     "sottovoce.core.portable": {"exp", "log", "scaled_erfc", "gaussian_delta", "_exp_all"},
     "sottovoce.algorithms.gram.kernels": {"add_factors"},
@@ -225,9 +226,22 @@ def test_what_may_leave_and_what_is_added_up(seed, count, share):
     same(lambda: [mechanisms.share_subsets(users, consent, history, streams)])
     wanted = rng.integers(0, 100, 20)
     same(lambda: [history.find(np.zeros(20, np.int64), wanted)])
+    every = np.arange(100, dtype=np.int32)
+    found = same(lambda: [history.find(np.zeros(100, np.int64), every)])[0]
+    assert found.tolist() == [items.tolist().index(k) if k in items else -1 for k in range(100)]
     values = rng.integers(-(2**40), 2**40, (30, 3))
     order, starts = rng.permutation(30), np.array([0, 4, 5, 19])
     same(lambda: [arrays.sum_groups(values, order, starts)])
+    for most in (9, 1000):  # in a table of all numbers, and sorted
+        number = rng.integers(0, most, 30).astype(np.int32)
+        told, sums = same(lambda n=number: arrays.sum_by_number(n, values))
+        assert told.tolist() == sorted(set(number.tolist()))
+        assert sums.tolist() == [values[number == k].sum(axis=0).tolist() for k in told]
+    outer, inner = np.sort(rng.integers(0, 4, 6)), rng.integers(0, 9, 6)
+    pairs = list(zip(outer.tolist(), inner.tolist(), strict=True))
+    in_order = all(one < other for one, other in itertools.pairwise(pairs))
+    assert same(lambda: [arrays.ascending(outer, inner)])[0] == in_order
+    assert arrays.distinct(inner).tolist() == sorted(set(inner.tolist()))
     squares = rng.integers(-(2**30), 2**30, (30, 5))
     owner = np.sort(rng.integers(0, 3, 30))
 

@@ -7,11 +7,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from sottovoce.algorithms.base import ALGORITHMS, Cohort
+from sottovoce.algorithms.base import ALGORITHMS
 from sottovoce.algorithms.fcf.system import FCFConfig
 from sottovoce.algorithms.fmf.system import FMF, FMFConfig
 from sottovoce.algorithms.fpl.system import FPL, FPLConfig
 from sottovoce.algorithms.uc.settings import FilterConfig, UCConfig
+from sottovoce.core.cohort import Cohort
 from sottovoce.core.consent import Choice, Consent
 from sottovoce.core.ledger import Ledger
 from sottovoce.core.links import LINKS, SEALED_SEED_BYTES, Direct, Link, SecureSum

@@ -7,6 +7,7 @@ import time
 from socket import SO_RCVBUF, SOL_SOCKET, create_server
 
 import pytest
+import uvloop
 
 from sottovoce.engines import connection
 from sottovoce.engines.client import Client
@@ -18,6 +19,17 @@ OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
 LARGE = bytes(6_000_000)
 """More than the buffers of two sockets here."""
 SOON = Patience(step=5.0, answer=5.0)
+
+
+LOOPS = []
+
+
+@pytest.fixture(autouse=True, params=[asyncio.new_event_loop, uvloop.new_event_loop])
+def loops(request):
+    """A device has Python's own, a service another."""
+    LOOPS.append(request.param)
+    yield
+    LOOPS.pop()
 
 
 class Server:
@@ -71,7 +83,8 @@ def visit(talk, do, patience=SOON, **options):
         await asyncio.wait(rest or {asyncio.ensure_future(asyncio.sleep(0))})
         return found
 
-    return asyncio.run(main())
+    with asyncio.Runner(loop_factory=LOOPS[-1]) as runner:
+        return runner.run(main())
 
 
 def says(raw, *, then=None):

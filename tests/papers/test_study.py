@@ -1,13 +1,19 @@
 """What all studies share: files, cells that last, claims and results."""
 
 import json
+import os
+import subprocess
+import sys
+import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 import sottovoce_papers as reproduce
 from sottovoce.algorithms.fcf.system import FCFConfig
+from sottovoce.cli import output
 from sottovoce.evaluation.tables import Column, Table
 from sottovoce_papers.fpl_study import FCFBaseline, FPLSetting, FPLStudy, FPLStudyConfig
 from sottovoce_papers.poisoning import Case, Poisoning, PoisoningConfig, TargetDataConfig
@@ -57,6 +63,64 @@ def test_a_cell_is_trained_once_and_grows(study):
     assert all(name.startswith("plain-") for name in names)
 
 
+def test_two_who_want_a_cell_train_it_once(study):
+    trained, begun, go = [], threading.Event(), threading.Event()
+
+    def train():
+        trained.append(1)
+        begun.set()
+        assert go.wait(20)
+        return {"x": np.array(7)}
+
+    found = []
+    ask = [
+        threading.Thread(target=lambda: found.append(study.kept(["a"], ["x"], train)))
+        for _ in range(3)
+    ]
+    for one in ask:
+        one.start()
+    assert begun.wait(20)
+    assert study.busy(["a"])
+    assert not study.busy(["b"])
+    assert not study.has(["a"])
+    go.set()
+    for one in ask:
+        one.join(20)
+    assert [int(one["x"]) for one in found] == [7, 7, 7]
+    assert len(trained) == 1
+    assert study.has(["a"])
+    assert not study.busy(["a"])
+    assert len(list(study.folder.iterdir())) == 1
+
+
+def test_a_process_that_was_killed_holds_nobody_up(study):
+    """Its claim lies there still, but nobody has it."""
+    study.folder.mkdir()
+    claim = study._place(["a"]).with_suffix(".claim")
+    code = (
+        "import fcntl, os, signal, sys\n"
+        "handle = open(sys.argv[1], 'ab')\n"
+        "fcntl.flock(handle, fcntl.LOCK_EX)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    done = subprocess.run([sys.executable, "-S", "-c", code, os.fspath(claim)], check=False)
+    assert done.returncode == -9
+    assert claim.exists()
+    assert not study.busy(["a"])
+    assert int(study.kept(["a"], ["x"], lambda: {"x": np.array(3)})["x"]) == 3
+    assert not claim.exists()
+
+
+def test_who_fails_lets_go(study):
+    def fails():
+        raise ValueError("no")
+
+    with pytest.raises(ValueError, match="no"):
+        study.kept(["a"], ["x"], fails)
+    assert not study.has(["a"])
+    assert int(study.kept(["a"], ["x"], lambda: {"x": np.array(3)})["x"]) == 3
+
+
 def test_cells_of_the_release_before_are_found():
     """A file's name comes from its key; classes have been renamed since, keys have not."""
     setting = FPLSetting("pFPL", 0.05, 4, 0.5)
@@ -97,6 +161,21 @@ def test_parts_are_worked_on_in_order_and_reported(tmp_path):
     assert study.many("squares", lambda n: n * n, [1, 2, 3]) == [1, 4, 9]
     assert told[0] == ("squares", 0, 3)
     assert ("squares", 3, 3) in told
+
+
+def test_progress_without_a_terminal_is_a_line_now_and_then(monkeypatch, capsys):
+    clock = iter([0.0, 1.0, 11.0, 12.0, 25.0])
+    monkeypatch.setattr(output, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    with output.progress() as report:
+        report("attacks", 0, 2_000)
+        report("attacks", 1_500, 2_000)
+        report("attacks", 1_501, 2_000)
+        report("other, seed 3: rounds", 2_000, 2_000)
+    captured = capsys.readouterr()
+    assert captured.err.splitlines() == [
+        "Trying attacks: 1,500 of 2,000", "other, seed 3: rounds: 2,000 of 2,000",
+    ]  # fmt: skip
+    assert not captured.out
 
 
 # --- files ---------------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """UC-FedRec's tables: the harness on a small world, with a stand-in for training and attackers."""
 
 import json
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -114,7 +115,7 @@ class Planted:
         return self.table[users]
 
 
-def fake_infer(table, labels, private, rng, *, attribute):
+def fake_infer(table, labels, private, rng, *, attribute, each):
     """The nearest class mean instead of three families."""
     codes, rows = labels.codes, np.asarray(table, dtype=np.float64)
     if len(np.unique(codes[~private])) < 2:
@@ -303,6 +304,94 @@ def test_nothing_is_trained_or_attacked_twice(tmp_path, world):
     for change in ({"alpha": 0.7}, {"beta": 0.1}, {"target": "uniform"}):
         with pytest.raises(AssertionError):
             again.trained(replace(cells[1], **change))
+
+
+def timeless(result):
+    rows = [{k: v for k, v in row.items() if k != "seconds"} for row in result["rows"]]
+    return json.dumps([rows, result["claims"], result["data"], result["protocol"]])
+
+
+@pytest.mark.parametrize("after", [1, 6])
+def test_a_killed_study_goes_on_to_the_same_table(tmp_path, world, monkeypatch, after):
+    """It is stopped in the middle of a training, and once more in the middle of an attack."""
+    whole = uc_tables.table2(new_study(tmp_path / "whole", world), tmp_path / "a")
+    train, begun = stand_in(), []
+
+    def dies(training, show):
+        begun.append(training.seed)
+        if len(begun) == after:
+            raise KeyboardInterrupt
+        train(training, show)
+
+    with pytest.raises(KeyboardInterrupt):
+        uc_tables.table2(new_study(tmp_path / "cells", world, dies), tmp_path / "b")
+    kept = len(list((tmp_path / "cells").glob("*.npz")))
+    assert kept == after - 1
+    tried = []
+
+    def attack_dies(*given, **more):
+        tried.append(given)
+        if len(tried) == 3:
+            raise KeyboardInterrupt
+        return fake_infer(*given, **more)
+
+    monkeypatch.setattr(uc_attacked, "infer", attack_dies)
+    count = len(begun)
+    with pytest.raises(KeyboardInterrupt):
+        uc_tables.table2(new_study(tmp_path / "cells", world, dies), tmp_path / "b")
+    trainings = len(list((tmp_path / "whole").glob("*.npz"))) - _attacks(tmp_path / "whole")
+    assert len(begun) - count == trainings - kept
+    assert _attacks(tmp_path / "cells") == 2
+    monkeypatch.setattr(uc_attacked, "infer", fake_infer)
+    count = len(begun)
+    again = uc_tables.table2(new_study(tmp_path / "cells", world, dies), tmp_path / "b")
+    assert timeless(again) == timeless(whole)
+    assert len(begun) == count
+
+
+def _attacks(folder):
+    return sum("attacked" in np.load(path) for path in folder.glob("*.npz"))
+
+
+def test_what_another_process_is_training_comes_last(tmp_path, world):
+    order = []
+
+    def train(training, show):
+        order.append(training.seed)
+        stand_in()(training, show)
+
+    study = new_study(tmp_path, world, train)
+    cells = [study.cell(SOURCE, "mf", seed) for seed in (0, 1, 2)]
+    other = new_study(tmp_path, world)
+    begun, go = threading.Event(), threading.Event()
+
+    def slow(training, show):
+        begun.set()
+        assert go.wait(20)
+        stand_in()(training, show)
+
+    other._trainer = slow
+    busy = threading.Thread(target=lambda: other.trained(cells[0]))
+    busy.start()
+    assert begun.wait(20)
+    study.report = lambda what, done, total: go.set() if done == 2 else None
+    found = study.train_all(cells)
+    busy.join(20)
+    assert order == [1, 2]
+    assert np.array_equal(found[0].table, other.trained(cells[0]).table)
+
+
+def test_rounds_trainings_and_attacks_are_reported(tmp_path, world):
+    told = []
+    study = new_study(tmp_path, world, federated)
+    study.report = lambda *done: told.append(done)
+    cell = study.cell(SOURCE, "mf", 0)
+    study.train_all([cell], "some")
+    study.attacked(cell, "gender")
+    assert ("some", 0, 1) in told
+    assert ("some", 1, 1) in told
+    assert ("movielens-100k, MF, seed 0: rounds", 6, 6) in told
+    assert told[-1] == ("attacks", 1, 1)
 
 
 def test_attackers_see_the_table_they_are_given(tmp_path, world):

@@ -8,7 +8,7 @@ import time
 import numpy as np
 import pytest
 
-from sottovoce.algorithms.base import Cohort
+from sottovoce.core.cohort import Cohort
 from sottovoce.core.interactions import Interactions
 from sottovoce.engines.processes import Child, sottovoce_command, wait_for
 from sottovoce.engines.trial import make_server_folder, prepare_helper, start_helper

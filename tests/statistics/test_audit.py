@@ -11,11 +11,11 @@ import pytest
 from scipy import stats
 
 from sottovoce import rng as chacha
-from sottovoce.algorithms.base import Cohort
 from sottovoce.algorithms.closed_form import kernels
 from sottovoce.algorithms.fmf.system import FMF, FMFConfig
 from sottovoce.attacks.audit import audit, clopper_pearson, lower_bound
 from sottovoce.core import one_bit
+from sottovoce.core.cohort import Cohort
 from sottovoce.core.consent import Choice, Consent
 from sottovoce.core.interactions import Interactions
 from sottovoce.core.ledger import Ledger

@@ -14,7 +14,7 @@ from forked import COMMAND, ForkedProcess
 from page_world import Page
 from server_world import ITEMS, SEED, Client, Fleet, ServerProcess, terms
 
-from sottovoce.algorithms.base import Cohort
+from sottovoce.core.cohort import Cohort
 from sottovoce.core.consent import Choice, Consent
 from sottovoce.core.ledger import Ledger
 from sottovoce.core.quality import Quality

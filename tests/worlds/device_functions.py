@@ -20,11 +20,11 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from numba import njit
 from wire_vectors import hpke
 
-from sottovoce.algorithms.base import Cohort
 from sottovoce.algorithms.fpl.system import FPLConfig
 from sottovoce.algorithms.gram import quality
 from sottovoce.algorithms.pairwise import factors, kernels
 from sottovoce.core import contributions, masking, portable, recency, shares
+from sottovoce.core.cohort import Cohort
 from sottovoce.core.consent import Choice, Consent, affords, thresholds
 from sottovoce.core.interactions import Interactions
 from sottovoce.core.ledger import Ledger

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from sottovoce.algorithms.base import Cohort
+from sottovoce.core.cohort import Cohort
 from sottovoce.core.consent import Choice, Consent
 from sottovoce.core.ledger import Ledger
 from sottovoce.engines.simulation import SimulatedDevices

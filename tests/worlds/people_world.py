@@ -40,18 +40,19 @@ def page_of_the_docs():
 
 
 class Shop(Front):
-    """`pages` by path. `framed` is the origin that its pages may have in a frame; `ancestors` those
-    that may have its own pages in one."""
+    """`pages` by path, and below `/sottovoce/` the library's folder. `framed` is the origin that
+    its pages may have in a frame; `ancestors` those that may have its own pages in one."""
 
     def __init__(self, page=SHOP):
         super().__init__()
         self.pages = {"/": page}
         self.framed, self.ancestors = "'self'", "'self'"
+        self.library = built()
 
     def _own(self, path):
         if path in self.pages:
-            return self._sent(self.pages[path].encode(), ".html")
-        folder = built().resolve()
+            return self._sent(self.pages[path].encode(), Path(path).suffix or ".html")
+        folder = self.library.resolve()
         place = (folder / path.removeprefix("/sottovoce/")).resolve()
         if path.startswith("/sottovoce/") and folder in place.parents and place.is_file():
             return self._sent(place.read_bytes(), place.suffix)

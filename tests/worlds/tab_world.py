@@ -4,6 +4,7 @@ origin as what it asks, and a real Chromium whose profile lies in a folder."""
 import contextlib
 import fcntl
 import http.client
+import json
 import os
 import shutil
 import signal
@@ -16,14 +17,18 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import numpy as np
 import pytest
 
+from sottovoce.core.messages import ModelView
 from sottovoce.experiment import Experiment
 from sottovoce.runs.devices import federation_of, world_of
 from sottovoce.services.trial import HttpsTrial
 from sottovoce.stores.device import CohortStore
 from sottovoce.stores.server_folder import open_folder
+from sottovoce.wire.frames import PROTOCOL
 from sottovoce.wire.invitations import kept_invitation
+from sottovoce.wire.versions import encode_model
 
 CHROMIUM = Path("/usr/bin/chromium")
 CLIENT = Path(__file__).parents[2] / "clients" / "browser"
@@ -52,8 +57,9 @@ PAGE = b"""<!doctype html><html lang="en"><head><meta charset="utf-8"><title>a s
 SCRIPT = b"""import * as sottovoce from "/sottovoce.js";
 window.sottovoce = sottovoce;
 window.heard = [];
-window.opened = async (options) => {
-  const device = window.device = await sottovoce.openDevice(options);
+window.opened = async ({ odd, ...options }) => {
+  const worker = odd && new Worker(`/odd-worker.js?${odd}`, { type: "module" });
+  const device = window.device = await sottovoce.openDevice({ ...options, ...(odd && { worker }) });
   const events = ["trouble", "enrolled", "counted", "refused", "nothing sent", "shut out", "model"];
   for (const event of events) {
     device.addEventListener(event, ({ detail }) => window.heard.push([event, detail]));
@@ -67,6 +73,26 @@ window.said = async (work) => {
   }
 };
 document.body.dataset.ready = "yes";
+"""
+ODD = b"""// A worker in which a test has changed the browser: `shift` puts its clock on by so many
+// seconds, `hurry` makes long waits so many times shorter, and `lacks` takes things away.
+const given = new URLSearchParams(self.location.search);
+let [shift, hurry] = ["shift", "hurry"].map((name) => Number(given.get(name) ?? 0));
+const told = new BroadcastChannel("odd");
+told.onmessage = ({ data }) => { ({ shift = shift, hurry = hurry } = data); };
+const [now, wait, make] = [Date.now, self.setTimeout, SubtleCrypto.prototype.generateKey];
+Date.now = () => now() + 1000 * shift;
+self.setTimeout = (work, ms, ...more) =>
+  wait(work, hurry && ms >= 10_000 ? ms / hurry : ms, ...more);
+const lacks = (given.get("lacks") ?? "").split(",");
+SubtleCrypto.prototype.generateKey = function (how, ...more) {
+  if (!lacks.includes(how.name ?? how)) return make.call(this, how, ...more);
+  return Promise.reject(new DOMException("no", "NotSupportedError"));
+};
+const taken = { subtle: Crypto.prototype, indexedDB: self, locks: WorkerNavigator.prototype };
+for (const [name, owner] of Object.entries(taken)) {
+  if (lacks.includes(name)) Object.defineProperty(owner, name, { value: undefined });
+}
 """
 POLICY = (
     "default-src 'none'; script-src 'self'; connect-src 'self' https://127.0.0.1:*; "
@@ -115,6 +141,18 @@ def built():
     return CLIENT / "dist"
 
 
+@cache
+def bundled(source):
+    """A script of the library's tests as one text, for a page to evaluate."""
+    installed()
+    build = CLIENT / "node_modules" / ".bin" / "esbuild"
+    told = subprocess.run(
+        [build, source, "--bundle", "--format=iife", "--log-level=error"], cwd=CLIENT,
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    return told.stdout
+
+
 class TabTrial(HttpsTrial):
     """A trial in which some residents have no agent: their devices are tabs."""
 
@@ -160,12 +198,13 @@ class Front:
 
     `change(path, status, body)` makes something else of an answer; `before(path)` is told of each
     request, which goes nowhere if it says so, and `after(path)` when the server has answered;
-    `down` lets nobody through."""
+    `down` lets nobody through, and of answers at `drips` a byte comes now and then."""
 
     def __init__(self):
+        built()
         self.upstream, self.down = None, False
         self.posted, self.asked = [], []
-        self.change = self.before = self.after = None
+        self.change = self.before = self.after = self.drips = None
         front = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -190,6 +229,12 @@ class Front:
         self.thread = threading.Thread(target=self.server.serve_forever)
         self.thread.start()
         self.url = f"http://127.0.0.1:{self.server.server_port}"
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.close()
 
     def close(self):
         self.server.shutdown()
@@ -223,14 +268,21 @@ class Front:
             handler.send_header(name, value)
         handler.send_header("Content-Length", str(len(found)))
         handler.end_headers()
-        handler.wfile.write(found)
+        if path == self.drips:
+            for byte in found:
+                handler.wfile.write(bytes([byte]))
+                time.sleep(0.02)
+        else:
+            handler.wfile.write(found)
 
     def _own(self, path):
         own = {"Content-Security-Policy": POLICY, "Cache-Control": "no-store"}
         if path == "/":
             return 200, {**own, "Content-Type": "text/html"}, PAGE
-        if path == "/page.js":
-            return 200, {**own, "Content-Type": "text/javascript"}, SCRIPT
+        scripts = {"/page.js": SCRIPT, "/odd.js": ODD}
+        scripts["/odd-worker.js"] = b'import "/odd.js"; import "/sottovoce.js";'
+        if path in scripts:
+            return 200, {**own, "Content-Type": "text/javascript"}, scripts[path]
         if path in ("/sottovoce.js", "/service-worker.js"):
             content = (built() / path[1:]).read_bytes()
             return 200, {**own, "Content-Type": "text/javascript"}, content
@@ -254,6 +306,34 @@ class Front:
             return got.status, {n: v for n, v in got.getheaders() if n.lower() in passed}, found
         finally:
             line.close()
+
+
+class Documents:
+    """Of a front that has no server behind it: the documents that one of these terms would publish.
+    It takes whatever is posted."""
+
+    def publish(self, terms, catalogue, round=0, items=None):
+        """Nothing at all, as a server of another kind, where there are no terms."""
+        self.upstream, self.found = "", {}
+        if terms is None:
+            return
+        now = {
+            "protocol": PROTOCOL, "federation": terms.federation, "terms": terms.digest(),
+            "round": round, "attempt": 0, "state": "open", "selection": "all", "model": round,
+            "poll_seconds": 0.2,
+        }  # fmt: skip
+        documents = {"round": now, "terms": terms.to_table(), "catalogue": {"items": catalogue}}
+        documents["enrol"] = {"number": 0}
+        self.found = {f"/v1/{name}": json.dumps(told).encode() for name, told in documents.items()}
+        self.found["/v1/reports"] = b""
+        if terms.algorithm.name in ("fpl", "gram"):  # which a tab can read
+            none = np.zeros((terms.n_items, terms.width), dtype=np.float32)
+            view = ModelView(round, none if items is None else items)
+            self.found[f"/v1/model/{round}"] = encode_model(view)
+
+    def _forward(self, handler, body):
+        found = self.found.get(handler.path.split("?")[0])
+        return (404, {}, b"") if found is None else (200, {}, found)
 
 
 class Chromium:

@@ -17,9 +17,11 @@ import {
   MessageError,
   SottovoceError,
   Unreachable,
+  Unsupported,
   UsageError,
 } from "./errors.ts";
 import { compareKeys } from "./ledger.ts";
+import { requireRoom } from "./masking.ts";
 import { challengeFromTable, placeRequest } from "./places.ts";
 import { type Marks, type Membership, Reading, Writing } from "./store/records.ts";
 import type { Vault } from "./store/vault.ts";
@@ -33,7 +35,7 @@ import {
 import { descriptorFromTable } from "./wire/descriptor.ts";
 import { PROTOCOL } from "./wire/frames.ts";
 import { DIGEST_HEADER, digestOf, prove, sealEnvelope } from "./wire/signing.ts";
-import { termsDigest, termsFromTable } from "./wire/terms.ts";
+import { mostNumbers, termsDigest, termsFromTable } from "./wire/terms.ts";
 import type { Descriptor, ModelView, Terms } from "./wire/types.ts";
 import { decodeModel, fullSize } from "./wire/versions.ts";
 
@@ -41,6 +43,8 @@ const REFRESH_SECONDS = 86_400;
 const CHECK_IN_SECONDS = 3600;
 const ASK_SECONDS = 86_400;
 const LARGEST_LIST = 1 << 26;
+/** Bytes of a model: a tab holds it in memory a few times over. */
+const LARGEST_MODEL = 1 << 26;
 const NONCE_BYTES = 16;
 const OUT = "shut_out";
 
@@ -140,6 +144,7 @@ export class Device {
           `the server at ${this.transport.url} is about to change its terms, or shows others than it goes by; nothing was sent`,
         );
       }
+      requireFits(told);
       await this.#join(told);
       try {
         await this.door.meet(told);
@@ -652,6 +657,18 @@ export class Device {
     if (this.#said !== said) this.log("nothing sent", { round: now.round, why });
     this.#said = said;
   }
+}
+
+/** Raises where a federation is too large for a tab, before anything of it is fetched or sent. */
+function requireFits({ algorithm, nItems, width, link }: Terms): void {
+  const bytes = 4 * nItems * width;
+  if (bytes > LARGEST_MODEL) {
+    throw new Unsupported(
+      `this federation has a model of ${Math.ceil(bytes / 2 ** 20)} MiB, and a browser tab takes at most ${LARGEST_MODEL / 2 ** 20}: it cannot take part, and nothing was sent`,
+    );
+  }
+  if (link.name === "secure-sum") requireRoom(mostNumbers(algorithm, nItems));
+  if (algorithm.name === "fpl") requireRoom(2 * algorithm.triples * width);
 }
 
 function keyOf(now: Descriptor): readonly [number, number] {

@@ -11,12 +11,15 @@ import { invitationHere, openDevice } from "./index.ts";
 
 type Shown = "recommendations" | "consent";
 
-const meta = document.querySelector<HTMLMetaElement>('meta[name="sottovoce-pages"]');
-const pages = (meta?.content ?? "").split(/\s+/).filter(Boolean);
+/** What the operator has written into the page. */
+const told = (name: string): string =>
+  document.querySelector<HTMLMetaElement>(`meta[name="sottovoce-${name}"]`)?.content ?? "";
+const pages = told("pages").split(/\s+/).filter(Boolean);
 const root = document.getElementById("page") as HTMLElement;
 document.documentElement.lang = navigator.language.slice(0, 2);
 const invitation = invitationHere();
-const opening = openDevice({ federation: location.origin, ...(invitation && { invitation }) });
+const federation = told("federation") || location.origin;
+const opening = openDevice({ federation, ...(invitation && { invitation }) });
 opening.catch((error: Error) => {
   root.textContent = error.message;
 });

@@ -12,23 +12,11 @@
  */
 
 import type { Bytes } from "./bytes.ts";
-import {
-  ConsentError,
-  DataError,
-  KeyTrouble,
-  MessageError,
-  SottovoceError,
-  StorageTrouble,
-  Unreachable,
-  Unsupported,
-  UsageError,
-  VersionMismatch,
-} from "./errors.ts";
+import * as errors from "./errors.ts";
 import type { LedgerRow } from "./ledger.ts";
 import type { ChoiceChange, ChoiceRecord } from "./store/records.ts";
 import {
   type Call,
-  ERRORS,
   type Opening,
   type Preview,
   type Recommended,
@@ -52,18 +40,7 @@ export type {
   Status,
   Thing,
 };
-export {
-  ConsentError,
-  DataError,
-  KeyTrouble,
-  MessageError,
-  SottovoceError,
-  StorageTrouble,
-  Unreachable,
-  Unsupported,
-  UsageError,
-  VersionMismatch,
-};
+export * from "./errors.ts";
 
 export interface DeviceOptions extends Opening {
   /** The worker to use, where a page makes it itself. */
@@ -227,14 +204,15 @@ export class BrowserDevice extends EventTarget {
   }
 
   #broken(why: string): void {
-    for (const { reject } of this.#waiting.values()) reject(new Unsupported(why));
+    for (const { reject } of this.#waiting.values()) reject(new errors.Unsupported(why));
     this.#waiting.clear();
   }
 }
 
-function errorOf({ name, message }: { name: string; message: string }): SottovoceError {
-  const kind = ERRORS.find(([known]) => known === name)?.[1] ?? SottovoceError;
-  return new kind(message);
+/** An error as it came from a worker: by its name. */
+function errorOf({ name, message }: { name: string; message: string }): errors.SottovoceError {
+  const kind = Object.values(errors).find(({ prototype }) => prototype.name === name);
+  return new (kind ?? errors.SottovoceError)(message);
 }
 
 /** Open the device of this browser in the federation at an address, or make it. */
@@ -254,7 +232,7 @@ export function invitationHere(): string | undefined {
     const bytes = atob(found.replaceAll("-", "+").replaceAll("_", "/"));
     return new TextDecoder().decode(Uint8Array.from(bytes, (one) => one.charCodeAt(0)));
   } catch {
-    throw new UsageError("this link has no invitation behind its #; ask the operator for another");
+    throw new errors.UsageError("this link has no invitation behind its #; ask the operator for another");
   }
 }
 

@@ -52,14 +52,16 @@ const SPOKEN: Readonly<Record<string, keyof Choice>> = {
 };
 
 export interface TabOptions {
-  /** Address of the folder with the catalogue of sentences. */
-  readonly words?: string | URL;
+  /** Address of the folder with the catalogue of sentences, or what reads a file of it. */
+  readonly words?: string | URL | ((name: string) => Promise<unknown>);
 }
 
 /** The provider of a consent centre in a tab. */
 export function tab(device: BrowserDevice, options: TabOptions = {}): Provider {
-  const words = new URL(options.words ?? "words/", globalThis.document?.baseURI ?? import.meta.url);
-  return new Tab(device, words).calls();
+  const { words = "words/" } = options;
+  if (typeof words === "function") return new Tab(device, words).calls();
+  const folder = new URL(words, globalThis.document?.baseURI ?? import.meta.url);
+  return new Tab(device, (name) => sentencesOf(folder, name)).calls();
 }
 
 class Tab {
@@ -70,7 +72,7 @@ class Tab {
 
   constructor(
     private readonly device: BrowserDevice,
-    private readonly words: URL,
+    private readonly words: (name: string) => Promise<unknown>,
   ) {}
 
   calls(): Provider {
@@ -140,7 +142,7 @@ class Tab {
   }
 
   async #file(name: string): Promise<never> {
-    const found = await sentencesOf(this.words, name);
+    const found = await this.words(name);
     if (found === null) throw new Trouble("said", said("trouble.not_found"));
     return found as never;
   }

@@ -33,11 +33,15 @@ export class Busy extends Unreachable {
 export interface Timeouts {
   /** Seconds without a byte. */
   readonly silent: number;
-  /** Seconds for all of an answer. */
+  /** Seconds for all of an answer that should be short, */
+  readonly short: number;
+  /** and of any other. */
   readonly longest: number;
 }
 
-const TIMEOUTS: Timeouts = { silent: 20, longest: 900 };
+const TIMEOUTS: Timeouts = { silent: 20, short: 60, longest: 900 };
+/** Bytes a second that leave on the slowest line: so much longer an answer may take. */
+const SLOWEST = 4096;
 
 export class Answer {
   constructor(
@@ -114,7 +118,8 @@ export class Transport {
   /** The answer to what leaves. */
   post(path: string, leaving: Leaving, headers: Record<string, string> = {}): Promise<Answer> {
     const body = Leaving.body(leaving);
-    return this.#exchange(path, { method: "POST", body, headers, cache: "no-store" }, SMALL);
+    const options: RequestInit = { method: "POST", body, headers, cache: "no-store" };
+    return this.#exchange(path, options, SMALL, body.length / SLOWEST);
   }
 
   /** From here on no byte leaves, and what is under way is broken off; or (false) it may again. */
@@ -123,17 +128,24 @@ export class Transport {
     if (halted) for (const one of this.#under) one.abort();
   }
 
-  async #exchange(path: string, options: RequestInit, limit: number): Promise<Answer> {
+  async #exchange(
+    path: string,
+    options: RequestInit,
+    limit: number,
+    leaving = 0,
+  ): Promise<Answer> {
     if ((await this.stopped()) || this.#halted) {
       throw new ConsentError("the owner of this device has stopped everything: nothing leaves");
     }
     const stop = new AbortController();
     this.#under.add(stop);
-    const longest = setTimeout(() => stop.abort(), this.timeouts.longest * 1000);
-    let silent = setTimeout(() => stop.abort(), this.timeouts.silent * 1000);
+    const after = (seconds: number) => setTimeout(() => stop.abort(), seconds * 1000);
+    const most = limit > SMALL ? this.timeouts.longest : this.timeouts.short;
+    const longest = after(most + leaving);
+    let silent = after(this.timeouts.silent + leaving);
     const heard = (): void => {
       clearTimeout(silent);
-      silent = setTimeout(() => stop.abort(), this.timeouts.silent * 1000);
+      silent = after(this.timeouts.silent);
     };
     try {
       const response = await this.fetcher(this.url + path, {

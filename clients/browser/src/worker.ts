@@ -19,18 +19,7 @@ import {
 } from "./crypto.ts";
 import { Device, type Shown } from "./device.ts";
 import { Door } from "./door.ts";
-import {
-  ConsentError,
-  DataError,
-  KeyTrouble,
-  MessageError,
-  SottovoceError,
-  StorageTrouble,
-  Unreachable,
-  Unsupported,
-  UsageError,
-  VersionMismatch,
-} from "./errors.ts";
+import { ConsentError, SottovoceError, Unsupported, UsageError } from "./errors.ts";
 import { Fpl } from "./fpl.ts";
 import { Gram } from "./gram.ts";
 import { exported, type LedgerRow, ledgerRows, type Totals } from "./ledger.ts";
@@ -619,23 +608,10 @@ function pick(found: { round: number; attempt: number; state: string }) {
 /** What went wrong, in words that hold nothing private. */
 function sentence(error: unknown): string {
   if (error instanceof SottovoceError) return error.message;
-  return "this device could not go on, and nothing was sent; if it lasts, tell the authors of Sottovoce";
+  return "this device cannot go on, and sends nothing more; if it lasts, tell the authors of Sottovoce";
 }
 
 // --- between a page and its worker -----------------------------------------------------------------
-
-/** Errors as they pass from a worker to its page: by name, the narrower before the wider ones. */
-export const ERRORS: readonly [string, new (message: string) => SottovoceError][] = [
-  ["VersionMismatch", VersionMismatch],
-  ["MessageError", MessageError],
-  ["ConsentError", ConsentError],
-  ["DataError", DataError],
-  ["KeyTrouble", KeyTrouble],
-  ["StorageTrouble", StorageTrouble],
-  ["Unreachable", Unreachable],
-  ["Unsupported", Unsupported],
-  ["UsageError", UsageError],
-];
 
 /** What a page may ask, by name. */
 export const CALLS = [
@@ -703,7 +679,7 @@ export function serveWorker(scope: WorkerScope): void {
     try {
       post({ id, found: await answer(message.data) });
     } catch (error) {
-      const name = ERRORS.find(([, kind]) => error instanceof kind)?.[0] ?? "SottovoceError";
+      const { name } = error instanceof SottovoceError ? error : SottovoceError.prototype;
       post({ id, error: { name, message: sentence(error) } });
     }
   };

@@ -16,6 +16,7 @@ import { Draws } from "../src/streams.ts";
 import { catalogueFromTable, catalogueLimit, requireSamePlaces } from "../src/wire/catalogue.ts";
 import { descriptorFromTable } from "../src/wire/descriptor.ts";
 import { readJson } from "../src/wire/fields.ts";
+import { MASKED } from "../src/wire/frames.ts";
 import { invitationFromText } from "../src/wire/invitations.ts";
 import {
   binding, encodeMasked, helperKey, messageBytes, modelName, sealedSeedOf, sealMasked, sealSeed,
@@ -342,7 +343,7 @@ export const FUNCTIONS: Record<string, (given: any) => unknown> = {
     const epsilon = release.costs(choice, given.round, gram.shares, gram.batches, spent);
     return {
       body: toHex(body), epsilon: f64(epsilon),
-      bytes: messageBytes(found, numbers.length) - 16, positive_rows: made.items,
+      bytes: messageBytes(found, numbers.length) - MASKED.size, positive_rows: made.items,
       sent: own.marked(spent.sent, own.markOf(given.round, gram.shares.length, gram.batches)),
       spent: f64(spent.epsilon + epsilon),
     };

@@ -49,7 +49,7 @@ for (const [kind, read] of Object.entries(KINDS)) {
     const draw = draws(kind.length + 17);
     let refused = 0;
     for (let k = 0; k < MANY; k++) {
-      const begin = performance.now();
+      const begin = process.cpuUsage();
       try {
         await read(draw);
       } catch (error) {
@@ -57,7 +57,9 @@ for (const [kind, read] of Object.entries(KINDS)) {
         assert.ok(error.message.length > 5 && error.message.length < 700, error.message);
         refused++;
       }
-      assert.ok(performance.now() - begin < 1000, "it took too long");
+      // Its own time: a busy machine is no fault of a document.
+      const { user, system } = process.cpuUsage(begin);
+      assert.ok(user + system < 1e6, "it took too long");
     }
     assert.ok(kind === "refusal" || refused > MANY / 10, `${refused} of ${MANY} were refused`);
   });

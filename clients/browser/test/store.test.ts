@@ -12,13 +12,19 @@ import { exported, isGone, ledgerRows } from "../src/ledger.ts";
 import { challengeFromTable, placeRequest } from "../src/places.ts";
 import type { Disk } from "../src/store/disk.ts";
 import { Transport } from "../src/transport.ts";
+import { binding, decodeMasked, modelName, openSeed } from "../src/wire/masked.ts";
+import { openEnvelope } from "../src/wire/signing.ts";
+import { termsFromTable } from "../src/wire/terms.ts";
 import {
   Browser,
+  bookOf,
   choose,
   Fate,
+  ITEMS,
   type Posted,
   read,
   settle,
+  URL_OF_SERVER,
   VISITS,
   World,
   write,
@@ -381,6 +387,15 @@ const LIES: [string, RegExp, (world: World) => void][] = [
   ["a model without end", /far more/, (world) => {
     world.change = (path, same) => (path.startsWith("/v1/model") ? endless() : same);
   }],
+  ["terms of a huge model", /a browser tab takes at most 64/, (world) => {
+    const { algorithm } = world.table as { algorithm: object };
+    world.table = { ...world.table, n_items: 5000, algorithm: { ...algorithm, embedding_size: 4000 } };
+  }],
+  ["terms of a huge message", /too large for a tab/, (world) => {
+    const { algorithm } = world.table as { algorithm: object };
+    const large = { ...algorithm, embedding_size: 1, most_head: 20_000 };
+    world.table = { ...world.table, n_items: 20_000, algorithm: large };
+  }],
   ["a descriptor without end", /far more/, (world) => {
     world.change = (path, same) => (path === "/v1/round" ? endless() : same);
   }],
@@ -405,7 +420,7 @@ for (const [what, sentence, lie] of LIES) {
     const world = new World();
     const opened = await new Browser(world).open();
     await write(opened, (store) => store.visited(VISITS));
-    const honest = world.change;
+    const [honest, table] = [world.change, world.table];
     if (!/terms|catalogue/.test(what)) await settle(opened, world);
     else await choose(opened, { takesPart: true, epsilon: 1 });
     lie(world);
@@ -416,6 +431,7 @@ for (const [what, sentence, lie] of LIES) {
     });
     assert.deepEqual(world.reports(), []);
     world.change = honest;
+    world.table = table;
     await opened.device.visit().catch((error) => assert.ok(error instanceof ConsentError));
   });
 }
@@ -461,6 +477,68 @@ test("another model for the same attempt is not answered", async () => {
   assert.equal(first?.round.state, "arrived");
   await assert.rejects(opened.door.prepare(view(1), 0), /another model/);
 });
+
+test("a model that was tagged for one device is in no sum with another", async () => {
+  const { world, opened } = await settled();
+  const honest = world.model;
+  world.model = (round) => honest(round).with(0, 11.5);
+  await write(opened, async (store) => store.forgetModel());
+  await opened.device.visit();
+  const terms = termsFromTable(world.table);
+  const { body } = openEnvelope(world.reports()[0]?.body as Uint8Array);
+  const { record } = decodeMasked(body, terms, 0, 0, ITEMS + 1);
+  const opens = async (items: Float32Array) => {
+    const name = await modelName({ round: 0, rows: ITEMS, width: world.width, items });
+    return openSeed(record, world.helper, await binding(terms, 0, 0, name, ITEMS + 1));
+  };
+  assert.notEqual(await opens(world.model(0)), null);
+  assert.equal(await opens(honest(0)), null, "the helper cannot open her seed for the others' sum");
+});
+
+test("an answer may drip, but not for ever; and a slow line has time for what leaves", async () => {
+  const drips = () =>
+    new Response(
+      new ReadableStream({
+        async pull(stream) {
+          await new Promise((turn) => setTimeout(turn, 5));
+          stream.enqueue(new Uint8Array(1));
+        },
+      }),
+    );
+  const timeouts = { silent: 0.1, short: 0.2, longest: 0.5 };
+  const dripping = new Transport(URL_OF_SERVER, cancelled(async () => drips()), timeouts);
+  await assert.rejects(dripping.get("/v1/round"), /takes too long/);
+  await assert.rejects(dripping.get("/v1/model/0", 1 << 20), /takes too long/);
+  const { world, opened } = await settled();
+  const { report } = await opened.device.show();
+  const leaving = await opened.door.leaving(report as NonNullable<typeof report>);
+  const hurried = { silent: 0.01, short: 0.01, longest: 0.01 };
+  const slowly = cancelled(async (...given) => {
+    await new Promise((turn) => setTimeout(turn, 25));
+    return world.fetcher(...given);
+  });
+  // Some hundred bytes at 4 KiB a second.
+  assert.ok(leaving.length > 200);
+  await new Transport(URL_OF_SERVER, slowly, hurried).post("/v1/reports", leaving);
+  await assert.rejects(new Transport(URL_OF_SERVER, slowly, hurried).get("/v1/round"), /too long/);
+});
+
+/** Breaks off where it is told to, as a browser's does. */
+function cancelled(fetcher: typeof fetch): typeof fetch {
+  return (input, options) => {
+    const stop = options?.signal as AbortSignal;
+    const end = new Promise<never>((_, reject) => stop.addEventListener("abort", reject));
+    return Promise.race([
+      end,
+      fetcher(input, options).then((found) => {
+        if (found.body === null) return found;
+        const through = new TransformStream<Uint8Array, Uint8Array>();
+        found.body.pipeTo(through.writable, { signal: stop }).catch(() => undefined);
+        return new Response(through.readable, { status: found.status });
+      }),
+    ]);
+  };
+}
 
 // --- killed at any moment ---------------------------------------------------------------------------
 
@@ -513,18 +591,6 @@ async function killed(at: number, after: boolean, world = new World(), price = 1
     ["arrived", "arrived"],
   );
   return { died, calls: fate.calls };
-}
-
-async function bookOf(opened: Awaited<ReturnType<Browser["open"]>>) {
-  return read(opened, async (store) => {
-    const rounds = await store.rounds();
-    const { totals, spent } = await store.budget();
-    return {
-      rounds,
-      releases: totals.reduce((sum, one) => sum + one.releases, 0),
-      spent: spent.reduce((sum, [epsilon, many]) => sum + epsilon * many, 0),
-    };
-  });
 }
 
 test("killed at any moment, a device mixes nothing up", async () => {

@@ -52,6 +52,8 @@ export class World {
   places = false;
   readonly token = "ab".repeat(32);
   width = GRAM_WIDTH;
+  /** The private half of the helper's key. */
+  readonly helper = randomBytes(32);
   model: (round: number) => Float32Array = (round) => {
     const items = new Float32Array(ITEMS * this.width);
     for (let row = 0; row < ITEMS; row++) {
@@ -96,7 +98,7 @@ export class World {
       },
       link: {
         ...{ name: "secure-sum", min_devices: 3, clip: 0, noise: 0, groups: 1, bits: 32 },
-        ...{ url: "https://helper.example", authority: "", key: toHex(publicOf(randomBytes(32))) },
+        ...{ url: "https://helper.example", authority: "", key: toHex(publicOf(this.helper)) },
       },
     };
   }
@@ -271,7 +273,9 @@ export class Browser {
     const key = signingKeyOf(vault.keys.signing);
     const clock = () => world.time;
     const fetcher: typeof fetch = (...given) => fate.meet(() => world.fetcher(...given));
-    const transport = new Transport(URL_OF_SERVER, fetcher, { silent, longest: silent });
+    const transport = new Transport(URL_OF_SERVER, fetcher, {
+      ...{ silent, short: silent, longest: silent },
+    });
     const door = new Door(vault, key, clock);
     const events: Opened["events"] = [];
     const log = (event: string, details: Readonly<Record<string, unknown>>): void => {
@@ -306,4 +310,17 @@ export async function settle(opened: Opened, world: World): Promise<void> {
   const own = { takesPart: true, epsilon: 1, totalEpsilon: 4 };
   const shares = { takesPart: true, sharePositives: 0.5 };
   await choose(opened, world.width === FPL_WIDTH ? shares : own);
+}
+
+/** What she has on record, and what it has cost. */
+export async function bookOf(opened: Opened) {
+  return read(opened, async (store) => {
+    const rounds = await store.rounds();
+    const { totals, spent } = await store.budget();
+    return {
+      rounds,
+      releases: totals.reduce((sum, one) => sum + one.releases, 0),
+      spent: spent.reduce((sum, [epsilon, many]) => sum + epsilon * many, 0),
+    };
+  });
 }

@@ -7,154 +7,36 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
+from sottovoce.algorithms.schedule import Schedule as Schedule
+from sottovoce.algorithms.schedule import Work as Work
+from sottovoce.algorithms.schedule import require_devices as require_devices
 from sottovoce.core.choice import ASKED, DrawnField
+from sottovoce.core.cohort import Cohort, RowCounts
 from sottovoce.core.consent import Consent, ShareRule
 from sottovoce.core.contributions import Contributions, Profile
-from sottovoce.core.interactions import Interactions
 from sottovoce.core.knowledge import Prior, WithKnowledge
 from sottovoce.core.links import Link
 from sottovoce.core.messages import GRID, Aggregate, ModelView, SummedReports, Updates
-from sottovoce.core.one_bit import ReportRule
+from sottovoce.core.one_bit import BitTerms, ReportCounter, ReportRule
 from sottovoce.core.quality import Quality
+from sottovoce.core.ranks import ALONE, Ranks
 from sottovoce.core.recommender import FactorScorer, Scorer
-from sottovoce.core.redacted import Redacted
 from sottovoce.core.running import Draws
 from sottovoce.data.dataset import Labels
-from sottovoce.errors import ConfigError, DataError, MessageError
+from sottovoce.errors import ConfigError, MessageError
 from sottovoce.registry import Component, Registry
 from sottovoce.rng import Streams
 
 _INIT_SCALE = 0.1
 """Standard deviation of initial values."""
+_DRAWN_AT_ONCE = 1024
 _HOME_TURNS = 20
 """Rounds' worth of learning by which a vector is fitted at home."""
-
-
-@dataclass(slots=True, repr=False)
-class Cohort(Redacted):
-    """Devices and what is private to them. `vectors` is their state and moves as they learn."""
-
-    users: NDArray[np.int64]
-    """The devices' numbers in the federation; they key all randomness."""
-    history: Interactions
-    consent: Consent
-    vectors: NDArray[np.float32]
-    spent: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
-    """ε that each device has spent so far, by plain composition; nothing where it is not given."""
-    labels: NDArray[np.int64] = field(default_factory=lambda: np.zeros((0, 0), np.int64))
-    """[n, attributes]: what the devices know of their owners, by class, -1 where they do not; a
-    column for each attribute of the algorithm, nothing where it has none."""
-    sent: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
-    """In how many rounds each device has sent so far; none where it is not given. Of contributions:
-    in which stages of which period (`privacy.own_epsilon.mark_of`)."""
-    beyond: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
-    """Of contributions: what each has told in that period beyond what these stages tell at her ε of
-    today (`privacy.own_epsilon.beyond`); nothing where it is not given."""
-    items_named: Mapping[str, NDArray[np.int32]] = field(default_factory=dict)
-    """Which items a name stands for, of the names in the records' `never_send`."""
-    scratch: dict[str, Any] = field(default_factory=dict)
-    """What an algorithm derives from the histories once and uses in every round."""
-    published: NDArray[np.float32] | None = None
-    """The model by which they recommend, where an algorithm has versions and they know it."""
-
-    def __post_init__(self) -> None:
-        n = len(self.users)
-        if not len(self.spent):
-            self.spent = np.zeros(n)
-        if not len(self.sent):
-            self.sent = np.zeros(n, dtype=np.int64)
-        if not len(self.beyond):
-            self.beyond = np.zeros(n)
-        if not self.labels.size:
-            self.labels = np.zeros((n, 0), dtype=np.int64)
-        if len(self.labels) != n:
-            raise DataError("a cohort needs one row of labels per device")
-        if self.history.n_users != n or len(self.consent) != n or len(self.vectors) != n:
-            raise DataError("a cohort needs one history, consent and vector per device")
-        if not np.array_equal(self.consent.users, self.users):
-            raise DataError("consent records must belong to the cohort's devices, in order")
-
-    def __len__(self) -> int:
-        return len(self.users)
-
-    def take(self, rows: NDArray[np.int64]) -> Cohort:
-        """These devices as a cohort of their own, with copies of their state."""
-        return Cohort(
-            users=self.users[rows],
-            history=self.history.take_users(rows),
-            consent=self.consent.take(rows),
-            vectors=self.vectors[rows].copy(),
-            spent=self.spent[rows].copy(),
-            labels=self.labels[rows],
-            sent=self.sent[rows].copy(),
-            beyond=self.beyond[rows].copy(),
-            published=self.published,
-            items_named=self.items_named,
-        )
-
-    def sendable(self, consent: Consent) -> Interactions:
-        """The histories without what these records never send, noise or not."""
-        history = self.history
-        if not consent.never_send.any():
-            return history
-        kept, users = np.ones(history.n_interactions, dtype=bool), history.users
-        for column, name in enumerate(consent.things):
-            if name not in self.items_named:
-                raise DataError(f"never_send names {name!r}, which is no item or category here")
-            held = np.isin(history.items, self.items_named[name])
-            kept &= ~(held & consent.never_send[users, column])
-        return history.select(kept)
-
-    def able(self) -> NDArray[np.bool_]:
-        """Devices that can learn from pairs: at least one positive, at least one other item."""
-        counts = self.history.counts
-        able: NDArray[np.bool_] = (counts > 0) & (counts < self.history.n_items)
-        return able
-
-
-@dataclass(frozen=True, slots=True, repr=False)
-class RowCounts:
-    """How many distinct positive and negative items each device sent."""
-
-    positive: NDArray[np.int32]
-    negative: NDArray[np.int32]
-
-
-@dataclass(frozen=True, slots=True)
-class Schedule:
-    """How an algorithm plays out on N devices that hold X⁺ positives between them."""
-
-    devices: int
-    positives: int
-    cohort_size: int
-    triples: int
-    """Draws per device and round; 0 where an algorithm draws no pairs."""
-    rounds_per_epoch: int
-    rounds: int
-
-    def communication_cost(self, n_items: int, share_positives: float) -> float:
-        """CCE of FPL in item rows exchanged per epoch, with whole T and rounds as they are run."""
-        contacts = self.cohort_size * self.rounds_per_epoch
-        return contacts * (n_items + self.triples * (1.0 + share_positives))
-
-    @property
-    def freshness(self) -> float:
-        """Model versions per epoch, relative to one per positive (nFRSH)."""
-        return self.rounds_per_epoch / self.positives
-
-
-def require_devices(devices: int) -> None:
-    """Raises where nobody takes part."""
-    if devices < 1:
-        raise ConfigError(
-            "no device can take part: nobody both consents and has some, but not all, of the items"
-        )
 
 
 class AlgorithmSettings(Component, ABC):
@@ -230,6 +112,27 @@ class AlgorithmSettings(Component, ABC):
         size = min(self.asks or devices, devices)
         return Schedule(devices, positives, size, 0, -(-devices // size), self.rounds)
 
+    # --- what it takes ----------------------------------------------------------------------------
+
+    def work(self, plan: Schedule, n_items: int, release: Any) -> Work:
+        """What a round takes."""
+        entries = plan.positives * plan.cohort_size / plan.devices
+        numbers = self.model_rows(n_items) * self.width
+        shared = {"device": float(plan.cohort_size), "entry": entries}
+        return Work(shared, {"round": 1.0, "number": float(numbers)})
+
+    def rows_sent(
+        self, triples: int, n_items: int, held: NDArray[np.int64], consent: Consent, release: Any
+    ) -> float:
+        """How many rows a device is expected to send in a round under this release, on average over
+        devices that hold so many items and have so chosen, if it does not send all of a sum."""
+        return float(self.model_rows(n_items))
+
+    def numbers_sent(self, n_items: int) -> tuple[int, ...]:
+        """Numbers of a device's message in each stage, if it has one for each of a sum; the most,
+        where that depends on the data."""
+        return (self.most_numbers(n_items),)
+
     # --- where it is put together -----------------------------------------------------------------
 
     def in_terms(self, triples: int) -> Self:
@@ -246,10 +149,11 @@ class AlgorithmSettings(Component, ABC):
         n_items: int,
         release: Any,
         places: bool = False,
+        ranks: Ranks = ALONE,
     ) -> tuple[Self, NDArray[np.int64] | None]:
         """The settings on data with these users and so many items, under this release, and what
         each device knows of its owner, where that matters. `places`: devices use at home in which
-        place each item is."""
+        place each item is. Users may be one rank's; what holds for all comes from all `ranks`."""
         return self, None
 
     @property
@@ -348,6 +252,17 @@ ALGORITHMS: Registry[type[AlgorithmSettings]] = Registry(
 )
 
 
+def normal_rows(
+    users: NDArray[np.int64], size: int, scale: float, rng: Streams
+) -> NDArray[np.float32]:
+    """Vectors at first, drawn some at a time: draws take many times the room of what they give."""
+    vectors, stream = np.empty((len(users), size), np.float32), rng.child("init-users")
+    for start in range(0, len(users), _DRAWN_AT_ONCE):
+        part = slice(start, start + _DRAWN_AT_ONCE)
+        vectors[part] = scale * stream.normal(users[part], size)
+    return vectors
+
+
 class FactorModel(ABC):
     """What all algorithms of devices and a server share: a model of item rows between them, which
     the server holds and publishes, and a vector on each device, which stays there. An algorithm
@@ -365,6 +280,8 @@ class FactorModel(ABC):
     sums: ClassVar[bool] = False
     """Whether simulations have a way of their own for whole cohorts (`device_learn_summed`, or
     `device_report`), which gives what the definition gives."""
+    sums_alike: ClassVar[bool] = True
+    """Whether that gives the same bits in any company. If not, ranks go by the definition."""
     versioned: ClassVar[bool] = False
     """Whether a server publishes models that are offered (`offers`), one version after the other,
     and devices recommend by the published one. Otherwise by the newest."""
@@ -461,8 +378,7 @@ class FactorModel(ABC):
 
     def device_init(self, users: NDArray[np.int64], rng: Streams) -> NDArray[np.float32]:
         """Every device's vector at first."""
-        drawn = rng.child("init-users").normal(users, self.config.embedding_size)
-        return (_INIT_SCALE * drawn).astype(np.float32)
+        return normal_rows(users, self.config.embedding_size, _INIT_SCALE, rng)
 
     def device_able(self, cohort: Cohort) -> NDArray[np.bool_]:
         """Devices whose history lets them learn."""
@@ -615,6 +531,10 @@ class Reporting(FactorModel):
     ) -> NDArray[np.uint32]:
         """Each device's randomised reports at once, for simulations (`sums`)."""
         raise ConfigError(f"{self.config.system} makes its reports one by one")
+
+    def counter(self, cohort: Cohort, terms: BitTerms, device: str) -> ReportCounter:
+        """The counts of this cohort's reports on `device`, for simulations."""
+        raise ConfigError(f"{self.config.system} does not run on a GPU; leave it on --device cpu")
 
 
 class Contributing(FactorModel):

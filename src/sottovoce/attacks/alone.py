@@ -15,8 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtr
 
-from sottovoce.algorithms.base import Cohort, Contributing, Reporting
+from sottovoce.algorithms.base import Contributing, Reporting
 from sottovoce.attacks.one_shot import SumTarget, right_guesses
+from sottovoce.core.cohort import Cohort
 from sottovoce.core.consent import Choice, Consent
 from sottovoce.core.contributions import STEPS, Contributions, numbers_of
 from sottovoce.core.interactions import Interactions

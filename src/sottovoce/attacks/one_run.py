@@ -29,7 +29,6 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import bdtrc, ndtri
 
-from sottovoce.algorithms.base import Cohort
 from sottovoce.algorithms.closed_form import vectors as closed_form
 from sottovoce.algorithms.fcf.system import FCFConfig, solved
 from sottovoce.algorithms.fmf import rotated
@@ -38,6 +37,7 @@ from sottovoce.attacks.audit import clopper_pearson
 from sottovoce.attacks.pairs import opened_sums
 from sottovoce.attacks.suite.a12_known_others import opened_once
 from sottovoce.attacks.views import View
+from sottovoce.core.cohort import Cohort
 from sottovoce.core.consent import Choice, Consent
 from sottovoce.core.contributions import Contributions, cut
 from sottovoce.core.interactions import Interactions

@@ -21,9 +21,10 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.algorithms.base import Cohort, CrossDevice
+from sottovoce.algorithms.base import CrossDevice
 from sottovoce.algorithms.fmf import rotated
 from sottovoce.core.arrays import sum_groups
+from sottovoce.core.cohort import Cohort
 from sottovoce.core.consent import Choice, Consent
 from sottovoce.core.interactions import Interactions
 from sottovoce.core.messages import GRID, DeviceReports, ModelView

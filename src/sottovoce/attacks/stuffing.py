@@ -33,9 +33,9 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.algorithms.base import Cohort
 from sottovoce.algorithms.gram import model
 from sottovoce.algorithms.gram.system import COUNTED, FACTORS, SCALE, Gram, Q
+from sottovoce.core.cohort import Cohort
 from sottovoce.core.consent import Choice, Consent
 from sottovoce.core.contributions import (
     STEPS,

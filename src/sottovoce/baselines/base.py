@@ -6,6 +6,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import ClassVar
 
+import numpy as np
+from numpy.typing import NDArray
+
 from sottovoce.core.interactions import Interactions
 from sottovoce.core.recommender import Scorer
 from sottovoce.registry import Component, Registry
@@ -32,6 +35,11 @@ class Baseline(Component, ABC):
     @abstractmethod
     def fit(self, train: Interactions, rng: Streams, progress: Progress | None = None) -> Scorer:
         """Learn from every user's positives. The same `rng` gives the same scores."""
+
+    def fit_counts(self, counts: NDArray[np.int64]) -> Scorer | None:
+        """The same from how many users each item has; None where that is not enough. No rank of a
+        distributed run knows more."""
+        return None
 
     def check(self) -> None:
         """Raises where this machine lacks what it needs beside the data: a package, a GPU."""

@@ -41,7 +41,10 @@ class TopPop(Baseline):
     def fit(
         self, train: Interactions, rng: Streams, progress: Progress | None = None
     ) -> PopularityScorer:
-        return PopularityScorer(train.item_counts.astype(np.float32))
+        return self.fit_counts(train.item_counts)
+
+    def fit_counts(self, counts: NDArray[np.int64]) -> PopularityScorer:
+        return PopularityScorer(counts.astype(np.float32))
 
 
 @dataclass(frozen=True, slots=True)

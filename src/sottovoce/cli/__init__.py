@@ -32,6 +32,7 @@ from sottovoce.cli import (
     device_terms,
     keys,
     output,
+    planning,
     published,
     serve_aggregator,
     serve_device,
@@ -201,6 +202,7 @@ data_app.command("describe")(data.describe)
 data_app.command("import")(data.bring)
 app.add_typer(data_app, name="data", help="List, describe and import data sets.")
 app.command()(training.run)
+app.command()(planning.plan)
 app.command()(views.recommend)
 app.command()(views.ledger)
 app.command()(views.report)

@@ -9,6 +9,7 @@ import math
 import os
 import re
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, is_dataclass, replace
 from pathlib import Path
@@ -42,6 +43,8 @@ _STEERING = re.compile(
 writing."""
 
 _MOST_NAMED = 40
+BETWEEN_LINES = 10.0
+"""Seconds between two lines of progress where there is no terminal."""
 
 
 class Interrupted(SottovoceError):
@@ -202,9 +205,9 @@ def interruptible(advice: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def progress() -> Iterator[Report]:
-    """A bar per stage on a terminal; nothing elsewhere."""
+    """A bar per stage on a terminal; elsewhere a line now and then, of what takes long."""
     if not sys.stderr.isatty():
-        yield lambda what, done, total: None
+        yield _lines()
         return
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
@@ -226,6 +229,19 @@ def progress() -> Iterator[Report]:
 
     with bars:
         yield report
+
+
+def _lines() -> Report:
+    last = time.monotonic()
+
+    def report(what: str, done: int, total: int) -> None:
+        nonlocal last
+        now = time.monotonic()
+        if now - last >= BETWEEN_LINES:
+            last = now
+            note(f"{STAGES.get(what, what)}: {done:,} of {total:,}")
+
+    return report
 
 
 def totals_json(totals: Totals) -> dict[str, Any]:

@@ -30,7 +30,9 @@ def reproduce(
 ) -> None:
     """One published table or figure beside our figures, with its claims tested.
 
-    NAME is one of `sottovoce reproduce --list`.
+    NAME is one of `sottovoce reproduce --list`. What is trained or attacked is kept in `cells`
+    beside the folder of --out: stopped, the same command goes on from there, and several commands
+    that run side by side share it.
 
     \b
     Examples:

@@ -96,7 +96,7 @@ def _residents(
 
     import numpy as np
 
-    from sottovoce.algorithms.base import Cohort
+    from sottovoce.core.cohort import Cohort
     from sottovoce.core.interactions import Interactions
     from sottovoce.services.agent.process import JsonLines
     from sottovoce.services.agent.residents import Residents

@@ -38,6 +38,15 @@ def site(
             "--script", metavar="FILE", help="The script for pages; the built one by default."
         ),
     ] = None,
+    pages: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--page",
+            metavar="ORIGIN",
+            help="The beginning of the address of a shop's pages that may have frame.html in them, "
+            "like https://shop.example; may be given several times.",
+        ),
+    ] = None,
     watch: Annotated[
         bool, typer.Option("--watch", help="Go on, and write them anew whenever they change.")
     ] = False,
@@ -48,13 +57,14 @@ def site(
     FOLDER/files has terms, catalogue, the published model and the script for pages, each under a
     name with its hash, packed with gzip beside it; such a file never changes. FOLDER/index.json
     names those in force with hashes for browsers (SRI), and says where the live server is; it is
-    replaced last, so that nobody finds half. FOLDER/nginx.conf has headers to go with them. Rounds,
-    enrolments and reports stay with the live server, which need not run for this.
+    replaced last, so that nobody finds half. FOLDER/sottovoce has all that pages load: elements,
+    consent page, service worker and the frame of --page. FOLDER/nginx.conf has headers to go with
+    them. Rounds, enrolments and reports stay with the live server, which need not run for this.
 
     \b
     Examples:
       sottovoce serve site town --out /srv/www/town --server https://api.shop.example
-      sottovoce serve site town --out /srv/www/town --watch
+      sottovoce serve site town --out /srv/www/town --page https://shop.example --watch
     """
     from sottovoce.stores.server_folder import open_folder
     from sottovoce.stores.site import built_script, site_of, write_site
@@ -63,12 +73,12 @@ def site(
     if out.resolve().is_relative_to(found.path.resolve()):
         raise UsageError(f"{out} is in the server's own folder, which is for nobody else's eyes")
     address = address_of_server(found, server)
-    code = script or built_script()
+    code, around = script or built_script(), _origins(pages)
     with contextlib.closing(found.database(database)) as store:
 
         def write() -> tuple[StaticSite, bool]:
             with store.reading() as link:
-                made = site_of(found, link, address, code)
+                made = site_of(found, link, address, code, around)
             return made, write_site(made, out)
 
         made, _ = write()
@@ -80,7 +90,19 @@ def site(
     return said
 
 
+def _origins(pages: list[str] | None) -> list[str]:
+    """As browsers write them."""
+    from sottovoce.services.kit.cors import Origins
+
+    found = sorted(one.decode() for one in Origins.of(pages).allowed)
+    if not {"*", "null"}.isdisjoint(found):
+        raise UsageError("--page names shops by their origins, each for itself")
+    return found
+
+
 def _said(folder: Path, out: Path, made: StaticSite) -> tuple[dict[str, Any], list[str]]:
+    from sottovoce.stores.site import LIBRARY, SCRIPT
+
     lines = [f"{len(made.files)} file(s) and index.json in {out}"]
     if made.script:
         lines.append(f"In a page, with BASE as the address of {out}: {made.script}")
@@ -89,6 +111,10 @@ def _said(folder: Path, out: Path, made: StaticSite) -> tuple[dict[str, Any], li
             "The script for pages is not among them: it is not built; run `npm ci && npm run build`"
             " in clients/browser, or name it with --script FILE"
         )
+    if made.library:
+        lines.append(f"Elements, consent page and frame for pages are in {out / LIBRARY}")
+    elif made.script:
+        lines.append(f"Elements, consent page and frame are not: none lie beside {SCRIPT}")
     return {"folder": folder, "out": out, "index": dict(made.index), "script": made.script}, lines
 
 

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from sottovoce.cli import output
 from sottovoce.cli.options import Json, Out, Threads
 from sottovoce.errors import UsageError
+
+if TYPE_CHECKING:
+    from sottovoce.engines.distributed import RankPlace
+    from sottovoce.experiment import Experiment
 
 
 def run(
@@ -24,7 +29,8 @@ def run(
         typer.Option("--set", metavar="a.b=c", help="Change one value of the file; repeatable."),
     ] = None,
     engine: Annotated[
-        Literal["simulation", "https", "flower"], typer.Option(help="How messages travel.")
+        Literal["simulation", "distributed", "https", "flower"],
+        typer.Option(help="How messages travel."),
     ] = "simulation",
     device: Annotated[Literal["cpu", "cuda"], typer.Option(help="Where to compute.")] = "cpu",
     processes: Annotated[
@@ -37,6 +43,24 @@ def run(
             show_default=False,
         ),
     ] = None,
+    ranks: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            min=1,
+            max=1024,
+            help="Processes among which --engine distributed divides the users.",
+            show_default=False,
+        ),
+    ] = None,
+    timeout: Annotated[
+        float,
+        typer.Option(
+            metavar="SECONDS",
+            min=1.0,
+            help="How long a rank waits for one that neither answers nor is gone.",
+        ),
+    ] = 600.0,
     threads: Threads = None,
     out: Out = None,
     resume: Annotated[
@@ -61,6 +85,12 @@ def run(
     Model, ledger and recommendations are the same. Their state and logs are in the run's folder,
     under services/. Meant for a trial with some dozen users; simulation is made for more.
 
+    With --engine distributed --ranks N the users are divided among N processes, each with its share
+    of histories, vectors, budgets and ledger. Model, vectors, ledger and figures are the same bit
+    for bit, whatever N is. Several machines: `torchrun --nnodes 2 --nproc-per-node 8 … -m sottovoce
+    run FILE --engine distributed`, with --out on a disk that all of them see. A rank that is killed
+    is started again with the others, from the last checkpoint; --resume may have another N.
+
     With algorithm.name = "drift" users send their interactions to data owners, by default one for
     each category of the items ([owners] by = "categories" or "one"), and an orchestrator holds the
     model. The data need ratings and times. Users can refuse owners (consent.refused_owners) or
@@ -74,24 +104,55 @@ def run(
       sottovoce run my.toml --set algorithm.epochs=5 --set consent.share_positives=0.1
       sottovoce run my.toml --out runs/mine --resume
       sottovoce run presets/pfpl-plus --set town.residents=8 --engine https
+      sottovoce run presets/pfpl-plus --set town.residents=1000000 --engine distributed --ranks 4
       sottovoce run drift/movielens-100k --set algorithm.theta=8
     """
     from sottovoce.core.recommender import default_threads
+    from sottovoce.engines.processes import sottovoce_command
     from sottovoce.experiment import Experiment, find_experiment
     from sottovoce.runs.report import notes, write_run_report
     from sottovoce.runs.tables import hints, results_table
     from sottovoce.runs.train import run_experiment
 
-    if processes is not None and engine == "simulation":
+    if processes is not None and engine in ("simulation", "distributed"):
         raise UsageError("--processes is for --engine https and --engine flower")
+    place = None
+    if engine == "distributed":
+        from sottovoce.engines import distributed
+
+        place = distributed.RankPlace.found()
+        if place is None and ranks is None:
+            raise UsageError(
+                "say among how many processes the users are divided (--ranks 4), or start them by "
+                "torchrun"
+            )
+        if place is not None and ranks not in (None, place.size):
+            raise UsageError(f"torchrun has started {place.size} ranks, and --ranks is {ranks}")
+    elif ranks is not None:
+        raise UsageError("--ranks is for --engine distributed")
     experiment = Experiment.from_file(find_experiment(file), settings or [])
+    out = out or Path("runs") / experiment.name
+    if ranks is not None and place is None:
+        each = threads or max(1, default_threads() // ranks)
+        words = [
+            *("run", file, "--engine", engine, "--device", device, "--timeout", timeout),
+            *("--threads", each, "--out", out),
+            *(word for one in settings or [] for word in ("--set", one)),
+            *(["--resume"] if resume else []),
+            *(["--transcript"] if transcript else []),
+            *(["--json"] if as_json else []),
+        ]
+        command = sottovoce_command(*map(str, words))
+        raise typer.Exit(distributed.launch(command, ranks))
+    if place is not None:
+        _run_rank(place, experiment, out, resume, threads, device, transcript, timeout, as_json)
+        return
     unprotected = list(experiment.algorithm.caveats())
-    place = out or Path("runs") / experiment.name
-    kept = f"go on with the same command and --resume; the run is kept in {place}"
+    kept = f"go on with the same command and --resume; the run is kept in {out}"
     with output.interruptible(kept), output.progress() as report:
         outcome = run_experiment(
             experiment,
-            place,
+            out,
             resume=resume,
             threads=threads or default_threads(),
             device=device,
@@ -111,7 +172,7 @@ def run(
         output.emit(
             ({"not_protected": "\n\n".join(unprotected)} if unprotected else {})
             | {
-                "run": place,
+                "run": out,
                 "name": experiment.name,
                 "system": outcome.system,
                 "data": outcome.dataset.name,
@@ -129,6 +190,83 @@ def run(
         output.show(
             results_table(outcome.evaluations, title, notes(outcome)),
             *unprotected,
-            f"Run:    {place}",
+            f"Run:    {out}",
             f"Report: {page}",
         )
+
+
+def _run_rank(
+    place: RankPlace,
+    experiment: Experiment,
+    out: Path,
+    resume: bool,
+    threads: int | None,
+    device: str,
+    transcript: bool,
+    timeout: float,
+    as_json: bool,
+) -> None:
+    """This process as a rank. The first one shows what all have done; of an error, the one that has
+    met it says so."""
+    from sottovoce.core.recommender import default_threads
+    from sottovoce.engines.distributed import LOST, RankInterrupted, joined
+    from sottovoce.errors import RankLost
+    from sottovoce.runs.tables import summary_table
+    from sottovoce.runs.train import run_experiment
+
+    first = place.rank == 0
+    kept = f"go on with the same command and --resume; the run is kept in {out}"
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(output.interruptible(kept))
+        report = stack.enter_context(output.progress()) if first else None
+        try:
+            with joined(place, device, timeout=timeout) as ranks:
+                outcome = run_experiment(
+                    experiment,
+                    out,
+                    resume=resume or ranks.goes_on,
+                    threads=threads or default_threads(),
+                    device=device,
+                    engine="distributed",
+                    transcript=transcript,
+                    report=report,
+                    ranks=ranks,
+                )
+        except RankLost as error:
+            if not error.said:
+                output.note(f"error: {error}")
+            raise typer.Exit(LOST) from None
+        except RankInterrupted as error:
+            if error.said:
+                raise typer.Exit(output.Interrupted.exit_code) from None
+            raise
+    if not first or outcome.folder is None:
+        return
+    manifest = outcome.folder.manifest()
+    left_out = manifest.get("baselines_left_out", [])
+    said = [f"sottovoce report {out} makes the page of this run, on one machine"]
+    if left_out:
+        said.append(
+            f"baselines that learn from all histories in one place were left out: "
+            f"{', '.join(left_out)}"
+        )
+    if as_json:
+        output.emit(
+            {
+                "run": out,
+                "name": experiment.name,
+                "system": outcome.system,
+                "data": outcome.dataset.name,
+                "ranks": place.size,
+                "protocol": manifest["protocol"],
+                "results": manifest["results"],
+                "ledger": manifest["ledger"],
+                **{name: manifest[name] for name in ("model_versions",) if name in manifest},
+                "notes": said,
+                "seconds": round(outcome.seconds, 3),
+            }
+        )
+        return
+    title = f"{experiment.name}: {outcome.system} on {outcome.dataset.name}, {place.size} ranks"
+    table = summary_table(manifest["results"], title, manifest["protocol"], said)
+    output.show(table, f"Run:    {out}")

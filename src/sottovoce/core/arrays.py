@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 import numpy as np
-from numpy import int64
+from numpy import int64, uint64
 from numpy.typing import DTypeLike, NDArray
 
 from sottovoce.compiled import njit
@@ -25,9 +25,17 @@ def read_only(values: NDArray[Any], dtype: DTypeLike) -> NDArray[Any]:
 
 
 def distinct(values: NDArray[Any]) -> NDArray[Any]:
-    """In order, each once. `np.unique` does this, but loads masked arrays, which no device has."""
-    ordered = np.sort(values, axis=None)
-    return ordered[np.concatenate(([True], ordered[1:] != ordered[:-1]))[: len(ordered)]]
+    """In order, each once. Fast where equal ones are neighbours. `np.unique` does this, but loads
+    masked arrays, which no device has."""
+    ordered = np.sort(_runs(np.ravel(values)))
+    return _runs(ordered)
+
+
+def _runs(values: NDArray[Any]) -> NDArray[Any]:
+    """The first of equal neighbours."""
+    first = np.ones(len(values), dtype=bool)
+    np.not_equal(values[1:], values[:-1], out=first[1:])
+    return values[first]
 
 
 def equal_spans(n: int, parts: int) -> list[slice]:
@@ -72,6 +80,53 @@ def _(values, order, starts, sums):  # type: ignore[no-untyped-def]
         sums[group] += values[mine].sum(axis=0, dtype=np.int64)
 
 
+def sum_by_number(
+    number: NDArray[np.int32], values: NDArray[np.integer]
+) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+    """The numbers, ascending, each once, and for each the sum of its rows, in 64-bit whole
+    numbers. Numbers are 0 or more."""
+    most = int(number.max(initial=-1)) + 1
+    if most <= len(number):  # so many rows that a table of all numbers is no larger
+        table, seen = np.zeros((most, values.shape[1]), dtype=np.int64), np.zeros(most, dtype=bool)
+        _add_at(np.ascontiguousarray(number), np.ascontiguousarray(values), table, seen)
+        found = np.flatnonzero(seen).astype(np.int32)
+        return found, table if len(found) == most else table[found]
+    order = np.argsort(number, kind="stable")
+    number = number[order]
+    starts = np.flatnonzero(np.diff(number, prepend=np.int32(-1)))
+    return number[starts], sum_groups(values, order, starts)
+
+
+@njit(nogil=True, cache=True)
+def _add_at(number, values, table, seen):  # type: ignore[no-untyped-def]
+    for k in range(len(number)):
+        seen[uint64(number[k])] = True
+        total, row = table[uint64(number[k])], values[k]
+        for f in range(len(total)):
+            total[f] += int64(row[f])
+
+
+@_add_at.alone
+def _(number, values, table, seen):  # type: ignore[no-untyped-def]
+    seen[number] = True
+    np.add.at(table, number, values.astype(np.int64))
+
+
+@njit(nogil=True, cache=True)
+def ascending(outer, inner):  # type: ignore[no-untyped-def]
+    """Whether pairs come in strictly ascending order."""
+    for k in range(1, len(outer)):
+        if outer[k] < outer[k - 1] or (outer[k] == outer[k - 1] and inner[k] <= inner[k - 1]):
+            return False
+    return True
+
+
+@ascending.alone
+def _(outer, inner):  # type: ignore[no-untyped-def]
+    later = (outer[1:] == outer[:-1]) & (inner[1:] > inner[:-1])
+    return bool(np.all(later | (outer[1:] > outer[:-1])))
+
+
 def count_bits(reports: NDArray[np.uint32], sums: NDArray[np.int64]) -> bool:
     """Adds to `sums`, by coordinate, 1 for each report with bit 1 and -1 for each with bit 0.
     False, with nothing added, where a report names a coordinate beyond `sums`."""
@@ -91,13 +146,18 @@ def _count_bits(reports, sums):  # type: ignore[no-untyped-def]
 def find_entries(indptr, items, rows, wanted, out):  # type: ignore[no-untyped-def]
     """out[k]: the place of `wanted[k]` within row `rows[k]`, whose items ascend; -1 where it is not
     there."""
+    last, place = -1, -1
     for k in range(len(rows)):
         low, high = indptr[rows[k]], indptr[rows[k] + 1]
         stop = high
+        if rows[k] == last and wanted[k] == wanted[k - 1] + 1:  # one item after the other
+            low = place + (place < stop and items[place] < wanted[k])
+            high = low
         while low < high:
             middle = (low + high) // 2
             if items[middle] < wanted[k]:
                 low = middle + 1
             else:
                 high = middle
+        last, place = rows[k], low
         out[k] = low if low < stop and items[low] == wanted[k] else -1

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.core.arrays import sum_groups
+from sottovoce.core.arrays import distinct, sum_by_number
 from sottovoce.core.masking import Words
 
 GRID_BITS = 24
@@ -268,20 +268,19 @@ Aggregate = SummedReports | BitCounts
 
 def add_up(round: int, batches: Sequence[DeviceReports], width: int) -> SummedReports:
     """The sum of messages, in any order."""
-    item = np.concatenate([np.zeros(0, np.int32), *(b.item for b in batches)])
-    values = np.concatenate([np.zeros((0, width), np.int64), *(b.values for b in batches)])
-    devices = sum(len(np.unique(b.sender)) for b in batches)
-    item, sums = _sum_by_item(item, values)
+    item, values = _joined([(b.item, b.values) for b in batches], width)
+    devices = sum(len(distinct(b.sender)) for b in batches)
+    item, sums = sum_by_number(item, values)
     return SummedReports(round, item, sums, devices)
 
 
-def _sum_by_item(
-    item: NDArray[np.int32], values: NDArray[np.int64]
+def _joined(
+    parts: Sequence[tuple[NDArray[np.int32], NDArray[np.int64]]], width: int
 ) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
-    order = np.argsort(item, kind="stable")
-    item = item[order]
-    starts = np.flatnonzero(np.diff(item, prepend=np.int32(-1)))
-    return item[starts], sum_groups(values, order, starts)
+    if len(parts) == 1:
+        return parts[0]
+    item = np.concatenate([np.zeros(0, np.int32), *(one for one, _ in parts)])
+    return item, np.concatenate([np.zeros((0, width), np.int64), *(values for _, values in parts)])
 
 
 def cut(reports: DeviceReports, limit: int) -> DeviceReports:
@@ -302,7 +301,6 @@ def row_bytes(embedding_size: int) -> int:
 
 def add_sums(round: int, parts: Sequence[SummedReports], width: int) -> SummedReports:
     """The sum of cohorts' sums, in any order."""
-    item = np.concatenate([np.zeros(0, np.int32), *(p.item for p in parts)])
-    values = np.concatenate([np.zeros((0, width), np.int64), *(p.sums for p in parts)])
-    item, sums = _sum_by_item(item, values)
+    item, values = _joined([(p.item, p.sums) for p in parts], width)
+    item, sums = sum_by_number(item, values)
     return SummedReports(round, item, sums, sum(p.devices for p in parts))

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from sottovoce.core.interactions import Interactions, Vocabulary
 from sottovoce.core.knowledge import Knowledge
+from sottovoce.core.ranks import ALONE, WHOLE, Ranks, Shard
 from sottovoce.errors import CorruptData, DataError
 
 
@@ -51,9 +52,10 @@ class Labels:
         """The labels of these rows; values that no longer occur stay listed."""
         return Labels(self.codes[rows], self.values)
 
-    def canonical(self) -> Labels:
-        """The same labels with only the values that occur, in the common order."""
-        used = np.unique(self.codes[self.codes >= 0])
+    def canonical(self, ranks: Ranks = ALONE) -> Labels:
+        """The same labels with only the values that occur, on any rank, in the common order."""
+        known = np.bincount(self.codes[self.codes >= 0], minlength=len(self.values))
+        used = np.flatnonzero(ranks.all_sum(known.astype(np.int64)))
         names = [self.values[c] for c in used]
         order = sorted_names(names)
         rank = np.full(len(self.values) + 1, -1, dtype=np.int32)
@@ -82,6 +84,10 @@ class Dataset:
     item_attributes: Mapping[str, Labels] = field(default_factory=dict)
     published: PublishedSplit | None = None
     provenance: str = ""
+    shard: Shard = WHOLE
+    """Which users these are, where they are a rank's share. Items are those of all ranks."""
+    known_as: str = ""
+    """The fingerprint of the whole, where this is a shard of it."""
 
     def __post_init__(self) -> None:
         users, items = self.interactions.n_users, self.interactions.n_items
@@ -169,8 +175,33 @@ class Dataset:
             published=None,
         )
 
+    def cut(self, ranks: Ranks) -> Dataset:
+        """The share of a rank, of a data set that each rank has read whole."""
+        table, mine = self.interactions, ranks.span(self.interactions.n_users)
+        rows, published = np.arange(mine.start, mine.stop), self.published
+        if published is not None:
+            entries = slice(int(table.indptr[mine.start]), int(table.indptr[mine.stop]))
+            negatives = published.negatives
+            published = PublishedSplit(
+                published.held_out[entries], None if negatives is None else negatives[rows]
+            )
+        return replace(
+            self,
+            interactions=table.take_users(rows),
+            user_attributes={k: v.take(rows) for k, v in self.user_attributes.items()},
+            published=published,
+            shard=Shard(ranks, mine.start),
+            known_as=self.fingerprint(),
+        )
+
+    def recipe(self) -> str:
+        """A digest of how a generated data set is made, which takes no look at it."""
+        return "made-" + hashlib.blake2b(self.provenance.encode(), digest_size=16).hexdigest()
+
     def fingerprint(self) -> str:
         """A digest of everything a result may depend on; the name and provenance do not count."""
+        if self.known_as:
+            return self.known_as
         table = self.interactions
         digest = hashlib.blake2b(table.fingerprint().encode(), digest_size=16)
         if table.ratings is not None:

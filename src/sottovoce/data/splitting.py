@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sottovoce.core.interactions import Interactions
+from sottovoce.core.ranks import WHOLE, Shard
 from sottovoce.data.dataset import Dataset
 from sottovoce.errors import ConfigError, DataError
 from sottovoce.rng import Streams, mix_array
@@ -62,27 +63,34 @@ class Split:
         return numbers
 
 
-def temporal_holdout(interactions: Interactions, fraction: float = 0.2) -> Split:
+def temporal_holdout(
+    interactions: Interactions, fraction: float = 0.2, shard: Shard = WHOLE
+) -> Split:
     """Each user's latest floor(fraction · n) interactions go to the test part.
 
     Equal times are ordered by item number, the larger counting as later.
     """
     times = _times(interactions)
     held_out = _last(interactions, times, _share(fraction))
-    return _parts(interactions, held_out, f"latest {fraction:g} of each user held out")
+    return _parts(interactions, held_out, f"latest {fraction:g} of each user held out", shard)
 
 
-def random_holdout(interactions: Interactions, fraction: float, rng: Streams) -> Split:
+def random_holdout(
+    interactions: Interactions, fraction: float, rng: Streams, shard: Shard = WHOLE
+) -> Split:
     """A random floor(fraction · n) of each user's interactions go to the test part.
 
     A user's draw depends on the stream and the user's number and items alone.
     """
-    held_out = _last(interactions, _random_keys(interactions, rng), _share(fraction))
-    return _parts(interactions, held_out, f"random {fraction:g} of each user held out")
+    held_out = _last(interactions, _random_keys(interactions, rng, shard), _share(fraction))
+    return _parts(interactions, held_out, f"random {fraction:g} of each user held out", shard)
 
 
 def leave_one_out(
-    interactions: Interactions, which: Which = "latest", rng: Streams | None = None
+    interactions: Interactions,
+    which: Which = "latest",
+    rng: Streams | None = None,
+    shard: Shard = WHOLE,
 ) -> Split:
     """One interaction of each user goes to the test part; users with a single one keep it.
 
@@ -94,11 +102,11 @@ def leave_one_out(
     elif which == "random":
         if rng is None:
             raise ConfigError('leave_one_out(which="random") needs rng')
-        keys = _random_keys(interactions, rng)
+        keys = _random_keys(interactions, rng, shard)
     else:
         raise ConfigError(f"which must be latest or random, not {which!r}")
     held_out = _last(interactions, keys, lambda counts: (counts > 1).astype(np.int64))
-    return _parts(interactions, held_out, f"{which} interaction of each user held out")
+    return _parts(interactions, held_out, f"{which} interaction of each user held out", shard)
 
 
 def published_split(dataset: Dataset) -> Split:
@@ -107,7 +115,8 @@ def published_split(dataset: Dataset) -> Split:
         raise DataError(
             f"{dataset.name} has no published split (filters undo one); use a split made here"
         )
-    split = _parts(dataset.interactions, dataset.published.held_out, "published split")
+    held_out = dataset.published.held_out
+    split = _parts(dataset.interactions, held_out, "published split", dataset.shard)
     if dataset.published.negatives is None:
         return split
     number = np.full(dataset.interactions.n_items, -1, dtype=np.int32)
@@ -121,6 +130,7 @@ def validation_split(
     fraction: float | None = 0.2,
     which: Which = "latest",
     rng: Streams | None = None,
+    shard: Shard = WHOLE,
 ) -> Split:
     """Splits the training part again, for tuning: `test` of the result is the validation part.
 
@@ -129,11 +139,11 @@ def validation_split(
     """
     train = split.train
     if fraction is None:
-        inner = leave_one_out(train, which, rng)
+        inner = leave_one_out(train, which, rng, shard)
     elif which == "latest":
-        inner = temporal_holdout(train, fraction)
+        inner = temporal_holdout(train, fraction, shard)
     elif rng is not None:
-        inner = random_holdout(train, fraction, rng)
+        inner = random_holdout(train, fraction, rng, shard)
     else:
         raise ConfigError('validation_split(which="random") needs rng')
     return Split(
@@ -218,17 +228,22 @@ def _times(table: Interactions) -> NDArray[np.int64]:
     return table.timestamps
 
 
-def _random_keys(table: Interactions, rng: Streams) -> NDArray[np.uint64]:
+def _random_keys(table: Interactions, rng: Streams, shard: Shard) -> NDArray[np.uint64]:
     """A word per entry that depends on the stream, the user and the item."""
     with np.errstate(over="ignore"):
-        per_user = rng.keys(np.arange(table.n_users, dtype=np.int64))
+        per_user = rng.keys(shard.first + np.arange(table.n_users, dtype=np.int64))
         per_item = rng.child("item").keys(table.items.astype(np.int64))
         return mix_array(per_user[table.users] ^ per_item)
 
 
-def _parts(table: Interactions, held_out: NDArray[np.bool_], protocol: str) -> Split:
-    in_train = np.bincount(table.items[~held_out], minlength=table.n_items) > 0
-    in_test = np.bincount(table.items[held_out], minlength=table.n_items) > 0
+def _parts(
+    table: Interactions, held_out: NDArray[np.bool_], protocol: str, shard: Shard = WHOLE
+) -> Split:
+    """Which items are in which part, all ranks know together."""
+    here = [
+        np.bincount(table.items[part], minlength=table.n_items) for part in (~held_out, held_out)
+    ]
+    in_train, in_test = shard.ranks.all_sum(np.array(here, dtype=np.int64)) > 0
     item_map = np.concatenate([np.flatnonzero(in_train), np.flatnonzero(in_test & ~in_train)])
     number = np.full(table.n_items, -1, dtype=np.int32)
     number[item_map] = np.arange(len(item_map), dtype=np.int32)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.resources import files
 
 import numpy as np
@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from sottovoce.compiled import njit
 from sottovoce.core.interactions import Interactions, Vocabulary
+from sottovoce.core.ranks import ALONE, Ranks, Shard
 from sottovoce.data.dataset import Dataset, Labels
 from sottovoce.errors import ConfigError
 from sottovoce.rng import GAMMA, Streams, mix
@@ -128,32 +129,34 @@ class _World:
     local_mass: NDArray[np.float64]
 
 
-def generate_town(config: TownConfig | None = None) -> Dataset:
-    """The whole town as a data set; venues nobody visited are left out."""
+def generate_town(config: TownConfig | None = None, ranks: Ranks = ALONE) -> Dataset:
+    """The whole town as a data set, or a rank's share of its residents; venues that nobody, on any
+    rank, visited are left out."""
     config = TownConfig() if config is None else config
-    shards = list(stream_town(config, 1 << 16))
+    mine = ranks.span(config.residents)
+    shards = list(stream_town(config, 1 << 16, mine))
     visits = [shard.interactions for shard in shards]
     items = np.concatenate([v.items for v in visits])
-    seen = np.flatnonzero(np.bincount(items, minlength=config.venues))
+    seen = np.flatnonzero(ranks.all_sum(np.bincount(items, minlength=config.venues)))
     number = np.zeros(config.venues, dtype=np.int32)
     number[seen] = np.arange(len(seen), dtype=np.int32)
     world = _world(config)
     names = venue_names(world.kind, world.district, _streams(config).child("names").generator())
     places = district_names(config.districts)
-    return Dataset(
+    made = Dataset(
         name="town",
         interactions=Interactions(
             indptr=np.concatenate([[0], np.cumsum(np.concatenate([v.counts for v in visits]))]),
             items=number[items],
             n_items=len(seen),
             timestamps=np.concatenate([_times_of(v) for v in visits]),
-            user_ids=_padded("r", np.arange(config.residents), config.residents),
+            user_ids=_padded("r", np.arange(mine.start, mine.stop), config.residents),
             item_ids=_padded("v", seen, config.venues),
         ),
         user_attributes={
             key: Labels(
                 np.concatenate([shard.attributes[key].codes for shard in shards]), labels.values
-            ).canonical()
+            ).canonical(ranks)
             for key, labels in shards[0].attributes.items()
         },
         item_titles=tuple(names[i] for i in seen),
@@ -163,19 +166,24 @@ def generate_town(config: TownConfig | None = None) -> Dataset:
             "district": Labels.of([places[d] for d in world.district[seen]]),
         },
         provenance=f"generated: {config}",
+        shard=Shard(ranks, mine.start),
     )
+    return replace(made, known_as=made.recipe()) if ranks.together else made
 
 
-def stream_town(config: TownConfig, shard_users: int = 1 << 16) -> Iterator[TownShard]:
-    """The town's residents in shards of `shard_users`. Memory is bounded by one shard.
+def stream_town(
+    config: TownConfig, shard_users: int = 1 << 16, residents: range | None = None
+) -> Iterator[TownShard]:
+    """The town's residents, or those of a range, in shards of `shard_users`. Memory is bounded by
+    one shard.
 
     What a resident does is the same whatever the size of the shards.
     """
     if shard_users < 1:
         raise ConfigError("town: shard_users must be at least 1")
-    world = _world(config)
-    for first in range(0, config.residents, shard_users):
-        yield _shard(config, world, first, min(first + shard_users, config.residents))
+    world, wanted = _world(config), residents or range(config.residents)
+    for first in range(wanted.start, wanted.stop, shard_users):
+        yield _shard(config, world, first, min(first + shard_users, wanted.stop))
 
 
 def district_names(count: int) -> tuple[str, ...]:

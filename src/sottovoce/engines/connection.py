@@ -100,6 +100,8 @@ class WebConnection:
         """Raises `NoConnection`, from what stood in the way."""
         loop = asyncio.get_running_loop()
         port = address.port or (443 if address.secure else 80)
+        # uvloop, on which services run, tries one address after another.
+        hurried = isinstance(loop, asyncio.BaseEventLoop)
         try:
             async with asyncio.timeout(patience.step):
                 _, stream = await loop.create_connection(
@@ -107,7 +109,7 @@ class WebConnection:
                     address.host,
                     port,
                     ssl=context,
-                    happy_eyeballs_delay=_NEXT_ADDRESS_SECONDS,
+                    **({"happy_eyeballs_delay": _NEXT_ADDRESS_SECONDS} if hurried else {}),
                 )
         except TimeoutError:
             raise

@@ -14,8 +14,9 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.algorithms.base import Cohort
+from sottovoce.core.cohort import Cohort
 from sottovoce.core.ledger import Ledger
+from sottovoce.core.ranks import ALONE, Ranks
 
 Report = Callable[[str, int, int], None]
 """Progress: what is being done, steps done, steps in all."""
@@ -101,6 +102,8 @@ class Checkpoints:
     step: int
     save: Callable[[int], None]
     seconds: float = 10.0
+    ranks: Ranks = ALONE
+    """They save, and stop, together."""
     _last: float = field(default_factory=time.monotonic)
     _asked: bool = False
 
@@ -113,10 +116,11 @@ class Checkpoints:
     def at(self, round: int, rounds: int) -> None:
         """Between two rounds; raises KeyboardInterrupt if one was noted."""
         due = round == rounds or time.monotonic() - self._last >= self.seconds
-        if due or self._asked:
+        due, asked = self.ranks.any(due, self._asked)
+        if due or asked:
             self.save(round)
             self._last = time.monotonic()
-        if self._asked:
+        if asked:
             raise KeyboardInterrupt
 
     @contextlib.contextmanager

@@ -29,6 +29,11 @@ os.execvp(sys.argv[2], sys.argv[2:])
 command. The parent is the thread that starts it: start processes from the main thread."""
 
 
+def tethered(command: Sequence[str | Path]) -> list[str]:
+    """The command, as a process that does not outlive this one."""
+    return [sys.executable, "-I", "-S", "-c", _TETHER, str(os.getpid()), *map(str, command)]
+
+
 @contextlib.contextmanager
 def told_to_stop(*more: signal.Signals) -> Iterator[threading.Event]:
     """An event that SIGTERM or Ctrl-C sets, or one of these signals; afterwards they do again what
@@ -75,7 +80,6 @@ class Child:
         environment: Mapping[str, str] | None = None,
     ) -> None:
         self.name, self.log = name, log
-        words = [sys.executable, "-I", "-S", "-c", _TETHER, str(os.getpid())]
         with contextlib.ExitStack() as stack:
             out: int | IO[bytes] = subprocess.PIPE
             if log is not None:
@@ -83,7 +87,7 @@ class Child:
                 out = stack.enter_context(log.open("ab"))
             try:
                 self.process = subprocess.Popen(
-                    [*words, *map(str, command)],
+                    tethered(command),
                     stdin=subprocess.DEVNULL,
                     stdout=out,
                     stderr=subprocess.STDOUT,

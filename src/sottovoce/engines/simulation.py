@@ -1,4 +1,5 @@
-"""Simulation: all devices as one cohort, in this process.
+"""Simulation: all devices as one cohort, in this process; or a rank's share of them (`core.ranks`),
+whose sums are added to the others' before the server, which every rank has, folds them.
 
 The engine knows no algorithm. It runs rounds, fuses rounds of a single device between two stops of
 the observers, and writes messages out only where somebody listens, those of some devices at a time.
@@ -7,7 +8,8 @@ Whatever it chooses, the model, the vectors and the ledger are the same bit for 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from hashlib import sha256
@@ -22,6 +24,7 @@ from sottovoce.core.interactions import Interactions
 from sottovoce.core.ledger import Ledger
 from sottovoce.core.links import hop_party
 from sottovoce.core.messages import (
+    BitCounts,
     BitReports,
     DeviceReports,
     MaskSeeds,
@@ -31,9 +34,11 @@ from sottovoce.core.messages import (
     SummedReports,
     add_up,
 )
+from sottovoce.core.one_bit import ReportCounter
+from sottovoce.core.ranks import ALONE, WHOLE, Ranks, Shard
 from sottovoce.core.running import Draws
 from sottovoce.engines.observers import MessageObserver, Moment, Observer
-from sottovoce.errors import ConfigError, Diverged, SpoiledSum, Stalled
+from sottovoce.errors import ConfigError, Diverged, RankLost, SpoiledSum, Stalled
 from sottovoce.parties.aggregator import (
     Aggregator,
     at_once,
@@ -69,9 +74,10 @@ class SimulatedDevices(Devices):
     _held: bool = False
     _sums_on: str = "cpu"
     """Where contributions are added up."""
+    _counter: ReportCounter | None = None
 
     def change_consent(self, consent: Consent) -> None:
-        if self._accelerator is not None:
+        if self._accelerator is not None or self._counter is not None:
             raise ConfigError("consent can change on --device cpu alone")
         super(SimulatedDevices, self).change_consent(consent)
 
@@ -79,6 +85,10 @@ class SimulatedDevices(Devices):
         """From now on, compute whole rounds on `device`."""
         if self.contributes:
             self._sums_on = device
+            return
+        if self.reports_bits:
+            algorithm, reports = self._reporting()
+            self._counter = algorithm.counter(self._shown(), reports.terms(), device)
             return
         everyone = np.arange(len(self.cohort), dtype=np.int64)
         release = self._release
@@ -89,8 +99,9 @@ class SimulatedDevices(Devices):
 
     def settle(self) -> None:
         """Bring the devices' state home from an accelerator."""
-        if self._accelerator is not None:
-            self.cohort.vectors = self._accelerator.vectors()
+        fast = self._accelerator or self._counter
+        if fast is not None:
+            self.cohort.vectors = fast.vectors()
 
     @property
     def fuses(self) -> bool:
@@ -100,16 +111,23 @@ class SimulatedDevices(Devices):
         return self.algorithm.fuses and plain and self._accelerator is None
 
     def report_summed(
-        self, view: ModelView, rows: NDArray[np.int64], threads: int = 1
+        self,
+        view: ModelView,
+        rows: NDArray[np.int64],
+        threads: int = 1,
+        company: int | None = None,
     ) -> SummedReports:
-        """One round of these devices, as the sum of their messages."""
+        """One round of these devices, as the sum of their messages. `company`: where they are a
+        rank's share of a round, how many devices are in it."""
         if self.contributes:
             return self._summed_contributions(view, rows, threads)
         algorithm, release = self._learning(), self._release
+        if company is not None and not algorithm.sums_alike and self._accelerator is None:
+            return self.report_sum(view, rows)
         fast = self._accelerator is not None
         if fast and self._link.clip:
             raise ConfigError("link.clip looks at every update by itself; leave it on --device cpu")
-        if not fast and (release.per_row or algorithm.prefers_messages(view, len(rows))):
+        if not fast and (release.per_row or self.writes_messages(view, company or len(rows))):
             return add_up(view.round, [self.report(view, rows)], view.items.shape[1])
         if self._link.clip or not (fast or algorithm.sums):
             return self.report_sum(view, rows)
@@ -130,6 +148,10 @@ class SimulatedDevices(Devices):
         self._record(rows, np.full(len(rows), view.round), counts, view.items.shape)
         every_item = np.arange(len(sums), dtype=np.int32)
         return SummedReports(view.round, every_item, sums, len(rows))
+
+    def writes_messages(self, view: ModelView, devices: int) -> bool:
+        """Whether so few take part that their messages cost less than a table of all rows."""
+        return self.algorithm.sends == "rows" and self._learning().prefers_messages(view, devices)
 
     def _summed_contributions(
         self, view: ModelView, rows: NDArray[np.int64], threads: int
@@ -164,6 +186,9 @@ class SimulatedDevices(Devices):
 
     def report_bits(self, view: ModelView, rows: NDArray[np.int64], threads: int = 1) -> BitReports:
         algorithm, release = self._reporting()
+        if self._counter is not None:  # somebody wants to see them
+            self.settle()
+            self._counter = None
         if not algorithm.sums:
             return super(SimulatedDevices, self).report_bits(view, rows)
         self._hold(view)
@@ -171,6 +196,26 @@ class SimulatedDevices(Devices):
         rule = release.report_rule(rows, view.round, *algorithm.sampling(view.items))
         made = algorithm.device_report(view, self._shown(), rows, rule, threads)
         return self._record_bits(view, rows, made)
+
+    @property
+    def counts_bits(self) -> bool:
+        """Whether reports are counted where they are made, and never written out."""
+        return self._counter is not None
+
+    @property
+    def reports_each(self) -> int:
+        """k: reports of a device in a round."""
+        return self._reporting()[1].settings.max_reports
+
+    def count_bits(self, view: ModelView, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """What `Server.count` would make of these devices' reports, [tiers, coordinates]."""
+        if self._counter is None:
+            raise ConfigError("reports are counted where they are made on a GPU alone")
+        self._admit(rows)
+        key = self._reporting()[1].round_key(view.round)
+        counts = self._counter.count_reports(view, rows, key)
+        self._book_bits(view, rows)
+        return counts
 
     def _hold(self, view: ModelView) -> None:
         """Raises where the fast way of somebody else's algorithm is not its definition's: what it
@@ -213,19 +258,46 @@ class SimulatedDevices(Devices):
         )  # fmt: skip
 
 
-def joining(history: Interactions, rows: NDArray[np.int64], groups: int) -> NDArray[np.int64]:
+def joining(
+    history: Interactions, rows: NDArray[np.int64], groups: int, shard: Shard = WHOLE
+) -> NDArray[np.int64]:
     """In which of so many groups each user comes: these rows in the order of their first
     interactions (of their numbers, where there are no times, or equal ones), equally many in each.
-    Who is not among them is in none: -1."""
-    first = np.arange(history.n_users, dtype=np.int64)
+    Who is not among them is in none: -1. Of a shard: among the rows of all ranks."""
+    ranks = shard.ranks
+    first = shard.first + np.arange(history.n_users, dtype=np.int64)
     if history.timestamps is not None:
         never = np.iinfo(np.int64).max
         first = np.full(history.n_users, never, dtype=np.int64)
         np.minimum.at(first, history.users, history.timestamps)
+    value, (everybody,) = first[rows], ranks.total(len(rows))
+    sizes = [everybody // groups + (k < everybody % groups) for k in range(groups)]
+    edges, ordered = np.cumsum(sizes)[:-1], np.sort(value)
+    # For each edge, the time of who comes there: by halves, from what all ranks count.
+    low = np.full(len(edges), np.iinfo(np.int64).min)
+    high = np.full(len(edges), np.iinfo(np.int64).max)
+    while np.any(low < high):
+        middle = (low >> 1) + (high >> 1) + (low & high & 1)
+        enough = ranks.all_sum(np.searchsorted(ordered, middle, side="right")) > edges
+        low, high = np.where(enough, low, middle + (low < high)), np.where(enough, middle, high)
+    earlier = ranks.all_sum(np.searchsorted(ordered, low, side="left"))
+    group = np.searchsorted(low, value, side="left")  # edges whose time is before hers
+    ties = [np.flatnonzero(value == time) for time in low.tolist()]
+    here = np.zeros((len(edges), ranks.size), dtype=np.int64)
+    here[:, ranks.rank] = [len(tied) for tied in ties]
+    before = ranks.all_sum(here)[:, : ranks.rank].sum(axis=1)
+    for edge, tied in enumerate(ties):
+        group[tied] += earlier[edge] + before[edge] + np.arange(len(tied)) >= edges[edge]
     found = np.full(history.n_users, -1, dtype=np.int64)
-    for number, group in enumerate(np.array_split(np.argsort(first[rows], kind="stable"), groups)):
-        found[rows[group]] = number
+    found[rows] = group
     return found
+
+
+def _held_back(round: int) -> Stalled:
+    return Stalled(
+        f"in round {round} no tier has its minimum of devices with enough budget left, so that the "
+        "proxy holds everything back; lower rounds, or let the users permit more"
+    )
 
 
 _AGGREGATORS = ("server", "aggregator-1", "aggregator-2")
@@ -269,18 +341,27 @@ class Simulation:
     """Users whom the search has found."""
     left_out: list[tuple[int, int]] = field(default_factory=list)
     """Rounds and users whose contributions did not pass the checks."""
+    ranks: Ranks = ALONE
+    """Of which this process is one, with a share of the devices."""
+    busy: float = 0.0
+    """Seconds that this rank has worked since somebody last looked, and not waited for others."""
+    on_pace: Callable[[int, list[float]], None] | None = None
+    """Is told, by round, for how long each rank has worked since the last time."""
 
     def run(self) -> None:
         """Go on from the server's round to `rounds`."""
+        self._check_ranks()
         willing = self.devices.willing(self.server.round)
+        there = self.ranks.total(len(willing))[0]
         # Where devices spend, each round looks anew at who may send.
-        too_few = len(willing) < self.cohort_size and not self.devices.spends
+        too_few = there < self.cohort_size and not self.devices.spends
         if self.proxy is None and (too_few or self.cohort_size < 1):
             raise ConfigError(
-                f"{self.cohort_size} devices are asked for in a round, {len(willing)} take part"
+                f"{self.cohort_size} devices are asked for in a round, {there} take part"
             )
         server = self.server
         fuse = self.fuse and self.cohort_size == 1 and self.devices.fuses
+        fuse &= not self.ranks.together
         fuse &= server.guard.defence == NO_DEFENCE
         while server.round < self.rounds:
             stop = self._next_stop()
@@ -303,17 +384,23 @@ class Simulation:
             willing = self.devices.willing(self.server.round)
         if self.joined is not None:
             willing = willing[self.joined[willing] <= self.server.round]
-        size = max(self.least, len(willing)) if self.least else self.cohort_size
         if self.shut_out:
             users = self.devices.cohort.users
             willing = willing[[users[row] not in self.shut_out for row in willing]]
-            size = max(self.least, min(size, len(willing)))
-        if len(willing) < size:
+        counts = self.ranks.counts(len(willing))
+        there = sum(counts)
+        size = max(self.least, there) if self.least else self.cohort_size
+        if self.shut_out:
+            size = max(self.least, min(size, there))
+        if there < size:
             raise Stalled(
-                f"in round {self.server.round} only {len(willing):,} devices may still send, where "
+                f"in round {self.server.round} only {there:,} devices may still send, where "
                 f"{size:,} are asked; lower rounds or cohort_size, or let the users permit more"
             )
-        return willing[self.server.select(len(willing), size)]
+        if size == there:
+            return willing
+        chosen = self.server.select(there, size) - sum(counts[: self.ranks.rank])
+        return willing[chosen[(chosen >= 0) & (chosen < len(willing))]]
 
     def _round(self, rows: NDArray[np.int64]) -> None:
         view, kept = self.server.publish(), self.server.published
@@ -326,7 +413,28 @@ class Simulation:
         elif self.message_observers or self.server.guard.defence.looks_at_devices:
             self.server.fold(self._sum_written(view, rows))
         else:
-            self.server.fold(self.devices.report_summed(view, rows, self.threads))
+            self.server.fold(self._summed(view, rows))
+
+    def _summed(self, view: ModelView, rows: NDArray[np.int64]) -> SummedReports:
+        """The sum of what the devices of a round send, those of all ranks."""
+        ranks, server, devices = self.ranks, self.server, self.devices
+        if not ranks.together:
+            return devices.report_summed(view, rows, self.threads)
+        (company,) = ranks.total(len(rows))
+        (n_rows, width), begun = server.algorithm.report_shape(view), time.perf_counter()
+        item, sums = np.zeros(0, np.int32), np.zeros((0, width), np.int64)
+        if len(rows):
+            mine = devices.report_summed(view, rows, self.threads, company)
+            item, sums = mine.item, mine.sums
+        self.busy += time.perf_counter() - begun
+        if devices.writes_messages(view, company):
+            told = ranks.gather((item, sums))
+            total = server.add_sums([SummedReports(view.round, *one, 0) for one in told])
+            return replace(total, devices=company)
+        if len(item) < n_rows:
+            sums = SummedReports(view.round, item, sums, company).dense(n_rows)
+        every = np.arange(n_rows, dtype=np.int32)
+        return SummedReports(view.round, every, ranks.all_sum(sums), company)
 
     def _sum_written(self, view: ModelView, rows: NDArray[np.int64]) -> SummedReports:
         """The sum of the devices' messages."""
@@ -346,33 +454,58 @@ class Simulation:
         """A round of everyone whose budget permits it, through the proxy."""
         view, rows = self.server.publish(), self.devices.willing()
         self._tell("device", view)
+        if self.devices.counts_bits and not self.message_observers:
+            self._counted_round(proxy, view, rows)
+            return
+        begun = time.perf_counter()
         bits = self.devices.report_bits(view, rows, self.threads)
+        self.busy += time.perf_counter() - begun
         # To the proxy they are sealed.
         self._tell("proxy", replace(bits, reports=np.zeros((len(bits), 0), np.uint32)))
-        batches = proxy.collect(bits, self.threads)
-        if not batches:
-            raise Stalled(
-                f"in round {view.round} no tier has its minimum of devices with enough budget "
-                "left, so that the proxy holds everything back; lower rounds, or let the users "
-                "permit more"
-            )
+        batches = proxy.collect(bits, self.threads, self.ranks)
+        if not any(self.ranks.any(bool(batches))):
+            raise _held_back(view.round)
         for batch in batches:
             for hop in range(1, proxy.shufflers):
                 facts = batch.round, batch.tier, batch.devices, len(batch.reports)
                 self._tell(hop_party(hop), SealedBatch(*facts))
             self._tell("server", batch)
-        self.server.fold(self.server.count(batches))
+        self._fold_counts(self.server.count(batches))
+
+    def _counted_round(self, proxy: Shuffler, view: ModelView, rows: NDArray[np.int64]) -> None:
+        """The same where nobody looks on: a shuffle changes no count."""
+        passing = proxy.passing(view.round, self.devices.tiers()[rows], self.ranks)
+        if not any(self.ranks.any(bool(passing))):
+            raise _held_back(view.round)
+        begun = time.perf_counter()
+        counts, k = self.devices.count_bits(view, rows), self.devices.reports_each
+        self.busy += time.perf_counter() - begun
+        devices = [0] * len(counts)
+        for tier, many in passing:
+            devices[tier] = many
+        counts[np.array(devices) == 0] = 0
+        reports = tuple(k * many for many in devices)
+        self._fold_counts(BitCounts(view.round, tuple(devices), reports, counts))
+
+    def _fold_counts(self, counted: BitCounts) -> None:
+        """What was counted here and by the other ranks."""
+        ranks = self.ranks
+        if ranks.several:
+            devices, reports = ranks.total(*counted.devices), ranks.total(*counted.reports)
+            counted = BitCounts(counted.round, devices, reports, ranks.all_sum(counted.sums))
+        self.server.fold(counted)
 
     def _summed_round(self, masker: Helper, view: ModelView, rows: NDArray[np.int64]) -> None:
         """A round of which the server sees the sum alone."""
         link, (n_rows, width) = masker.link, self.server.algorithm.report_shape(view)
         numbers, draws = n_rows * width, self._draws(view)
         if self.search is None and not (self.message_observers and self.masked):
-            sums = self.devices.report_summed(view, rows, self.threads).dense(n_rows)
+            clear = self._summed(view, rows)
+            sums = clear.dense(n_rows)
             noise = masker.noise(view.round, numbers, draws)
             if noise is not None:
                 sums += noise.reshape(sums.shape)
-            whole = summed(view.round, sums, len(rows))
+            whole = summed(view.round, sums, clear.devices)
             self._tell("server", whole)
             self.server.fold(whole)
             return
@@ -423,15 +556,16 @@ class Simulation:
         numbers = self.server.algorithm.report_shape(view)[0]
         form = rules.form(view.round, numbers)
         sigma = rules.sigma(view.round, numbers)
-        check_room(form, sigma, len(rows))
+        check_room(form, sigma, *self.ranks.total(len(rows)))
         step, users = rules.link.grid(form).step, self.devices.cohort.users[rows]
         if not (self.message_observers and self.masked):
-            sums = self.devices.report_summed(view, rows, self.threads).dense(numbers)
+            total = self._summed(view, rows)
+            sums = total.dense(numbers)
             for one in self.aggregators:
                 noise = one.rules.noise(view.round, numbers, draws)
                 if noise is not None:
                     sums[:, 0] += step * noise
-            whole = summed(view.round, sums, len(rows))
+            whole = summed(view.round, sums, total.devices)
         else:
             many = at_once(form)
             for start in range(0, len(rows), many):
@@ -515,5 +649,44 @@ class Simulation:
         ):
             if not np.isfinite(numbers).all():
                 raise Diverged(f"{what} ran off to infinity by round {round}; lower learning_rate")
+        self._compare(round)
         for observer in due:
             observer.look(moment)
+
+    # --- ranks ------------------------------------------------------------------------------------
+
+    def _check_ranks(self) -> None:
+        """Raises where ranks cannot do what is asked for."""
+        if not self.ranks.together:
+            return
+        if self.message_observers or self.search is not None:
+            raise ConfigError(
+                "messages are written out in one process alone; use --engine simulation"
+            )
+        if self.server.guard.defence.looks_at_devices:
+            raise ConfigError(
+                "[defence] looks at every device's message, and ranks exchange sums alone; use "
+                "--engine simulation, or caps on sums (defence.max_sum_norm)"
+            )
+        if self.devices.algorithm.needs_whole_cohort:
+            raise ConfigError(
+                f"what a device of {self.devices.algorithm.config.system} learns depends on the "
+                "other devices of its round, which are on other ranks; use --engine simulation"
+            )
+
+    def _compare(self, round: int) -> None:
+        """Raises where ranks have come to different models; tells how long each has worked."""
+        if not self.ranks.together:
+            return
+        digest = sha256(self.server.items.tobytes() + self.server.memory.tobytes()).hexdigest()
+        told = self.ranks.gather((digest, self.busy))
+        self.busy = 0.0
+        other = next((k for k, (one, _) in enumerate(told) if one != told[0][0]), None)
+        if other is not None:
+            raise RankLost(
+                f"by round {round} rank {other} has another model than rank 0, so that its machine "
+                "computes otherwise; take machines of one kind, with the same packages",
+                said=self.ranks.rank not in (0, other),
+            )
+        if self.on_pace is not None:
+            self.on_pace(round, [seconds for _, seconds in told])

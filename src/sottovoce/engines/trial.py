@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.algorithms.base import AlgorithmSettings, Cohort
+from sottovoce.algorithms.base import AlgorithmSettings
+from sottovoce.core.cohort import Cohort
 from sottovoce.core.interactions import Vocabulary
 from sottovoce.core.ledger import COLUMNS, Entries, entries_of
 from sottovoce.core.links import CheckedSum, Proxied, SecureSum

@@ -64,16 +64,32 @@ class Metric(Component, ABC):
         """The figure for all users together, None where it does not apply. `means` are those of
         the metrics per user; there are no lists under sampled candidates."""
 
+    def overall_counted(
+        self, means: Mapping[str, float], counts: Ints | None, n_items: int
+    ) -> float | None:
+        """`overall` where nobody has all lists: from how often each item is in one. Who needs more
+        than the means and these says that it does not apply."""
+        return self.overall(means, None, n_items)
+
     @classmethod
     def key(cls) -> str:
         """What a summary calls it before @K."""
         return cls.short or cls.name
 
     def figure(
-        self, means: Mapping[str, float], lists: NDArray[np.int32] | None, n_items: int
+        self,
+        means: Mapping[str, float],
+        lists: NDArray[np.int32] | None,
+        n_items: int,
+        counts: Ints | None = None,
     ) -> float | None:
-        """`overall`, where that is a number or None; else it raises."""
-        value: Any = self.overall(means, lists, n_items)  # of a stranger it may be anything
+        """`overall`, where that is a number or None; else it raises. By `counts` where these are
+        given."""
+        value: Any  # of a stranger it may be anything
+        if counts is None:
+            value = self.overall(means, lists, n_items)
+        else:
+            value = self.overall_counted(means, counts, n_items)
         if isinstance(value, np.generic):
             value = value.item()
         if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
@@ -227,12 +243,18 @@ def gini(lists: NDArray[np.int32], n_items: int) -> float:
 
     Not a number where nothing was recommended or the catalogue has fewer than two items.
     """
-    chosen = lists[lists >= 0]
-    if len(chosen) == 0 or n_items < 2:
+    return gini_of(np.bincount(lists[lists >= 0], minlength=n_items), n_items)
+
+
+def gini_of(counts: Ints, n_items: int) -> float:
+    """`gini` from how often each item was recommended."""
+    slots = int(counts.sum())
+    if slots == 0 or n_items < 2:
         return float("nan")
-    if int(chosen.max()) >= n_items:
-        raise DataError(f"item {int(chosen.max())} lies outside a catalogue of {n_items}")
-    share = np.sort(np.bincount(chosen, minlength=n_items)) / len(chosen)
+    largest = int(np.flatnonzero(counts)[-1])
+    if largest >= n_items:
+        raise DataError(f"item {largest} lies outside a catalogue of {n_items}")
+    share = np.sort(counts[:n_items]) / slots
     weight = 2 * np.arange(1, n_items + 1) - n_items - 1
     return float(1.0 - (weight * share).sum() / (n_items - 1))
 
@@ -325,6 +347,11 @@ class ItemCoverage(Metric):
     ) -> float | None:
         return None if lists is None else item_coverage(lists)
 
+    def overall_counted(
+        self, means: Mapping[str, float], counts: Ints | None, n_items: int
+    ) -> float | None:
+        return None if counts is None else int(np.count_nonzero(counts))
+
 
 @METRICS.register("gini")
 class Gini(Metric):
@@ -337,6 +364,11 @@ class Gini(Metric):
         self, means: Mapping[str, float], lists: NDArray[np.int32] | None, n_items: int
     ) -> float | None:
         return None if lists is None else gini(lists, n_items)
+
+    def overall_counted(
+        self, means: Mapping[str, float], counts: Ints | None, n_items: int
+    ) -> float | None:
+        return None if counts is None else gini_of(counts, n_items)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from sottovoce.compiled import njit
 from sottovoce.core.interactions import Interactions
+from sottovoce.core.ranks import ALONE, Ranks
 from sottovoce.core.recommender import Scorer, score_items, top_n
 from sottovoce.errors import DataError, UsageError
 from sottovoce.evaluation import metrics
@@ -122,6 +123,8 @@ class Sampled:
 
     negatives: int = 99
     seed: int = 0
+    first: int = 0
+    """The number of the first user, where these are a shard."""
     ties: ClassVar[str] = "ties against the system"
 
     def __post_init__(self) -> None:
@@ -135,7 +138,7 @@ class Sampled:
         self, train: Interactions, test: Interactions, users: NDArray[np.int64]
     ) -> NDArray[np.int32]:
         """Distinct negatives [len(users), negatives]; a user's row depends on the user alone."""
-        keys = Streams.from_seed(self.seed).child("negatives").keys(users)
+        keys = Streams.from_seed(self.seed).child("negatives").keys(users + self.first)
         return draw_negatives(train, test, users, self.negatives, keys)
 
 
@@ -147,6 +150,8 @@ class Given:
 
     negatives: NDArray[np.int32]
     name: str = "given"
+    digest: str = ""
+    """Of the whole table, where this is a shard of it."""
     ties: ClassVar[str] = "ties against the system"
 
     def __post_init__(self) -> None:
@@ -157,7 +162,7 @@ class Given:
         object.__setattr__(self, "negatives", table)
 
     def describe(self) -> str:
-        digest = hashlib.blake2b(self.negatives.tobytes(), digest_size=4).hexdigest()
+        digest = self.digest or negatives_digest(self.negatives)
         width = self.negatives.shape[1]
         return f"each test item among {width} negatives of {self.name} ({digest})"
 
@@ -174,6 +179,11 @@ class Given:
         rows = self.negatives[users]
         missing = (rows >= train.n_items) | metrics.hits(rows, users, test)
         return np.where(missing, np.int32(-1), rows)
+
+
+def negatives_digest(table: NDArray[np.int32]) -> str:
+    """By which a protocol names a table of negatives."""
+    return hashlib.blake2b(table.tobytes(), digest_size=4).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,9 +217,12 @@ class Evaluation:
     skipped: int
     n_items: int
     lists: NDArray[np.int32] | None = None
+    ranks: Ranks = ALONE
+    """Where the users are a rank's share, the ranks. Figures and counts are then over all of them,
+    and all of them ask for one at the same time."""
 
     def __repr__(self) -> str:
-        return f"<Evaluation {self.describe()}>"
+        return f"<Evaluation {self.protocol.describe()}; {len(self):,} users here>"
 
     def __len__(self) -> int:
         return len(self.users)
@@ -222,8 +235,9 @@ class Evaluation:
             raise UsageError(f"there is no per-user {metric!r}; there are {known}") from None
 
     def mean(self, metric: str) -> float:
-        """Mean over all evaluated users, served or not."""
-        return float(self.per_user(metric).mean())
+        """Mean over all evaluated users, served or not: their exact sum, rounded once."""
+        values = self.per_user(metric)
+        return self.ranks.exact_sum(values) / self.ranks.total(len(values))[0]
 
     def summary(self, *, gini_items: int | None = None) -> dict[str, float]:
         """Every metric that applies. `gini_items` is the catalogue of Gini; by default all items,
@@ -231,15 +245,24 @@ class Evaluation:
         at = f"@{self.protocol.k}"
         means = {name.removesuffix(at): self.mean(name) for name in self.values}
         n_items = self.n_items if gini_items is None else gini_items
-        found = {m.key() + at: m.figure(means, self.lists, n_items) for m in every_metric()}
+        counts, every = self._counts(), every_metric()
+        found = {m.key() + at: m.figure(means, self.lists, n_items, counts) for m in every}
         return {key: value for key, value in found.items() if value is not None}
+
+    def _counts(self) -> NDArray[np.int64] | None:
+        """How often each item is recommended, where the lists are spread over ranks."""
+        if self.lists is None or not self.ranks.several:
+            return None
+        chosen = self.lists[self.lists >= 0]
+        return self.ranks.all_sum(np.bincount(chosen, minlength=self.n_items).astype(np.int64))
 
     def describe(self) -> str:
         """The protocol and the users in one line."""
-        text = f"{self.protocol.describe()}; {len(self.users):,} users"
-        if self.skipped:
-            text += f" ({self.skipped:,} without test items skipped)"
-        missing = int((~self.served).sum())
+        mine = len(self.users), self.skipped, int((~self.served).sum())
+        users, skipped, missing = self.ranks.total(*mine)
+        text = f"{self.protocol.describe()}; {users:,} users"
+        if skipped:
+            text += f" ({skipped:,} without test items skipped)"
         if missing:
             text += f", {missing:,} of them not served"
         return text
@@ -254,8 +277,10 @@ def evaluate(
     users: NDArray[np.int64] | None = None,
     threads: int | None = None,
     progress: Progress | None = None,
+    ranks: Ranks = ALONE,
 ) -> Evaluation:
-    """Rank for every user (or for `users`) with test items, and measure."""
+    """Rank for every user (or for `users`) with test items, and measure. The users may be a rank's
+    share of those of several `ranks`."""
     protocol = protocol or Protocol()
     _check(scorer, train, test)
     asked = np.arange(test.n_users) if users is None else np.asarray(users, dtype=np.int64)
@@ -264,9 +289,9 @@ def evaluate(
     ):
         raise DataError(f"users must be distinct numbers below {test.n_users:,}")
     chosen = asked[test.counts[asked] > 0]
-    if not len(chosen):
+    if ranks.total(len(chosen)) == (0,):
         raise DataError("no user has test items; there is nothing to evaluate")
-    parts: list[_Part] = []
+    parts: list[_Part] = [] if len(chosen) else [_nobody(protocol)]
     for start in range(0, len(chosen), SLAB):
         slab = chosen[start : start + SLAB]
         negatives = protocol.candidates.draw(train, test, slab)
@@ -277,7 +302,7 @@ def evaluate(
             parts.append(_measure_ranks(scorer, train, test, slab, negatives, protocol.k, threads))
         if progress is not None:
             progress(start + len(slab), len(chosen))
-    return _joined(parts, protocol, chosen, len(asked) - len(chosen), test)
+    return _joined(parts, protocol, chosen, len(asked) - len(chosen), test, ranks)
 
 
 def evaluate_lists(
@@ -306,6 +331,7 @@ def _joined(
     users: NDArray[np.int64],
     skipped: int,
     test: Interactions,
+    ranks: Ranks = ALONE,
 ) -> Evaluation:
     found = [part.lists for part in parts if part.lists is not None]
     return Evaluation(
@@ -319,7 +345,16 @@ def _joined(
         skipped=skipped,
         n_items=test.n_items,
         lists=np.concatenate(found) if found else None,
+        ranks=ranks,
     )
+
+
+def _nobody(protocol: Protocol) -> _Part:
+    """Of a rank none of whose users has test items."""
+    full, known = isinstance(protocol.candidates, Full), user_metrics().items()
+    told = [name for name, one in known if full or one.gain(np.ones(1, np.int64)) is not None]
+    lists = np.zeros((0, protocol.k), np.int32) if full else None
+    return _Part({name: np.zeros(0) for name in told}, np.zeros(0, dtype=bool), lists)
 
 
 def _measure_lists(

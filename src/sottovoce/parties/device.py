@@ -24,15 +24,9 @@ from typing import Any, Self, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.algorithms.base import (
-    Cohort,
-    Contributing,
-    CrossDevice,
-    FactorModel,
-    Reporting,
-    RowCounts,
-)
-from sottovoce.core.arrays import distinct, sum_groups
+from sottovoce.algorithms.base import Contributing, CrossDevice, FactorModel, Reporting
+from sottovoce.core.arrays import ascending, distinct, sum_groups
+from sottovoce.core.cohort import Cohort, RowCounts
 from sottovoce.core.consent import Consent, ShareRule
 from sottovoce.core.contributions import Contributions, cut, cut_to
 from sottovoce.core.interactions import Interactions
@@ -67,7 +61,7 @@ SENT = {
     "contributions": "contributions to a sum",
 }
 _HOME_BATCH = 1024
-_WRITTEN_AT_ONCE = 1 << 22
+_WRITTEN_AT_ONCE = 1 << 20
 """Numbers of plain updates that are written out together, or those of one device."""
 
 
@@ -175,7 +169,10 @@ class Devices(Redacted):
         updates = _believed(learnt, self.sendable, rows, view, algorithm.config.name)
         rule = self._release.rule(rows, np.array([view.round]))
         reports, counts = self._merge(updates, rows, view.round, _leaving(updates, rule))
-        self._keep_contents(rows, reports.item, np.linalg.norm(reports.values, axis=1))
+        if len(rows) == 1:
+            self._keep_contents(rows, reports.item, np.linalg.norm(reports.values, axis=1))
+        else:
+            self.contents = None
         reports = self._release.add_noise(reports, rows, *view.items.shape)
         if self._link.clip:
             reports = clip_reports(reports, self._link.clip)
@@ -441,12 +438,16 @@ class Devices(Redacted):
         self, view: ModelView, rows: NDArray[np.int64], reports: NDArray[np.uint32]
     ) -> BitReports:
         """The same for randomised reports, which are in the book when they are returned."""
+        self._book_bits(view, rows)
+        tier = self._reporting()[1].tier[rows]
+        return BitReports(view.round, self.cohort.users[rows], tier, reports)
+
+    def _book_bits(self, view: ModelView, rows: NDArray[np.int64]) -> None:
         release = self._reporting()[1]
         self._charge(rows, release.cost()[rows])
         entries = release.entries(rows, view.round)
         more = entries.reports.astype(np.int64) * self._link.layer_bytes
         self.ledger.record(replace(entries, bytes=entries.bytes + more))
-        return BitReports(view.round, self.cohort.users[rows], release.tier[rows], reports)
 
     def _charge(
         self, rows: NDArray[np.int64], epsilon: NDArray[np.float64], mark: int | None = None
@@ -504,22 +505,22 @@ class Devices(Redacted):
         leaves: NDArray[np.bool_],
     ) -> tuple[DeviceReports, RowCounts]:
         """Sum each device's leaving updates by item, items ascending."""
-        row, item = updates.row[leaves], updates.item[leaves]
-        positive = updates.positive[leaves]
-        order = np.lexsort((item, row))
-        row, item = row[order], item[order]
-        first = np.ones(len(row), dtype=bool)
-        first[1:] = (row[1:] != row[:-1]) | (item[1:] != item[:-1])
-        starts = np.flatnonzero(first)
-        sums = sum_groups(updates.values, np.flatnonzero(leaves)[order], starts)
-        sent_positive = positive[order][starts]
+        row, item, positive = updates.row, updates.item, updates.positive
+        if leaves.all() and ascending(row, item):  # a row for every item, say
+            sums = updates.values.astype(np.int64)
+        else:
+            row, item, positive = row[leaves], item[leaves], positive[leaves]
+            order = np.lexsort((item, row))
+            row, item = row[order], item[order]
+            first = np.ones(len(row), dtype=bool)
+            first[1:] = (row[1:] != row[:-1]) | (item[1:] != item[:-1])
+            starts = np.flatnonzero(first)
+            sums = sum_groups(updates.values, np.flatnonzero(leaves)[order], starts)
+            row, item, positive = row[starts], item[starts], positive[order][starts]
         n = len(rows)
-        counts = RowCounts(
-            np.bincount(row[starts][sent_positive], minlength=n).astype(np.int32),
-            np.bincount(row[starts][~sent_positive], minlength=n).astype(np.int32),
-        )
-        sender = self.cohort.users[rows][row[starts]]
-        return DeviceReports(round, sender, item[starts], sums), counts
+        whole, own = (np.bincount(r, minlength=n).astype(np.int32) for r in (row, row[positive]))
+        sender = self.cohort.users[rows][row]
+        return DeviceReports(round, sender, item, sums), RowCounts(own, whole - own)
 
 
 def cut_profile(
@@ -577,7 +578,7 @@ def _believed(
             f"{name} gave updates of type {values.dtype} and shape {values.shape}, where whole "
             f"numbers of the grid, [{n}, {width}], are wanted; nothing was sent"
         )
-    item, row = updates.item.astype(np.int64), updates.row.astype(np.int64)
+    item, row = updates.item, updates.row
     if {len(item), len(row), len(updates.entry), len(updates.positive)} != {n} or (
         n
         and not (
@@ -589,7 +590,7 @@ def _believed(
             f"{name} gave updates of rows that the model, or of devices that the round has not; "
             "nothing was sent"
         )
-    entry = history.find(rows[row], item)
+    entry = history.find(rows[row], cast(NDArray[np.int64], item))
     if not np.array_equal(entry >= 0, updates.positive) or not np.array_equal(
         entry[updates.positive], updates.entry[updates.positive]
     ):

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sottovoce.algorithms.base import FactorModel, Reporting
-from sottovoce.core.arrays import count_bits
+from sottovoce.core.arrays import count_bits, distinct
 from sottovoce.core.messages import (
     GRID,
     LIMIT,
@@ -248,7 +248,7 @@ class Server:
                 raise MessageError("a report names an unknown item")
             if reports.values.shape != (len(reports), width):
                 raise MessageError("a report has the wrong width")
-            new = set(np.unique(reports.sender).tolist())
+            new = set(distinct(reports.sender).tolist())
             if senders & new:
                 raise MessageError("a device reported twice in one round")
             senders |= new

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from sottovoce.compiled import njit
 from sottovoce.core.arrays import each
 from sottovoce.core.messages import Batch, BitReports
+from sottovoce.core.ranks import ALONE, Ranks
 from sottovoce.errors import ConfigError, MessageError, UsageError
 from sottovoce.rng import chacha_words
 
@@ -222,29 +223,22 @@ class Shuffler:
         self.held: Counter[int] = Counter()
         """Devices per tier whose reports were held back and dropped, over all rounds."""
 
-    def collect(self, bits: BitReports, threads: int = 1) -> list[Batch]:
+    def collect(self, bits: BitReports, threads: int = 1, ranks: Ranks = ALONE) -> list[Batch]:
         """A batch for each tier that reaches its minimum, shuffled with randomness from the
         operating system. Refuses a round that is over and a round in which anyone sent the wrong
-        number of reports, named an unknown tier or sent twice."""
-        rules, tiers = self._rules, len(self._rules.minimum)
+        number of reports, named an unknown tier or sent twice. Of several ranks of a simulation,
+        each shuffles what its devices sent, and the minimum is of all of them together."""
+        rules = self._rules
         if bits.round <= self._last:
             raise MessageError(f"round {bits.round} is over")
         if bits.reports.shape != (len(bits.sender), rules.reports):
             raise MessageError(f"every device must send {rules.reports} reports")
         if bits.tier.shape != bits.sender.shape:
             raise MessageError("every device must name one tier")
-        if len(bits) and not 0 <= int(bits.tier.min()) <= int(bits.tier.max()) < tiers:
-            raise MessageError("a device names a tier that is not in the terms")
         if len(np.unique(bits.sender)) != len(bits.sender):
             raise MessageError("a device sends twice in one round")
-        self._last = bits.round
         batches = []
-        for tier, devices in enumerate(np.bincount(bits.tier, minlength=tiers).tolist()):
-            if not devices:
-                continue
-            if not rules.releases(tier, devices, 0.0):
-                self.held[tier] += devices
-                continue
+        for tier, devices in self.passing(bits.round, bits.tier, ranks):
             everyone = devices == len(bits)
             sent = bits.reports if everyone else bits.reports[bits.tier == tier]
             mixed = sent.ravel()
@@ -252,6 +246,28 @@ class Shuffler:
                 mixed = shuffled(mixed, self.seeds(bits.round, tier, hop), threads=threads)
             batches.append(Batch(bits.round, tier, devices, mixed))
         return batches
+
+    def passing(
+        self, round: int, tier: NDArray[np.int32], ranks: Ranks = ALONE
+    ) -> list[tuple[int, int]]:
+        """The tiers of a round that reach their minimum over all ranks, and how many devices each
+        has here. The others are held back and dropped."""
+        tiers = len(self._rules.minimum)
+        if round <= self._last:
+            raise MessageError(f"round {round} is over")
+        if len(tier) and not 0 <= int(tier.min()) <= int(tier.max()) < tiers:
+            raise MessageError("a device names a tier that is not in the terms")
+        self._last, found = round, []
+        here = np.bincount(tier, minlength=tiers).astype(np.int64)
+        there = ranks.all_sum(here.copy()).tolist()
+        for number, devices in enumerate(here.tolist()):
+            if not devices:
+                continue
+            if self._rules.releases(number, there[number], 0.0):
+                found.append((number, devices))
+            else:
+                self.held[number] += devices
+        return found
 
 
 def in_parts(

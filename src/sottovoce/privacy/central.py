@@ -94,8 +94,9 @@ def clip_reports(reports: DeviceReports, clip: float) -> DeviceReports:
     values = np.ascontiguousarray(reports.values, dtype=np.int64)
     squares = np.zeros(int(owner.max()) + 1)
     _add_squares(values, owner.astype(np.int64), squares)
-    # What the floating-point sum of so many squares may be off by, relatively.
-    slack = (values.size + 16) * 2.0**-52
+    # What the floating-point sum of a sender's squares may be off by, relatively. Hers alone: what
+    # she sends must not depend on who else is there.
+    slack = (np.bincount(owner) * values.shape[1] + 16) * 2.0**-52
     limit = clip * GRID
     over = squares > limit**2 * (1.0 + slack)
     for close in np.flatnonzero(~over & (squares > limit**2 * (1.0 - slack))):
@@ -105,7 +106,7 @@ def clip_reports(reports: DeviceReports, clip: float) -> DeviceReports:
     if not over.any():
         return reports
     factor = np.ones(len(squares))
-    factor[over] = limit / np.sqrt(squares[over]) * (1.0 - slack)
+    factor[over] = limit / np.sqrt(squares[over]) * (1.0 - slack[over])
     long = np.flatnonzero(over[owner])
     clipped = values.copy()
     clipped[long] = np.trunc(values[long] * factor[owner[long], None]).astype(np.int64)

@@ -56,6 +56,14 @@ class ShareFraction(Release):
         if self.per not in ("draw", "item"):
             raise ConfigError(f'release.per must be "draw" or "item", not {self.per!r}')
 
+    def positives_sent(
+        self, held: NDArray[np.int64], share: NDArray[np.float64], draws: int
+    ) -> NDArray[np.float64]:
+        if self.per == "draw":
+            found: NDArray[np.float64] = held * (1.0 - (1.0 - share / held) ** draws)
+            return found
+        return wanted(share, held) * (1.0 - (1.0 - 1.0 / held) ** draws)
+
     def is_revealing(self, triples: int, n_items: int) -> bool:
         """Where a device can name more than half of all items at once, it tells by what it does not
         name."""
@@ -227,14 +235,18 @@ def share_subsets(
     The subset holds the items with the smallest keyed hashes, so it does not change from round to
     round, and as little as possible when the history or π changes.
     """
-    # Rounded down, so that π is a bound: with one positive and π = 0.6, none may leave. The small
-    # number makes up for π being stored in single precision.
-    share = consent.share_positives.astype(np.float64)
-    wanted = np.floor(share * history.counts + 1e-3).astype(np.int64)
+    most = wanted(consent.share_positives.astype(np.float64), history.counts)
     allowed = np.zeros(history.n_interactions, dtype=bool)
     keys = rng.lasting().keys(users)
-    _flag_smallest(keys, history.indptr, history.items, wanted, allowed)
+    _flag_smallest(keys, history.indptr, history.items, most, allowed)
     return allowed
+
+
+def wanted(share: NDArray[np.float64], held: NDArray[np.int64]) -> NDArray[np.int64]:
+    """So many positives of each user may ever be sent. Rounded down, so that π is a bound: with one
+    positive and π = 0.6, none may leave. The small number makes up for π being stored in single
+    precision."""
+    return np.floor(share * held + 1e-3).astype(np.int64)
 
 
 @njit(alone=True, cache=True)

@@ -58,6 +58,7 @@ def federation_of(prepared: PreparedExperiment) -> Federation:
         settings.link,
         experiment.defence,
         experiment.items_named(prepared.dataset, prepared.split.train),
+        prepared.dataset.shard,
     )
 
 
@@ -94,13 +95,14 @@ class DeviceTopology(Topology):
         return {"schedule": asdict(self.federation.schedule)}
 
     def train(self, run: ActiveRun) -> None:
-        if run.options.engine == "simulation":
+        if run.options.engine in ("simulation", "distributed"):
             self._simulate(run)
         else:
             self._by_processes(run)
 
     def _simulate(self, run: ActiveRun) -> None:
-        saved = None if run.folder is None else run.folder.load_checkpoint()
+        shard, users = self.dataset.shard, self.split.n_users
+        saved = None if run.folder is None else run.folder.load_checkpoint(shard, users)
         if saved is not None:
             if self.experiment.defence.burst:
                 raise RunError(
@@ -124,7 +126,7 @@ class DeviceTopology(Topology):
             keeper = MessageKeeper(width=self.federation.sum_width)
             kept.append(Transcript(run.folder.path / "transcript", identity, keeper))
         with checkpoints.deferred():
-            self.federation.run(observers, kept, threads=run.options.threads)
+            self.federation.run(observers, kept, threads=run.options.threads, on_pace=run.on_pace)
 
     def _by_processes(self, run: ActiveRun) -> None:
         """The rounds are run by other processes, which keep their own state; Ctrl-C stops them
@@ -175,8 +177,9 @@ class DeviceTopology(Topology):
         return range(step, plan.rounds, step) if step else range(0)
 
     def reopen(self, folder: RunFolder) -> None:
-        items, vectors = folder.model(), folder.vectors()
-        totals = totals_of(folder.ledger())
+        shard = self.dataset.shard
+        items, vectors = folder.model(), folder.vectors(shard, self.split.n_users)
+        totals = totals_of(folder.ledger()) if shard.ranks.first else Totals()
         offered = folder.manifest().get("model_versions", [])
         self.federation.restore(
             RunCheckpoint(self.rounds, items, vectors, totals, offered=tuple(offered))
@@ -188,6 +191,7 @@ class DeviceTopology(Topology):
         folder.save_checkpoint(
             round, server.items, cohort.vectors, self.ledger, server.memory, cohort.spent,
             cohort.sent, server.published, [one.to_table() for one in server.offered],
+            self.dataset.shard,
         )  # fmt: skip
 
     def scorer(self) -> Scorer:
@@ -220,6 +224,9 @@ def check_engine(options: RunOptions, federation: Federation, users: int) -> Non
     engine: Engine = options.engine
     if engine == "simulation":
         return
+    if engine == "distributed":
+        _check_ranks(options, federation)
+        return
     if options.device != "cpu" or not options.kept:
         raise ConfigError(f"the {engine} engine needs --device cpu and a run folder")
     if engine == "flower":
@@ -247,6 +254,17 @@ def check_engine(options: RunOptions, federation: Federation, users: int) -> Non
             f"{MOST_DEVICES}: use fewer users, --engine flower, or --engine simulation"
         )
     import_module(_TRIALS[engine])  # now, if libraries are missing
+
+
+def _check_ranks(options: RunOptions, federation: Federation) -> None:
+    """Raises where ranks cannot do what one process can."""
+    if not options.ranks.together:
+        raise ConfigError("the distributed engine runs in ranks; see `sottovoce run --ranks`")
+    if options.transcript:
+        raise ConfigError(
+            "a transcript needs every message written out in one place: leave it on --engine "
+            "simulation --device cpu"
+        )
 
 
 def _check_gateways(federation: Federation, link: SecureSum, gateways: int) -> None:

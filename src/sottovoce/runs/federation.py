@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.algorithms.base import (
-    AlgorithmSettings,
-    Cohort,
-    Contributing,
-    Schedule,
-)
+from sottovoce.algorithms.base import AlgorithmSettings, Contributing, Schedule
+from sottovoce.core.cohort import Cohort
 from sottovoce.core.consent import Consent
 from sottovoce.core.interactions import Interactions
 from sottovoce.core.ledger import Ledger
 from sottovoce.core.links import LINKS, CheckedSum, Link, SecureSum
 from sottovoce.core.one_bit import noise_root
+from sottovoce.core.ranks import WHOLE, Ranks, Shard
 from sottovoce.core.recommender import Scorer
 from sottovoce.engines.observers import MessageObserver, Observer
 from sottovoce.engines.simulation import SimulatedDevices, Simulation, joining
@@ -49,9 +46,11 @@ class Federation:
     masker: Helper | None = None
     """Who knows the masks, where the server sees sums alone."""
     largest_value: float = 0.0
+    """Of a number in one device's update, in steps of the grid."""
     aggregators: tuple[Aggregator, ...] = ()
     """Three of them, where sums are checked."""
-    """Of a number in one device's update, in steps of the grid."""
+    shard: Shard = WHOLE
+    """Which of the devices are here, where a process of several has them."""
 
     @classmethod
     def build(
@@ -65,14 +64,16 @@ class Federation:
         link: Link | None = None,
         defence: Defence = NO_DEFENCE,
         items_named: Mapping[str, NDArray[np.int32]] | None = None,
+        shard: Shard = WHOLE,
     ) -> Federation:
         """`labels` are what devices know of their owners, a column per attribute of the algorithm;
         nothing where it has none. `items_named` are the items that names in the records stand for.
-        The link is the algorithm's first where it is not given. Raises
-        where the parts do not go together."""
+        The link is the algorithm's first where it is not given. Histories and records are those of
+        a `shard` of the users; the plan is for all of them. Raises where the parts do not go
+        together."""
         way = link or LINKS[settings.links[0]]()
         check_fitting(settings, release, way)
-        users = np.arange(train.n_users, dtype=np.int64)
+        users = consent.users
         cohort = Cohort(
             users,
             train,
@@ -85,8 +86,12 @@ class Federation:
         told = cohort.sendable(consent)
         shown = replace(cohort, history=told)
         able = settings.build_under(release, way, 1).device_able(shown)
-        willing = np.flatnonzero(consent.takes_part & able)
-        plan = settings.plan(len(willing), int(told.counts[willing].sum()))
+
+        def planned(willing: NDArray[np.int64]) -> Schedule:
+            there = len(willing), int(told.counts[willing].sum())
+            return settings.plan(*shard.ranks.total(*there))
+
+        plan = planned(np.flatnonzero(consent.takes_part & able))
         algorithm = settings.build_under(release, way, plan.triples)
         way = fitted(algorithm, release, way, plan.triples, plan.cohort_size)
         cohort.vectors = algorithm.device_init(users, rng)
@@ -94,14 +99,12 @@ class Federation:
         proxy = None
         reports = release.reporting
         if reports is not None:
-            willing = _check_tiers(devices, reports)
-            plan = settings.plan(len(willing), int(told.counts[willing].sum()))
+            plan = planned(_check_tiers(devices, reports, shard.ranks))
             minimum = [tier.min_devices for tier in reports.tiers]
             shufflers = 1 if way.mixing is None else way.mixing.shufflers
             proxy = Shuffler(minimum, reports.max_reports, shufflers)
         if release.contributing is not None:
-            willing = _check_contributions(devices)
-            plan = settings.plan(len(willing), int(told.counts[willing].sum()))
+            plan = planned(_check_contributions(devices, shard.ranks))
         server, masker = Server.start(algorithm, train.n_items, rng), None
         server.guard = defence.guard()
         if way.summing is not None:
@@ -121,7 +124,7 @@ class Federation:
                 )
             aggregators = in_memory(way.checking, algorithm, release, rng)
         most = release.largest_value(plan.triples) * release.steps
-        return cls(plan, server, devices, proxy, masker, most, aggregators)
+        return cls(plan, server, devices, proxy, masker, most, aggregators, shard)
 
     @property
     def _summing(self) -> SecureSum | CheckedSum | None:
@@ -159,8 +162,6 @@ class Federation:
             )
         if isinstance(self.devices.rng, SecretStreams):
             raise ConfigError('draws = "secret" is for --device cpu')
-        if self.proxy is not None:
-            raise ConfigError("randomised reports are made on the CPU; leave it on --device cpu")
         if self.server.guard.defence.looks_at_devices:
             raise ConfigError("[defence] looks at every message; leave it on --device cpu")
         if self.masker is not None and self.masker.link.clip:
@@ -180,8 +181,10 @@ class Federation:
         *,
         threads: int = 1,
         masked: bool = True,
+        on_pace: Callable[[int, list[float]], None] | None = None,
     ) -> None:
-        """`masked`: whether observers see masked updates, or of each round the sum alone."""
+        """`masked`: whether observers see masked updates, or of each round the sum alone.
+        `on_pace` is told for how long each rank has worked."""
         plan, link = self.schedule, self._summing
         noisy = link is not None and (link.noise or self.devices.contributes)
         everybody = noisy and plan.cohort_size == plan.devices
@@ -200,6 +203,8 @@ class Federation:
             least=link.min_devices if link and everybody else 0,
             aggregators=self.aggregators,
             joined=self._joined(),
+            ranks=self.shard.ranks,
+            on_pace=on_pace,
         ).run()
 
     def _joined(self) -> NDArray[np.int64] | None:
@@ -211,7 +216,7 @@ class Federation:
             return None
         rows = np.flatnonzero(cohort.consent.takes_part)
         told = self.devices.sendable
-        return len(algorithm.shares) * joining(told, rows, algorithm.batches)
+        return len(algorithm.shares) * joining(told, rows, algorithm.batches, self.shard)
 
     def vectors(self) -> NDArray[np.float32]:
         """Every device's vector by now. Devices that do not take part have learnt theirs at home
@@ -230,10 +235,10 @@ class Federation:
         return self.server.algorithm.device_scorer(self.vectors(), self.server.recommending.items)
 
 
-def _check_contributions(devices: SimulatedDevices) -> NDArray[np.int64]:
+def _check_contributions(devices: SimulatedDevices, ranks: Ranks) -> NDArray[np.int64]:
     """Rows of those who may contribute. Raises where nobody may."""
     willing = devices.willing()
-    if not len(willing):
+    if ranks.total(len(willing)) == (0,):
         raise ConfigError(
             "nobody permits a contribution: those who take part need consent.epsilon, the ε that "
             "they accept, and total_epsilon of at least as much"
@@ -241,16 +246,17 @@ def _check_contributions(devices: SimulatedDevices) -> NDArray[np.int64]:
     return willing
 
 
-def _check_tiers(devices: SimulatedDevices, release: KReports) -> NDArray[np.int64]:
+def _check_tiers(devices: SimulatedDevices, release: KReports, ranks: Ranks) -> NDArray[np.int64]:
     """Rows of those who may report. Raises where some tier would never reach its minimum."""
     willing = devices.willing()
-    if not len(willing):
+    here = np.bincount(devices.tiers()[willing], minlength=len(release.tiers))
+    there = ranks.all_sum(here.astype(np.int64))
+    if not there.any():
         raise ConfigError(
             f"nobody permits a report: those who take part need consent.epsilon of at least "
             f"{release.tiers[0].epsilon:g}, max_reports of at least {release.max_reports} and "
             "total_epsilon of at least their product"
         )
-    there = np.bincount(devices.tiers()[willing], minlength=len(release.tiers))
     for tier, count in zip(release.tiers, there.tolist(), strict=True):
         if 0 < count < tier.min_devices:
             raise ConfigError(

@@ -9,6 +9,12 @@ report.html      tables and figures (figures/ has them as files)
 checkpoint.npz   while the run is going: where to resume from (with ledger.parts/)
 rounds.jsonl     by real processes: how each round ended, and who was missing
 services/        by real processes: their state, keys and logs
+ranks.jsonl      by ranks: how long each of them worked, and whom the others waited for
+
+By ranks (`engines.distributed`) what belongs to users is written by shards: each rank writes
+devices-00001-of-00004.npz and ledger-00001-of-00004.parquet, and while the run is going
+checkpoint.parts/. A checkpoint counts when the first rank has written checkpoint.npz, after all
+parts are there; any other number of ranks can go on from it.
 """
 
 from __future__ import annotations
@@ -16,6 +22,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
+import math
 import os
 import platform
 import shutil
@@ -35,12 +42,14 @@ import sottovoce
 from sottovoce.core import ledger as ledgers
 from sottovoce.core.ledger import Ledger, Totals
 from sottovoce.core.messages import ModelView
+from sottovoce.core.ranks import ALONE, WHOLE, Ranks, Shard
 from sottovoce.errors import CorruptData, FolderInUse, RunError
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 RUNNING, FINISHED = "running", "finished"
+_CHECKPOINTS = "checkpoint.parts"
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -113,18 +122,21 @@ class RunFolder:
         return cls(path)
 
     @contextlib.contextmanager
-    def locked(self) -> Iterator[None]:
-        """Keeps a second process from writing here at the same time. Where the disk is full or
-        gone, the run is left as it was at its last checkpoint."""
-        with open(self.path / ".lock", "w") as handle:
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                raise FolderInUse(f"{self.path} is being written by another process") from None
+    def locked(self, ranks: Ranks = ALONE) -> Iterator[None]:
+        """Keeps a second process from writing here at the same time, but for other ranks of the
+        same run. Where the disk is full or gone, the run is left as it was at its last
+        checkpoint."""
+        with contextlib.ExitStack() as stack:
+            if ranks.first:
+                handle = stack.enter_context(open(self.path / ".lock", "w"))
+                try:
+                    fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except OSError:
+                    raise FolderInUse(f"{self.path} is being written by another process") from None
             try:
                 yield
             except OSError as error:
-                for partial in self.path.rglob("*.partial"):
+                for partial in self.path.rglob("*.partial") if not ranks.several else ():
                     with contextlib.suppress(OSError):
                         partial.unlink()
                 raise RunError(
@@ -168,37 +180,55 @@ class RunFolder:
         sent: NDArray[np.int64] | None = None,
         published: ModelView | None = None,
         offered: Sequence[Mapping[str, Any]] = (),
+        shard: Shard = WHOLE,
     ) -> None:
-        """First the ledger's new rows, then, atomically, the state that refers to them."""
-        parts = self.path / "ledger.parts"
+        """First the ledger's new rows, then, atomically, the state that refers to them. Of ranks,
+        each writes what is its users', and the first then the rest, by which it counts."""
+        parts, ranks = self.path / "ledger.parts", shard.ranks
         parts.mkdir(exist_ok=True)
-        part = parts / f"{round:012d}.parquet"
+        part = parts / f"{round:012d}{_of(ranks)}.parquet"
         if not part.exists():  # saved twice in one round, the second time there is nothing new
             ledger.flush(part)
-        totals = json.dumps(asdict(ledger.totals))
+        users = {
+            "vectors": vectors,
+            "totals": np.array(json.dumps(asdict(ledger.totals))),
+            "spent": np.zeros(0) if spent is None else spent,
+            "sent": np.zeros(0, np.int64) if sent is None else sent,
+        }
+        if ranks.together:
+            mine = self.path / _CHECKPOINTS / f"{round:012d}{_of(ranks)}.npz"
+            mine.parent.mkdir(exist_ok=True)
+            save_arrays(mine, **users)
+            users = {"starts": np.array(ranks.counts(shard.first))}  # and all are there
+            if not ranks.first:
+                return
         save_arrays(
             self.path / "checkpoint.npz",
             round=np.array(round),
             items=items,
-            vectors=vectors,
-            totals=np.array(totals),
+            **users,
             memory=np.zeros((0, 0), np.float32) if memory is None else memory,
-            spent=np.zeros(0) if spent is None else spent,
-            sent=np.zeros(0, np.int64) if sent is None else sent,
             published=items[:0] if published is None else published.items,
             published_round=np.array(0 if published is None else published.round),
             offered=np.array(json.dumps([*offered])),
         )
+        if ranks.together:
+            for old in (self.path / _CHECKPOINTS).glob("*.npz"):
+                if not old.match(f"{round:012d}-*-of-{ranks.size:05d}.npz"):
+                    old.unlink()
 
-    def load_checkpoint(self) -> RunCheckpoint | None:
-        """The last checkpoint, with everything later than it swept away."""
-        path = self.path / "checkpoint.npz"
+    def load_checkpoint(self, shard: Shard = WHOLE, users: int = 0) -> RunCheckpoint | None:
+        """The last checkpoint, with everything later than it swept away; of a shard with so many
+        users, however many ranks have written it."""
+        path, ranks = self.path / "checkpoint.npz", shard.ranks
         round = -1
         found = None
         if path.exists():
             arrays = load_arrays(path)
             try:
                 round = int(arrays["round"])
+                if "starts" in arrays:
+                    arrays |= self._of_users(round, arrays["starts"], shard, users)
                 totals = Totals(**json.loads(str(arrays["totals"])))
                 names = ("memory", "spent", "sent")
                 found = RunCheckpoint(
@@ -208,17 +238,51 @@ class RunFolder:
                 )  # fmt: skip
             except (KeyError, ValueError, TypeError) as error:
                 raise CorruptData(f"{path} is no checkpoint: {error}") from None
+        ranks.meet()  # all have read
+        if not ranks.first:
+            ranks.meet()
+            return found
         for part in self._parts():
-            if int(part.stem) > round:
+            if int(part.stem.partition("-")[0]) > round:
                 part.unlink()
         if found is not None and len(found.spent) and not len(found.sent):
             found = replace(found, sent=self._counted(len(found.spent)))
         kept = [m for m in self.metrics() if m["round"] <= round and not m.get("final")]
         write_text(self.path / "metrics.jsonl", "".join(json.dumps(k) + "\n" for k in kept))
+        ranks.meet()  # it is swept
         return found
+
+    def _of_users(
+        self, round: int, starts: NDArray[np.int64], shard: Shard, users: int
+    ) -> dict[str, NDArray[Any]]:
+        """What a checkpoint of ranks whose users begin there has of a shard. What was booked so far
+        is the first rank's."""
+        many, end = len(starts), shard.first + users
+        names = [f"{round:012d}-{k:05d}-of-{many:05d}.npz" for k in range(many)]
+        stops = [*starts[1:].tolist(), np.inf]
+        every = shard.ranks.first  # for the totals
+        wanted = [k for k in range(many) if every or (starts[k] < end and stops[k] > shard.first)]
+        parts: dict[str, list[NDArray[Any]]] = {"vectors": [], "spent": [], "sent": []}
+        booked: list[Totals] = []
+        for k in wanted:
+            arrays, first = load_arrays(self.path / _CHECKPOINTS / names[k]), int(starts[k])
+            inside = slice(max(0, shard.first - first), max(0, end - first))
+            booked.append(Totals(**json.loads(str(arrays["totals"]))))
+            for name, found in parts.items():
+                found.append(arrays[name][inside])
+        joined = {name: np.concatenate(found) for name, found in parts.items()}
+        if {len(one) for one in joined.values()} != {users}:
+            raise CorruptData(f"{self.path / _CHECKPOINTS} has not the users of this run")
+        totals = _added(booked) if shard.ranks.first else Totals()
+        return joined | {"totals": np.array(json.dumps(asdict(totals)))}
 
     def append_metrics(self, line: Mapping[str, Any]) -> None:
         with open(self.path / "metrics.jsonl", "a") as handle:
+            handle.write(json.dumps(line) + "\n")
+
+    def append_pace(self, line: Mapping[str, Any]) -> None:
+        """How long each rank has worked."""
+        with open(self.path / "ranks.jsonl", "a") as handle:
             handle.write(json.dumps(line) + "\n")
 
     def save_rounds(self, rounds: Iterable[Mapping[str, Any]]) -> None:
@@ -239,25 +303,59 @@ class RunFolder:
     # --- the end ---------------------------------------------------------------------------------
 
     def finish(
-        self, items: NDArray[np.float32], vectors: NDArray[np.float32], **manifest: Any
+        self,
+        items: NDArray[np.float32],
+        vectors: NDArray[np.float32],
+        *,
+        ranks: Ranks = ALONE,
+        **manifest: Any,
     ) -> None:
         """Final files, then the status; the checkpoint goes last."""
+        save_arrays(self.path / f"devices{_of(ranks)}.npz", vectors=vectors)
+        parts = self._parts()[ranks.rank :: ranks.size]
+        ledgers.merge(parts, self.path / f"ledger{_of(ranks)}.parquet")
+        ranks.meet()
+        if not ranks.first:
+            return
         save_arrays(self.path / "model.npz", items=items)
-        save_arrays(self.path / "devices.npz", vectors=vectors)
-        ledgers.merge(self._parts(), self.path / "ledger.parquet")
+        for kind in ("devices", "ledger") if ranks.together else ():
+            for other in self.path.glob(f"{kind}-*-of-*"):  # of a run that stopped just here
+                if f"-of-{ranks.size:05d}." not in other.name:
+                    other.unlink()
         self.update_manifest(status=FINISHED, finished=_now(), **manifest)
         shutil.rmtree(self.path / "ledger.parts", ignore_errors=True)
+        shutil.rmtree(self.path / _CHECKPOINTS, ignore_errors=True)
         (self.path / "checkpoint.npz").unlink(missing_ok=True)
 
     def model(self) -> NDArray[np.float32]:
         return self._final("model.npz", "items")
 
-    def vectors(self) -> NDArray[np.float32]:
-        return self._final("devices.npz", "vectors")
+    def vectors(self, shard: Shard = WHOLE, users: int | None = None) -> NDArray[np.float32]:
+        """Everybody's, or those of a shard with so many users."""
+        parts = self._shards("devices-*-of-*.npz")
+        if not parts:
+            found = [self._final("devices.npz", "vectors")]
+        else:
+            found = [self._final(part.name, "vectors") for part in parts]
+        every = found[0] if len(found) == 1 else np.concatenate(found)
+        return every if users is None else every[shard.first : shard.first + users]
 
     def ledger(self, user: int | None = None) -> pa.Table:
-        """Every release, or one user's."""
-        return ledgers.read(self.path / "ledger.parquet", user)
+        """Every release, or one user's, round by round and in the order of users."""
+        parts = self._shards("ledger-*-of-*.parquet")
+        if not parts:
+            return ledgers.read(self.path / "ledger.parquet", user)
+        return ledgers.joined([ledgers.read(part, user) for part in parts])
+
+    def _shards(self, pattern: str) -> list[Path]:
+        """Files that ranks have written, in their order; raises where one is missing."""
+        found = sorted(self.path.glob(pattern))
+        if found and len(found) != int(found[0].stem.rpartition("-")[2]):
+            raise CorruptData(
+                f"{self.path} has {len(found)} of the files {pattern.replace('*', '…')}, of which "
+                f"{found[0].name} says how many there are; fetch the others, too"
+            )
+        return found
 
     def _final(self, name: str, array: str) -> NDArray[np.float32]:
         if not self.finished:
@@ -378,6 +476,16 @@ def check_writable(path: Path) -> None:
         raise FolderInUse(f"{where} a file, not a folder; choose another --out")
     if not os.access(there, os.W_OK | os.X_OK):
         raise RunError(f"{there} cannot be written to; choose another --out")
+
+
+def _of(ranks: Ranks) -> str:
+    """What a rank adds to the names of its files."""
+    return f"-{ranks.rank:05d}-of-{ranks.size:05d}" if ranks.together else ""
+
+
+def _added(totals: Sequence[Totals]) -> Totals:
+    whole = {name: sum(getattr(one, name) for one in totals) for name in ledgers.COUNTS}
+    return Totals(**whole, epsilon=math.fsum(one.epsilon for one in totals))
 
 
 def _now() -> str:

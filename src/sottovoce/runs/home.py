@@ -25,7 +25,7 @@ def scorer_at_home(
     """By what an experiment permits at home."""
     if not experiment.home.knowledge:
         return algorithm.device_scorer(vectors, items)
-    known = algorithm.popularity(items) or (train.item_counts.astype(np.float64), 0.0)
+    known = algorithm.popularity(items) or (_counts(dataset, train), 0.0)
     return algorithm.device_scorer_knowing(vectors, items, _prior(dataset, train, *known))
 
 
@@ -35,7 +35,13 @@ def baseline_at_home(
     """The same for a baseline, which knows how often items were chosen."""
     if not experiment.home.knowledge:
         return scorer
-    return WithKnowledge(scorer, _prior(dataset, train, train.item_counts.astype(np.float64)))
+    return WithKnowledge(scorer, _prior(dataset, train, _counts(dataset, train)))
+
+
+def _counts(dataset: Dataset, train: Interactions) -> NDArray[np.float64]:
+    """Of each item, how many users have it, on all ranks."""
+    here = train.item_counts.astype(np.int64)
+    return dataset.shard.ranks.all_sum(here).astype(np.float64)
 
 
 def _prior(

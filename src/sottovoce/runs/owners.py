@@ -70,6 +70,11 @@ def check_owner_options(settings: DRIFTConfig, options: RunOptions) -> None:
         )
     if options.engine == "simulation":
         return
+    if options.engine == "distributed":
+        raise ConfigError(
+            "data owners take one small step after the other on one model, so that ranks would "
+            "wait for each other; use --engine simulation or --engine flower"
+        )
     if options.engine == "https":
         raise ConfigError(
             "data owners and their orchestrator talk through Flower; use --engine flower or "

@@ -106,6 +106,19 @@ def own_metric(evaluation: Evaluation) -> str:
     return next(iter(evaluation.values))
 
 
+def summary_table(
+    results: Mapping[str, Mapping[str, float]], title: str, protocol: str, notes: Sequence[str] = ()
+) -> Table:
+    """Every system by its figures alone, where nobody has all users' values to compare."""
+    keys = shown_metrics(results.values())
+    rows: list[Row] = [
+        {"system": name_of(label), **{k: Cell(summary.get(k), "") for k in keys}}
+        for label, summary in results.items()
+    ]
+    said = [f"{note}." for note in notes]
+    return Table(title, metric_columns("system", keys), rows, protocol, said)
+
+
 def results_table(
     evaluations: Mapping[str, Evaluation],
     title: str = "Systems compared",

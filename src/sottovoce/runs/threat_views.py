@@ -29,6 +29,7 @@ from sottovoce.attacks.views import Truth, View
 from sottovoce.core.interactions import Interactions
 from sottovoce.core.links import SEALED_SEED_BYTES, Link
 from sottovoce.core.messages import Batch, BitReports, DeviceReports, MaskSeeds, ModelView
+from sottovoce.core.ranks import ALONE, Ranks
 from sottovoce.core.redacted import Redacted
 from sottovoce.data.dataset import Dataset
 from sottovoce.data.splitting import Split
@@ -334,9 +335,9 @@ class _GlassProxy(Shuffler):
         finally:
             self._inner.seeds = own
 
-    def collect(self, bits: BitReports, threads: int = 1) -> list[Batch]:
+    def collect(self, bits: BitReports, threads: int = 1, ranks: Ranks = ALONE) -> list[Batch]:
         self._open.append(bits)
-        return self._inner.collect(bits, threads)
+        return self._inner.collect(bits, threads, ranks)
 
 
 def _enact(

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sottovoce.core.ledger import COUNTS, Ledger
+from sottovoce.core.ranks import ALONE, Ranks
 from sottovoce.core.recommender import Scorer
 from sottovoce.data.dataset import Dataset
 from sottovoce.data.splitting import Split
@@ -21,7 +22,7 @@ from sottovoce.experiment import Experiment, PreparedExperiment
 from sottovoce.runs.folder import RunFolder
 from sottovoce.runs.home import baseline_at_home
 
-Engine = Literal["simulation", "https", "flower"]
+Engine = Literal["simulation", "distributed", "https", "flower"]
 CHECKPOINT_SECONDS = 10.0
 """Between two checkpoints, at least."""
 
@@ -41,6 +42,8 @@ class RunOptions:
     transcript: bool = False
     kept: bool = True
     """Whether there is a run folder."""
+    ranks: Ranks = ALONE
+    """Of the distributed engine, of which this process is one."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -125,9 +128,11 @@ class ActiveRun:
     protocol: Protocol
     progress: Report
     folder: RunFolder | None = None
+    left_out: list[str] = field(default_factory=list)
+    """Baselines that learn from all histories in one place, which no rank has."""
 
     def checkpoints(self, step: int) -> Checkpoints:
-        return Checkpoints(step, self.save, CHECKPOINT_SECONDS)
+        return Checkpoints(step, self.save, CHECKPOINT_SECONDS, self.options.ranks)
 
     def trained(self, round: int) -> None:
         self.progress("training", round, self.topology.rounds)
@@ -143,11 +148,25 @@ class ActiveRun:
         line = self.topology.line(round)
         if judged:
             line |= self._judge(self.topology.scorer()).summary()
-        self.folder.append_metrics(line)
+        if self.options.ranks.first:
+            self.folder.append_metrics(line)
+
+    def on_pace(self, round: int, seconds: list[float]) -> None:
+        """Keeps how long each rank has worked, and says which of them others wait for."""
+        if self.folder is None or not self.options.ranks.first:
+            return
+        line: dict[str, Any] = {"round": round, "seconds": [float(f"{one:.3f}") for one in seconds]}
+        slow = slow_ranks(seconds)
+        if slow:
+            line["slow"] = slow
+        self.folder.append_pace(line)
 
     def _judge(self, scorer: Scorer) -> Evaluation:
-        split, threads = self.topology.split, self.options.threads
-        return evaluate(scorer, split.train, split.test, self.protocol, threads=threads)
+        split, options = self.topology.split, self.options
+        return evaluate(
+            scorer, split.train, split.test, self.protocol, threads=options.threads,
+            ranks=options.ranks,
+        )  # fmt: skip
 
     def judge_all(self) -> tuple[dict[str, Evaluation], Measures]:
         """Baselines first, the federated system last. A baseline that knows positives alone learns
@@ -161,12 +180,20 @@ class ActiveRun:
 
         baselines, train = self.experiment.baselines, self.topology.split.train
         mask = self.experiment.liked(train)
-        liked = train if mask.all() else train.select(mask)
+        liked, ranks = train if mask.all() else train.select(mask), self.options.ranks
         for number, (label, baseline) in enumerate(baselines):
             self.progress("baselines", number, len(baselines))
             rng = self.experiment.streams().child("baseline", label)
             with said_of(f"the baseline {label}"):
-                found = baseline.fit(train if baseline.learns_from_dislikes else liked, rng)
+                if ranks.together:
+                    counts = ranks.all_sum(liked.item_counts.astype(np.int64))
+                    by_counts = baseline.fit_counts(counts)
+                    if by_counts is None:
+                        self.left_out.append(label)
+                        continue
+                    found = by_counts
+                else:
+                    found = baseline.fit(train if baseline.learns_from_dislikes else liked, rng)
                 judge(label, baseline_at_home(self.experiment, self.topology.dataset, liked, found))
         self.progress("evaluation", 0, 1)
         judge(self.experiment.system, self.topology.scorer())
@@ -178,12 +205,26 @@ class ActiveRun:
             return
         topology, system = self.topology, self.experiment.system
         results = {name: {**e.summary(), **measures[name]} for name, e in evaluations.items()}
-        line = topology.line(topology.rounds, final=True)
-        self.folder.append_metrics(line | results[system])
+        line, ranks = topology.line(topology.rounds, final=True), self.options.ranks
+        if ranks.first:
+            self.folder.append_metrics(line | results[system])
+        booked = ranks.total(*(getattr(topology.ledger.totals, name) for name in COUNTS))
+        items, vectors = topology.state()
+        left_out: dict[str, Any] = {"baselines_left_out": self.left_out} if self.left_out else {}
         self.folder.finish(
-            *topology.state(),
+            items,
+            vectors,
+            ranks=ranks,
             results=results,
             protocol=topology.protocol_line(evaluations[system]),
-            ledger={name: getattr(topology.ledger.totals, name) for name in COUNTS},
+            ledger=dict(zip(COUNTS, booked, strict=True)),
+            **left_out,
             **topology.at_end(),
         )
+
+
+def slow_ranks(seconds: list[float]) -> list[int]:
+    """Ranks that others wait for: those that work half as long again as the one in the middle, and
+    for a second more."""
+    usual = sorted(seconds)[(len(seconds) - 1) // 2]
+    return [k for k, one in enumerate(seconds) if one > max(1.5 * usual, usual + 1.0)]

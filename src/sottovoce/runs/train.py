@@ -10,10 +10,11 @@ from typing import Any
 
 import numpy as np
 
+from sottovoce.core.ranks import ALONE, Ranks
 from sottovoce.data.dataset import Dataset
 from sottovoce.data.splitting import Split
 from sottovoce.engines.observers import Report as Report
-from sottovoce.errors import DataError
+from sottovoce.errors import DataError, RunError
 from sottovoce.evaluation.protocol import SLAB, Protocol
 from sottovoce.experiment import Experiment
 from sottovoce.runs.devices import DeviceOutcome as DeviceOutcome
@@ -36,15 +37,19 @@ def run_experiment(
     processes: int | None = None,
     transcript: bool = False,
     report: Report | None = None,
+    ranks: Ranks = ALONE,
 ) -> RunOutcome:
     """Train, evaluate beside the baselines, and write the run folder (if `out` is given).
 
     `engine` says how messages travel. All give the same model; "https" and "flower" start real
     processes on this machine (so many `processes` of device agents or gateways) and need `out`.
+    With "distributed" this process is one of `ranks` (`engines.distributed.joined`), each of which
+    calls this with the same arguments; what is returned has the users of its shard alone.
     """
     started = time.perf_counter()
     progress = report or (lambda what, done, total: None)
-    options = RunOptions(engine, device, processes, threads, transcript, kept=out is not None)
+    kept = out is not None
+    options = RunOptions(engine, device, processes, threads, transcript, kept, ranks)
     if out is not None:
         check_writable(out)
     for _, baseline in experiment.baselines:
@@ -52,14 +57,16 @@ def run_experiment(
     if experiment.silo is not None:
         check_owner_options(experiment.silo, options)
     progress("data", 0, 1)
-    dataset = experiment.dataset()
+    ranks.same("versions of packages", json.dumps(environment()["versions"]))
+    ranks.same("experiment (its file, --set or seed)", json.dumps(experiment.table, sort_keys=True))
+    dataset = experiment.dataset(ranks)
     if experiment.silo is not None:
         check_owner_data(experiment, dataset)
     prepared = experiment.prepared(dataset)
     kind = DeviceTopology if experiment.silo is None else OwnersTopology
     topology: Topology = kind.of(prepared, options)
-    protocol = experiment.evaluation.protocol(topology.split, experiment.seed)
-    check_protocol(protocol, topology.split)
+    protocol = experiment.evaluation.protocol(topology.split, experiment.seed, dataset.shard)
+    check_protocol(protocol, topology.split, ranks)
     progress("data", 1, 1)
     run = ActiveRun(experiment, options, topology, protocol, progress)
     if out is None:
@@ -67,8 +74,9 @@ def run_experiment(
         evaluations, measures = run.judge_all()
     else:
         manifest = manifest_of(experiment, dataset, engine) | topology.manifest()
-        run.folder = RunFolder.claim(out, manifest, resume=resume)
-        with run.folder.locked():
+        ranks.same("data", manifest["identity"])
+        run.folder = _claimed(out, manifest, resume, ranks)
+        with run.folder.locked(ranks):
             finished = run.folder.finished
             if finished:
                 topology.reopen(run.folder)
@@ -90,10 +98,25 @@ def run_experiment(
     )
 
 
-def check_protocol(protocol: Protocol, split: Split) -> None:
+def _claimed(out: Path, manifest: dict[str, Any], resume: bool, ranks: Ranks) -> RunFolder:
+    """The folder, which the first rank claims and all must see."""
+    if ranks.first:
+        RunFolder.claim(out, manifest, resume=resume)
+        ranks.begun()
+    ranks.meet()
+    folder = RunFolder.open(out)
+    if folder.manifest().get("identity") != manifest["identity"]:
+        raise RunError(
+            f"{out} is not on rank {ranks.rank} what it is on rank 0; the machines of a run need a "
+            "disk in common for its folder"
+        )
+    return folder
+
+
+def check_protocol(protocol: Protocol, split: Split, ranks: Ranks = ALONE) -> None:
     """Raises before the training what the evaluation would raise after it."""
     users = np.flatnonzero(split.test.counts)
-    if not len(users):
+    if ranks.total(len(users)) == (0,):
         raise DataError(
             "no user has test items, so that nothing could be evaluated; hold out more "
             "(data.test_fraction), or keep users with more items (data.min_user_items)"
@@ -104,7 +127,7 @@ def check_protocol(protocol: Protocol, split: Split) -> None:
 
 def manifest_of(experiment: Experiment, dataset: Dataset, engine: Engine) -> dict[str, Any]:
     """What is known of a run before it begins."""
-    fingerprint = dataset.fingerprint()
+    fingerprint = dataset.fingerprint()  # of a shard: that of the whole
     content = json.dumps([experiment.table, fingerprint], sort_keys=True)
     return {
         "identity": hashlib.blake2b(content.encode(), digest_size=16).hexdigest(),

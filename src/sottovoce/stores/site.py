@@ -4,6 +4,10 @@
 in it: such a file never changes. `index.json` names those in force, with hashes that browsers check
 (SRI), and says where the live server is. It is replaced last and at once: whoever reads it finds
 everything it names. What it named until now stays for a day, for those who have read it before.
+
+`sottovoce/` holds all that pages load, under the names by which its files know each other: script,
+elements, consent page, service worker, and the frame, into which the addresses of the live server
+and of pages around it are written. A page beside it works as it is.
 """
 
 from __future__ import annotations
@@ -12,11 +16,12 @@ import base64
 import contextlib
 import gzip
 import hashlib
+import html
 import json
 import os
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,11 +40,12 @@ from sottovoce.wire.frames import PROTOCOL
 from sottovoce.wire.terms import Terms
 from sottovoce.wire.versions import encode_model
 
-INDEX, FILES, HEADERS = "index.json", "files", "nginx.conf"
-SCRIPT = "sottovoce.js"
+INDEX, FILES, LIBRARY, HEADERS = "index.json", "files", "sottovoce", "nginx.conf"
+SCRIPT, _FRAME, _ELEMENTS = "sottovoce.js", "frame.html", "elements.js"
 KEPT_SECONDS = 86400
 """So long a file stays after the index has named it last."""
 _LOCK = ".site.lock"
+_HALVES = f"{LIBRARY}/**/.*.new"
 _HASH_DIGITS = 20
 
 
@@ -70,6 +76,8 @@ class StaticSite:
     index: Mapping[str, Any]
     files: tuple[SiteFile, ...]
     headers: str
+    library: Mapping[str, bytes]
+    """What pages load, by name; nothing where it is not beside the script."""
 
     @property
     def script(self) -> str:
@@ -100,9 +108,14 @@ def built_script() -> Path | None:
 
 
 def site_of(
-    folder: ServerFolder, link: sa.Connection, server: str, script: Path | None
+    folder: ServerFolder,
+    link: sa.Connection,
+    server: str,
+    script: Path | None,
+    pages: Sequence[str] = (),
 ) -> StaticSite:
-    """What devices are told now: the same bytes that the live server publishes."""
+    """What devices are told now: the same bytes that the live server publishes. `pages` are the
+    origins of those that may have the frame in them."""
     folder = folder.caught_up(link)
     terms, now = folder.plan.terms, records.position(link)
     catalogue = folder.catalogue(link)
@@ -113,6 +126,7 @@ def site_of(
     if found is not None:
         model = SiteFile(f"model-{round}", "bin", encode_model(ModelView(round, found[0])))
     code = None if script is None else SiteFile("sottovoce", "js", _read(script))
+    library = {} if script is None else _library(script.parent, server, pages)
     index = {
         "protocol": PROTOCOL,
         "federation": terms.federation,
@@ -121,9 +135,48 @@ def site_of(
         "catalogue": items.entry(name=catalogue_name(catalogue)),
         "model": None if model is None else model.entry(round=round),
         "script": None if code is None else code.entry(),
+        "library": LIBRARY if library else None,
     }
     files = tuple(one for one in (told, items, model, code) if one is not None)
-    return StaticSite(index, files, _headers(terms, server))
+    return StaticSite(index, files, _headers(terms, server, pages), library)
+
+
+def _library(folder: Path, server: str, pages: Sequence[str]) -> dict[str, bytes]:
+    if not (folder / _ELEMENTS).is_file():
+        return {}
+    found = {
+        place.relative_to(folder).as_posix(): _read(place)
+        for place in sorted(folder.rglob("*"))
+        if place.suffix in _KINDS and place.is_file() and place.name not in _ELSEWHERE
+    }
+    if _FRAME in found:
+        found[_FRAME] = framed(found[_FRAME].decode(), server, pages).encode()
+    return found
+
+
+_ELSEWHERE = ("provider.js",)
+"""Which goes with the pages of the demo."""
+_KINDS = {".js": "text/javascript", ".html": "text/html", ".css": "text/css"}
+_KINDS |= {".json": "application/json"}
+
+
+def framed(page: str, server: str, pages: Sequence[str]) -> str:
+    """The frame, with what an operator would write into it."""
+    parts = urlsplit(server)
+    told = {
+        'name="sottovoce-pages" content=""': f'name="sottovoce-pages" content="{" ".join(pages)}"',
+        'name="sottovoce-federation" content=""': (
+            f'name="sottovoce-federation" content="{html.escape(server)}"'
+        ),
+        "connect-src 'self'": (
+            f"connect-src 'self' {html.escape(f'{parts.scheme}://{parts.netloc}')}"
+        ),
+    }
+    for place, content in told.items():
+        if page.count(place) != 1:
+            raise UsageError(f"{_FRAME} is not of this release; build the files for pages again")
+        page = page.replace(place, content)
+    return page
 
 
 def write_site(site: StaticSite, out: Path, *, now: float | None = None) -> bool:
@@ -140,12 +193,17 @@ def write_site(site: StaticSite, out: Path, *, now: float | None = None) -> bool
 
 
 def _written(site: StaticSite, out: Path, now: float) -> bool:
-    for half in [*out.glob(".*.new"), *(out / FILES).glob(".*.new")]:
+    for half in [*out.glob(".*.new"), *out.glob(f"{FILES}/.*.new"), *out.glob(_HALVES)]:
         half.unlink(missing_ok=True)
     for file in site.files:
         _place(out / file.name, file.content)
         # The same bytes from the same content, also at another time.
         _place(out / f"{file.name}.gz", gzip.compress(file.content, 9, mtime=0))
+    for name, content in site.library.items():
+        place = out / LIBRARY / name
+        place.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+        _place(place, content)
+        _place(place.with_name(f"{place.name}.gz"), gzip.compress(content, 9, mtime=0))
     _place(out / HEADERS, site.headers.encode())
     for name in _named(out):  # until now
         with contextlib.suppress(FileNotFoundError):
@@ -193,7 +251,7 @@ def _read(path: Path) -> bytes:
         raise UsageError(f"{path} cannot be read: {error.strerror or error}") from None
 
 
-def _headers(terms: Terms, server: str) -> str:
+def _headers(terms: Terms, server: str, pages: Sequence[str]) -> str:
     """For nginx, within a `server` block whose root is the folder."""
     live = [server]
     if terms.link.mixing is not None and terms.link.mixing.url:
@@ -204,6 +262,8 @@ def _headers(terms: Terms, server: str) -> str:
         f"{' '.join(live)}; img-src 'self'; style-src 'self'; base-uri 'none'; form-action 'none'; "
         "frame-ancestors 'none'"
     )
+    kinds = "; ".join(f"{kind} {ending[1:]}" for ending, kind in _KINDS.items())
+    around = " ".join(pages) or "'none'"
     return f"""\
 # Made by `sottovoce serve site`. Include this in a server block of nginx whose root is this folder.
 # Everything here is public, and no request needs a cookie: so any page may read it.
@@ -222,6 +282,21 @@ location /{FILES}/ {{
     add_header Access-Control-Allow-Origin "*";
     add_header Cross-Origin-Resource-Policy cross-origin;
     add_header X-Content-Type-Options nosniff;
+}}
+location /{LIBRARY}/ {{
+    gzip_static on;
+    gzip_vary on;
+    types {{ {kinds}; }}
+    add_header Cache-Control "no-cache";
+    add_header Access-Control-Allow-Origin "*";
+    add_header Cross-Origin-Resource-Policy cross-origin;
+    add_header X-Content-Type-Options nosniff;
+}}
+location = /{LIBRARY}/{_FRAME} {{
+    types {{ {kinds}; }}
+    add_header Cache-Control "no-cache" always;
+    add_header X-Content-Type-Options nosniff always;
+    add_header Content-Security-Policy "frame-ancestors {around}" always;
 }}
 location = /{HEADERS} {{ return 404; }}
 location ~ /\\. {{ return 404; }}

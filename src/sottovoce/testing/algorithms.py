@@ -11,7 +11,8 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.algorithms.base import AlgorithmSettings, Cohort, CrossDevice
+from sottovoce.algorithms.base import AlgorithmSettings, CrossDevice
+from sottovoce.core.cohort import Cohort
 from sottovoce.core.consent import Choice, Consent
 from sottovoce.core.interactions import Interactions
 from sottovoce.core.ledger import Ledger

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from sottovoce.algorithms.base import Cohort
 from sottovoce.algorithms.fpl.system import FPL, FPLConfig
 from sottovoce.attacks import views
+from sottovoce.core.cohort import Cohort
 from sottovoce.core.consent import Choice, Consent
 from sottovoce.core.interactions import Interactions
 from sottovoce.core.ledger import Ledger

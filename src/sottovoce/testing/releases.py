@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from sottovoce.algorithms.base import Cohort
 from sottovoce.algorithms.fpl.system import FPL, FPLConfig
+from sottovoce.core.cohort import Cohort
 from sottovoce.core.consent import Choice, Consent
 from sottovoce.core.ledger import Ledger
 from sottovoce.core.links import LINKS, Link

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from sottovoce.algorithms.base import Cohort
 from sottovoce.core.choice import ASKED
+from sottovoce.core.cohort import Cohort
 from sottovoce.core.consent import Choice, Consent
 from sottovoce.core.interactions import Interactions
 from sottovoce.core.words import Said, said

@@ -79,6 +79,6 @@ def unpack_numbers(payload: bytes) -> NDArray[np.int64]:
     if len(payload) % 4:
         raise MessageError("a list of numbers has a broken length")
     numbers = np.frombuffer(payload, "<u4").astype(np.int64)
-    if np.any(np.diff(numbers) <= 0):
+    if (numbers[1:] <= numbers[:-1]).any():
         raise MessageError("numbers must be ascending and there once each")
     return numbers

@@ -11,9 +11,9 @@ import test_conductor
 from flower_world import COHORTS, ITEMS, KEY, TRAIN, Town
 from test_conductor import Crash, Office, allotments
 
-from sottovoce.algorithms.base import Cohort
 from sottovoce.algorithms.fpl.system import FPLConfig
 from sottovoce.algorithms.gram.system import GramConfig
+from sottovoce.core.cohort import Cohort
 from sottovoce.core.consent import Choice, Consent
 from sottovoce.core.ledger import Ledger
 from sottovoce.core.links import SecureSum

@@ -49,32 +49,43 @@ export function storeTrouble(error: unknown): StorageTrouble {
   const name = error instanceof Error || error instanceof DOMException ? error.name : "";
   if (name === "QuotaExceededError") {
     return new StorageTrouble(
-      "the browser has no room left for what is kept on this device; nothing was sent: make room, or forget something here",
+      "the browser has no room left for what is kept on this device; nothing more is sent: make room, or forget something here",
     );
   }
   if (name === "DataCloneError") {
     return new StorageTrouble(
-      "this browser cannot keep a key in its store (a private window may be why); nothing was sent",
+      "this browser cannot keep a key in its store (a private window may be why); nothing is sent",
     );
   }
   return new StorageTrouble(
-    "the browser's store on this device cannot be used; nothing was sent: see whether the window is a private one, or site data is switched off",
+    "the browser's store on this device cannot be used; nothing more is sent: see whether the window is a private one, or site data is switched off",
   );
 }
 
+/** Whoever waits for it is told how it ends; whoever does not any more, since something else failed
+ * first, has been told of that. */
+function awaited<T>(end: Promise<T>): Promise<T> {
+  end.catch(() => undefined);
+  return end;
+}
+
 function asked<T>(request: IDBRequest<T>): Promise<T> {
-  return new Promise((resolve, reject) => {
-    request.onsuccess = () => resolve(request.result);
-    request.onerror = () => reject(request.error);
-  });
+  return awaited(
+    new Promise((resolve, reject) => {
+      request.onsuccess = () => resolve(request.result);
+      request.onerror = () => reject(request.error);
+    }),
+  );
 }
 
 function ended(transaction: IDBTransaction): Promise<void> {
-  return new Promise((resolve, reject) => {
-    transaction.oncomplete = () => resolve();
-    transaction.onerror = () => reject(transaction.error);
-    transaction.onabort = () => reject(transaction.error ?? new DOMException("gone", "AbortError"));
-  });
+  return awaited(
+    new Promise((resolve, reject) => {
+      transaction.oncomplete = () => resolve();
+      transaction.onerror = () => reject(transaction.error);
+      transaction.onabort = () => reject(transaction.error ?? new DOMException("gone", "AbortError"));
+    }),
+  );
 }
 
 /** A disk in IndexedDB. */

@@ -196,10 +196,13 @@ def _steps(value, limit):
 
 
 @njit(nogil=True, error_model="numpy", cache=True)
-def write_updates(items, vectors, positive, other, grid, limit, rows, indptr, history, out):
-    """out[n, i, f]: device n's update of item i, c (p − x·v) x, in steps of the grid."""
-    n_items, size = items.shape
+def write_updates(columns, vectors, positive, other, grid, limit, rows, indptr, history, out):
+    """out[n, i, f]: device n's update of item i, c (p − x·v) x, in steps of the grid. `columns` is
+    [F, items]."""
+    size, n_items = columns.shape
     mine = np.zeros(n_items, dtype=np.bool_)
+    dots = np.empty(TILE, dtype=np.float32)
+    steps = np.empty((size, TILE), dtype=np.int32)
     for n in range(rows.shape[0]):
         start, stop = indptr[rows[n]], indptr[rows[n] + 1]
         if not 0 <= start <= stop <= history.shape[0]:
@@ -208,13 +211,27 @@ def write_updates(items, vectors, positive, other, grid, limit, rows, indptr, hi
             if not 0 <= history[e] < n_items:
                 return BAD_HISTORY
             mine[history[e]] = True
-        for i in range(n_items):
-            dot = _ZERO
+        for first in range(0, n_items, TILE):
+            width = min(TILE, n_items - first)
+            for t in range(width):
+                dots[t] = _ZERO
             for f in range(size):
-                dot += vectors[n, f] * items[i, f]
-            weight = positive * (_ONE - dot) if mine[i] else other * (_ZERO - dot)
+                factor = vectors[n, f]
+                column = columns[f, first : first + width]
+                for t in range(width):
+                    dots[t] += factor * column[t]
+            for t in range(width):
+                dot = dots[t]
+                dots[t] = positive * (_ONE - dot) if mine[first + t] else other * (_ZERO - dot)
             for f in range(size):
-                out[n, i, f] = _steps(weight * (grid * vectors[n, f]), limit)
+                factor = grid * vectors[n, f]
+                one = steps[f]
+                for t in range(width):
+                    one[t] = _steps(dots[t] * factor, limit)
+            whole = out[n, first : first + width]
+            for t in range(width):
+                for f in range(size):
+                    whole[t, f] = steps[f, t]
         for e in range(start, stop):
             mine[history[e]] = False
     return OK

@@ -21,15 +21,17 @@ them, in the same order. A device's history ascends and names no item twice.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.algorithms.base import RowCounts
+from sottovoce.algorithms.base import Schedule, Work
 from sottovoce.algorithms.closed_form import kernels
 from sottovoce.core.arrays import each, equal_spans, read_only
+from sottovoce.core.cohort import RowCounts
 from sottovoce.core.messages import GRID, LIMIT
 from sottovoce.core.one_bit import MOST_COORDINATES, ReportRule, check_table, nonce
 from sottovoce.errors import ConfigError, DataError, Diverged
@@ -71,6 +73,18 @@ class Confidence:
             value = getattr(self, name)
             if not 0.0 <= value <= 1e9:
                 raise ConfigError(f"{name} must lie in [0, 1e9], not {value:g}")
+
+
+def solving(plan: Schedule, n_items: int, size: int, more: Mapping[str, float]) -> Work:
+    """What a round takes in which every device solves for its vector and does `more`."""
+    entries = plan.positives * plan.cohort_size / plan.devices
+    shared = {
+        "device": float(plan.cohort_size),
+        "square": entries * size * (size + 1) / 2,
+        "cube": plan.cohort_size * size**3 / 6,
+        **more,
+    }
+    return Work(shared, {"round": 1.0, "number": float(n_items * size)})
 
 
 def gram(items: NDArray[np.float32]) -> NDArray[np.float64]:
@@ -151,7 +165,8 @@ def learn_rows(
     items, world = _checked(items, rows, indptr, history)
     vectors = _vectors(vectors, len(rows), items)
     out = np.empty((len(rows), *items.shape), dtype=np.int32)
-    _succeed([kernels.write_updates(items, vectors, *_grid_numbers(conf), *world, out)])
+    columns = np.ascontiguousarray(items.T)
+    _succeed([kernels.write_updates(columns, vectors, *_grid_numbers(conf), *world, out)])
     return out
 
 

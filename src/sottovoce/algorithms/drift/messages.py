@@ -154,7 +154,7 @@ def _check_rows(numbers: Ints, rows: NDArray[np.float32], size: int) -> None:
         raise MessageError(f"there must be {size} numbers in single precision for every row")
     if not np.isfinite(rows).all():
         raise MessageError("the message holds numbers that are not finite")
-    if (np.diff(numbers) <= 0).any():
+    if (numbers[1:] <= numbers[:-1]).any():
         raise MessageError("users and items must ascend, each once")
 
 

@@ -26,7 +26,14 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.algorithms.base import ALGORITHMS, AlgorithmSettings, FactorModel
+from sottovoce.algorithms.base import (
+    ALGORITHMS,
+    AlgorithmSettings,
+    FactorModel,
+    Schedule,
+    Work,
+    require_devices,
+)
 from sottovoce.algorithms.drift import blocks as kernels
 from sottovoce.algorithms.drift.blocks import (
     Blocks,
@@ -146,6 +153,15 @@ class DRIFTConfig(AlgorithmSettings):
     def system(self) -> str:
         """Its name in tables."""
         return "DRIFT"
+
+    def plan(self, devices: int, positives: int) -> Schedule:
+        """A round is an epoch of all users."""
+        require_devices(devices)
+        return Schedule(devices, positives, devices, 0, 1, self.epochs)
+
+    def work(self, plan: Schedule, n_items: int, release: Any) -> Work:
+        """One step after the other, which nobody shares out."""
+        return Work({}, {"round": 1.0, "event": float(plan.positives)})
 
     def build_under(self, release: Any, link: Link | None, triples: int) -> FactorModel:
         raise ConfigError("drift has data owners, and no server for devices")
@@ -349,7 +365,7 @@ class Owner(Redacted):
         if not self._asked:
             return None
         users, items = _named(self._asked)
-        if not np.isin(users, rows.users).all() or not np.isin(items, rows.items).all():
+        if not _among(users, rows.users) or not _among(items, rows.items):
             raise MessageError("the answer lacks rows that were asked for")
         rows.check(self._config.embedding_size)
         local = DriftModel(
@@ -382,6 +398,11 @@ class Owner(Redacted):
 
 def _user_of(saved: Saved) -> int:
     return saved[0]
+
+
+def _among(wanted: Ints, there: Ints) -> bool:
+    """Whether all are there; mostly they are the same."""
+    return np.array_equal(wanted, there) or bool(np.isin(wanted, there).all())
 
 
 def _named(blocks: list[Saved]) -> tuple[Ints, Ints]:

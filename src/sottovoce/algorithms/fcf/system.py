@@ -31,14 +31,14 @@ from sottovoce.algorithms.base import (
     ALGORITHMS,
     Accelerator,
     AlgorithmSettings,
-    Cohort,
     CrossDevice,
-    RowCounts,
     Schedule,
+    Work,
 )
 from sottovoce.algorithms.closed_form import vectors as closed_form
 from sottovoce.config import require_number, require_whole
-from sottovoce.core.consent import ShareRule
+from sottovoce.core.cohort import Cohort, RowCounts
+from sottovoce.core.consent import Consent, ShareRule
 from sottovoce.core.links import Link
 from sottovoce.core.messages import GRID, Aggregate, ModelView, SummedReports, Updates
 from sottovoce.errors import ConfigError, MessageError
@@ -100,6 +100,15 @@ class FCFConfig(AlgorithmSettings):
             "their positives can be read. The server adds up what it gets and publishes the item "
             "table."
         )
+
+    def work(self, plan: Schedule, n_items: int, release: Any) -> Work:
+        cells = 0.0 if self._plain else float(plan.cohort_size * n_items * self.embedding_size)
+        return closed_form.solving(plan, n_items, self.embedding_size, {"cell": cells})
+
+    def rows_sent(
+        self, triples: int, n_items: int, held: NDArray[np.int64], consent: Consent, release: Any
+    ) -> float:
+        return float(held.mean()) if self._plain else float(n_items)
 
     def advice(self, cohort_size: int) -> str:
         return f"try another algorithm.learning_rate than {self.learning_rate:g}, or more rounds"
@@ -182,18 +191,22 @@ class FCF(CrossDevice):
         values = closed_form.learn_rows(
             self.config.confidence(), view.items, vectors, rows, history.indptr, history.items
         )
+        counts = history.counts[rows]
+        place = np.repeat(np.arange(len(rows), dtype=np.int32), counts)
+        before = np.cumsum(counts) - counts
+        mine = np.repeat(history.indptr[rows] - before, counts) + np.arange(len(place))
+        if self.config.variant == "fpl":  # of positives alone
+            held = history.items[mine]
+            positive = np.ones(len(mine), dtype=bool)
+            return Updates(place, mine, held, positive, values[place, held])
         entry = np.full((len(rows), n_items), -1, dtype=np.int64)
-        for place, row in enumerate(rows.tolist()):
-            span = slice(int(history.indptr[row]), int(history.indptr[row + 1]))
-            entry[place, history.items[span]] = np.arange(span.start, span.stop)
-        sent = entry >= 0 if self.config.variant == "fpl" else np.ones_like(entry, dtype=bool)
-        row, item = np.nonzero(sent)
+        entry[place, history.items[mine]] = mine
         return Updates(
-            row=row.astype(np.int32),
-            entry=entry[sent],
-            item=item.astype(np.int32),
-            positive=entry[sent] >= 0,
-            values=values[sent],
+            row=np.repeat(np.arange(len(rows), dtype=np.int32), n_items),
+            entry=entry.ravel(),
+            item=np.tile(np.arange(n_items, dtype=np.int32), len(rows)),
+            positive=entry.ravel() >= 0,
+            values=values.reshape(-1, values.shape[2]),
         )
 
     def device_learn_summed(

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.algorithms.base import Cohort, RowCounts
 from sottovoce.algorithms.closed_form import vectors as closed_form
 from sottovoce.algorithms.closed_form.kernels import TINY
 from sottovoce.algorithms.closed_form.vectors import LARGEST
 from sottovoce.algorithms.fpl.cuda import require
+from sottovoce.core.cohort import Cohort, RowCounts
 from sottovoce.core.messages import GRID, LIMIT, ModelView
 from sottovoce.errors import DataError, Diverged, UsageError
 
@@ -82,17 +82,17 @@ class FCFOnTorch:
             raise DataError("the model has another shape than the devices' histories and vectors")
         place = self.resident.device
         items = torch.tensor(view.items, dtype=torch.float32, device=place)
-        _refuse_wild("item", items)
+        refuse_wild("item", items)
         sums = torch.zeros((size, n_items), dtype=torch.int64, device=place)
         memory = torch.cuda.mem_get_info(place)[0] // 4 if place.type == "cuda" else _SOLVE_BYTES
         chosen = torch.tensor(rows, dtype=torch.int64, device=place)
-        system = _System.of(self.confidence, view.items, items)
+        system = ClosedFormSystem.of(self.confidence, view.items, items)
         step = max(1, memory // (24 * size * size))
         for start in range(0, len(rows), step):
             part = chosen[start : start + step]
-            bags = self._bags(part)
+            bags = self.bags(part)
             vectors = system.solve(bags)
-            _refuse_wild("user", vectors)
+            refuse_wild("user", vectors)
             self.resident[part] = vectors
             system.add_updates(vectors, bags, sums)
         return (
@@ -100,7 +100,7 @@ class FCFOnTorch:
             self.confidence.rows_sent(self.cohort.history.counts[rows], n_items),
         )
 
-    def _bags(self, rows: Tensor) -> _Bags:
+    def bags(self, rows: Tensor) -> _Bags:
         import torch
 
         starts, counts = self.indptr[rows], self.indptr[rows + 1] - self.indptr[rows]
@@ -128,7 +128,7 @@ class _Bags:
 
 
 @dataclass(slots=True, repr=False)
-class _System:
+class ClosedFormSystem:
     """A model, and what follows from it for all devices."""
 
     confidence: closed_form.Confidence
@@ -139,7 +139,7 @@ class _System:
     @classmethod
     def of(
         cls, confidence: closed_form.Confidence, published: NDArray[np.float32], items: Tensor
-    ) -> _System:
+    ) -> ClosedFormSystem:
         import torch
 
         gram = confidence.other * closed_form.gram(published)
@@ -263,6 +263,6 @@ def _substitute(factor: Tensor, right: Tensor) -> None:
         right[a] /= factor[a, a]
 
 
-def _refuse_wild(what: str, table: Tensor) -> None:
+def refuse_wild(what: str, table: Tensor) -> None:
     if table.numel() and not float(table.abs().max()) <= LARGEST:
         raise Diverged(f"the {what} vectors are not finite, or beyond {LARGEST:g}; step less")

@@ -26,14 +26,22 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.algorithms.base import ALGORITHMS, AlgorithmSettings, Cohort, Reporting, Schedule
+from sottovoce.algorithms.base import ALGORITHMS, AlgorithmSettings, Reporting, Schedule, Work
 from sottovoce.algorithms.closed_form import vectors as closed_form
 from sottovoce.algorithms.fcf.system import initial_items, solved
 from sottovoce.algorithms.fmf import rotated
 from sottovoce.config import require_number, require_whole
+from sottovoce.core.cohort import Cohort
 from sottovoce.core.links import Link
 from sottovoce.core.messages import Aggregate, BitCounts, ModelView
-from sottovoce.core.one_bit import ReportRule, contrast, item_probabilities, item_table
+from sottovoce.core.one_bit import (
+    BitTerms,
+    ReportCounter,
+    ReportRule,
+    contrast,
+    item_probabilities,
+    item_table,
+)
 from sottovoce.errors import ConfigError, MessageError
 from sottovoce.rng import Streams
 
@@ -108,6 +116,14 @@ class FMFConfig(AlgorithmSettings):
             "that mixes everybody's, as long as their owners' limits have room. The server counts "
             "the bits of a batch and publishes the item table."
         )
+
+    def work(self, plan: Schedule, n_items: int, release: Any) -> Work:
+        reports, entries = float(plan.cohort_size * release.max_reports), float(plan.positives)
+        if self.variant == "rotated":  # a report is about all of a device's items
+            told = {"device": float(plan.cohort_size), "turned": reports, "entry": entries}
+            return Work(told, {"round": 1.0, "number": float(n_items * self.embedding_size)})
+        told = {"report": reports, "reported": reports * self.embedding_size}
+        return closed_form.solving(plan, n_items, self.embedding_size, told)
 
     @property
     def as_printed(self) -> bool:
@@ -298,3 +314,13 @@ class FMF(Reporting):
         return closed_form.learn_reports(
             confidence, view.items, vectors, rows, history.indptr, history.items, rule, threads
         )
+
+    def counter(self, cohort: Cohort, terms: BitTerms, device: str) -> ReportCounter:
+        if self._rotated or self.config.favour:
+            raise ConfigError(
+                'of FMF-LDP, variant = "published" without favour runs on a GPU; leave the others '
+                "on --device cpu"
+            )
+        from sottovoce.algorithms.fmf.torch_rounds import FMFOnTorch
+
+        return FMFOnTorch.load(self.config.confidence(), cohort, terms, self.config.scale, device)

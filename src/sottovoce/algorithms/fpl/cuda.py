@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.algorithms.base import Cohort, RowCounts
 from sottovoce.algorithms.pairwise.factors import PairStep
+from sottovoce.core.cohort import Cohort, RowCounts
 from sottovoce.core.consent import ShareRule
 from sottovoce.core.messages import ModelView
 from sottovoce.errors import UsageError
@@ -79,9 +79,8 @@ class FPLOnGPU:
         items = torch.from_numpy(np.ascontiguousarray(view.items)).to(tables.bias.device)
         tables.factors[:, :size] = items[:, :size]
         tables.bias.copy_(items[:, size])
-        tables.sums.zero_()
-        tables.bias_sums.zero_()
-        everyone = len(rows) == len(here.cohort.users)
+        tables.clear()
+        everyone = len(rows) == len(here.cohort)
         chosen = None if everyone else torch.from_numpy(rows).to(tables.bias.device)
         positive, negative = here.learn(learn_key, share_key, self.triples, chosen)
         return here.sums(), RowCounts(positive.cpu().numpy(), negative.cpu().numpy())

@@ -29,15 +29,16 @@ from sottovoce.algorithms.base import (
     ALGORITHMS,
     Accelerator,
     AlgorithmSettings,
-    Cohort,
     CrossDevice,
-    RowCounts,
     Schedule,
+    Work,
+    normal_rows,
     require_devices,
 )
 from sottovoce.algorithms.pairwise import factors
 from sottovoce.config import require_whole
-from sottovoce.core.consent import ShareRule
+from sottovoce.core.cohort import Cohort, RowCounts
+from sottovoce.core.consent import Consent, ShareRule
 from sottovoce.core.links import Link
 from sottovoce.core.messages import Aggregate, ModelView, SummedReports, Updates, row_bytes
 from sottovoce.errors import ConfigError, MessageError
@@ -169,6 +170,23 @@ class FPLConfig(AlgorithmSettings):
             "up": f"{row_bytes(self.embedding_size)} bytes a row",
         }
 
+    def work(self, plan: Schedule, n_items: int, release: Any) -> Work:
+        draws = float(plan.cohort_size * plan.triples)
+        cells = draws * factors.padded_width(self.embedding_size)
+        if plan.cohort_size == 1:  # one after the other, many rounds at once
+            return Work({}, {"turn": 1.0, "turn draw": draws, "turn cell": cells})
+        shared = {"device": float(plan.cohort_size), "draw": draws, "cell": cells}
+        return Work(shared, {"round": 1.0, "number": float(n_items * self.width)})
+
+    def rows_sent(
+        self, triples: int, n_items: int, held: NDArray[np.int64], consent: Consent, release: Any
+    ) -> float:
+        """Distinct items among so many draws, as they are expected."""
+        others = n_items - held
+        negative = others * (1.0 - (1.0 - 1.0 / others) ** triples)
+        share = consent.share_positives.astype(np.float64)
+        return float((negative + release.positives_sent(held, share, triples)).mean())
+
     def advice(self, cohort_size: int) -> str:
         rate, several = self.learning_rate, cohort_size > 1
         why = f", since a round adds up the steps of {cohort_size:,} devices" if several else ""
@@ -232,12 +250,7 @@ class FPL(CrossDevice):
         return items.astype(np.float32)
 
     def device_init(self, users: NDArray[np.int64], rng: Streams) -> NDArray[np.float32]:
-        vectors = np.empty((len(users), self.config.embedding_size), dtype=np.float32)
-        stream = rng.child("init-users")
-        for start in range(0, len(users), 65536):
-            part = slice(start, start + 65536)
-            vectors[part] = self.config.init_scale * stream.normal(users[part], vectors.shape[1])
-        return vectors
+        return normal_rows(users, self.config.embedding_size, self.config.init_scale, rng)
 
     def device_learn(
         self, view: ModelView, cohort: Cohort, rows: NDArray[np.int64], rng: Streams
@@ -285,6 +298,7 @@ class FPL(CrossDevice):
             self.triples,
             rule,
             threads,
+            self._sieve(cohort),
         )
         return sums[:, : view.items.shape[1]], RowCounts(positives, negatives)
 
@@ -298,8 +312,6 @@ class FPL(CrossDevice):
         rng: Streams,
     ) -> tuple[NDArray[np.float32], RowCounts]:
         model, history = factors.padded(items), cohort.history
-        if self.triples == 1 and "sieve" not in cohort.scratch:
-            cohort.scratch["sieve"] = factors.make_sieve(history.indptr, history.items)
         rounds = np.arange(first_round, first_round + len(rows), dtype=np.int64)
         positives, negatives = factors.learn_rounds(
             self.config.step(),
@@ -311,7 +323,7 @@ class FPL(CrossDevice):
             rng.child("learn").paired_keys(rounds, cohort.users[rows]),
             self.triples,
             rule,
-            cohort.scratch.get("sieve"),
+            self._sieve(cohort),
         )
         return model[:, : items.shape[1]].copy(), RowCounts(positives, negatives)
 
@@ -344,6 +356,13 @@ class FPL(CrossDevice):
         everyone = np.arange(len(cohort), dtype=np.int64)
         for turn in range(-(-_HOME_DRAWS // self.triples)):
             self.device_learn(view, cohort, everyone, rng.child("home", turn))
+
+    def _sieve(self, cohort: Cohort) -> NDArray[np.uint8] | None:
+        """Of the cohort's histories, where devices draw once; made once."""
+        if self.triples == 1 and "sieve" not in cohort.scratch:
+            history = cohort.history
+            cohort.scratch["sieve"] = factors.make_sieve(history.indptr, history.items)
+        return cohort.scratch.get("sieve")
 
     def _keys(self, cohort: Cohort, rows: NDArray[np.int64], round: int, rng: Streams) -> Keys:
         return rng.child("learn", round).keys(cohort.users[rows])

@@ -38,12 +38,13 @@ from typing import Any, ClassVar, Literal, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.algorithms.base import ALGORITHMS, AlgorithmSettings, Cohort, Contributing, Schedule
+from sottovoce.algorithms.base import ALGORITHMS, AlgorithmSettings, Contributing, Schedule, Work
 from sottovoce.algorithms.gram import model, quality
 from sottovoce.algorithms.gram.kernels import add_factors, sum_pairs
 from sottovoce.algorithms.gram.sums import RunningSums
 from sottovoce.config import require_number, require_whole
 from sottovoce.core.arrays import read_only
+from sottovoce.core.cohort import Cohort
 from sottovoce.core.consent import Consent
 from sottovoce.core.contributions import STEPS, Contributions, Profile, numbers_of, places_of
 from sottovoce.core.interactions import Interactions
@@ -51,6 +52,7 @@ from sottovoce.core.knowledge import Prior
 from sottovoce.core.links import Link
 from sottovoce.core.messages import Aggregate, ModelView, SummedReports
 from sottovoce.core.quality import Quality
+from sottovoce.core.ranks import ALONE, Ranks
 from sottovoce.core.recency import positions, recency
 from sottovoce.core.recommender import FactorScorer
 from sottovoce.core.running import Draws, deviation, draw_size
@@ -157,10 +159,11 @@ class GramConfig(AlgorithmSettings):
         n_items: int,
         release: Any,
         places: bool = False,
+        ranks: Ranks = ALONE,
     ) -> tuple[Self, None]:
         if self.popularity_share:
             return self, None
-        users = int(np.count_nonzero(consent.takes_part))
+        (users,) = ranks.total(int(np.count_nonzero(consent.takes_part)))
         if self.factorised and n_items > _MOST_PAIRED:
             raise ConfigError(f"factorised noise takes at most {_MOST_PAIRED:,} items")
         sigma = release.sigma * self.deviation(self.batches)  # as it will be in the end
@@ -183,6 +186,22 @@ class GramConfig(AlgorithmSettings):
             raise ConfigError(
                 'noise = "factorised" and pairs_from run in simulation alone by now; leave them out'
             )
+
+    def work(self, plan: Schedule, n_items: int, release: Any) -> Work:
+        """Of a stage, on average: pairs are those of the items of each device."""
+        entries = float(plan.positives * plan.cohort_size / plan.devices)
+        each, stages = entries / plan.cohort_size, len(self.shares)
+        pairs = entries * (each + 1.0) / 2.0 / stages
+        head = float(min(self.most_head, n_items))
+        return Work(
+            {"device": float(plan.cohort_size), "entry": entries, "pair": pairs},
+            {"round": 1.0, "number": float(n_items * self.width), "head": head**3 / stages},
+        )
+
+    def numbers_sent(self, n_items: int) -> tuple[int, ...]:
+        learnt = (n_items + 1, numbers_of(min(self.most_head, n_items), True))
+        asked = (quality.NUMBERS,) if self.quality_share else ()
+        return (*learnt[: len(self.shares) - len(asked)], *asked)
 
     def most_numbers(self, n_items: int) -> int:
         return max(n_items + 1, numbers_of(min(self.most_head, n_items), True))

@@ -2,7 +2,7 @@
 
 A round has two stages, over chunks of devices. *Draw*: every (device, draw) at once picks the
 positive, the negative and whether the positive's update leaves, packed into one 64-bit word, and
-counts the distinct rows that each device sends. *Learn*: eight devices per warp go through their
+counts the distinct rows that each device sends. *Learn*: some devices per warp go through their
 draws in order, because a device's vector moves after each; item rows are read and sums are added
 to where they lie, in the L2 cache.
 
@@ -15,9 +15,18 @@ bits every time, whatever the chunking and the order in which devices are comput
 and torch the updates themselves differ by the rounding of single precision (another order of the
 dot product, another exponential): a few steps of the grid per draw.
 
-**Hot rows.** Atomic additions to one row queue up behind each other, and popular items would hold
-up everyone. The `HOT` most popular items therefore have `COPIES` spare rows of sums, which
-neighbouring warps use in turn; `fold_cuda` adds them up.
+**Two sums to a word.** Atomic additions are what a round waits for, and they cost by the 32 bytes
+that they touch. So a chunk of devices adds two neighbouring columns to one 64-bit word, 32 bits for
+each, and the word of a row's bias carries above that its *load*: for every update a bound on its
+numbers. If no load is above `MOST_LOAD`, no sum has left its half, and the chunk is taken apart and
+added to 64-bit sums; else the devices' vectors are put back and the chunk is learnt
+again with a word for each number, and the next ones are smaller. Either way the sums are exact.
+
+**Hot rows.** Additions to one row queue up behind each other, and popular items would hold up
+everyone. Popular items therefore have several rows of halves, which neighbouring warps use in turn.
+
+**More devices than fit.** A `SeededCohort` keeps vectors alone, in 16 bits, rounded up or down by
+chance so that they stay right on average; histories are made again from their seed for every draw.
 """
 
 from __future__ import annotations
@@ -31,17 +40,23 @@ from torch import Tensor
 
 from sottovoce.algorithms.pairwise import triton as factors_triton
 from sottovoce.algorithms.pairwise.factors import PairStep, fold_rate
-from sottovoce.algorithms.pairwise.triton import COPIES, LANES
+from sottovoce.algorithms.pairwise.triton import LANES, MOST_LOAD, ROW_BITS
 from sottovoce.core.consent import thresholds
 from sottovoce.core.messages import GRID, LIMIT
 from sottovoce.core.redacted import Redacted
+from sottovoce.data.crowd import SeededCrowd
+from sottovoce.data.crowd_torch import mixed, shifted, signed
 from sottovoce.errors import ConfigError, Diverged
-from sottovoce.rng import _M1, _M2, GAMMA
+from sottovoce.rng import GAMMA
 
-HOT = 512
-"""Items that have spare rows of sums."""
 _CHUNK = 1 << 25
 """Draws per chunk: 256 MB of packed words. Torch, which keeps a dozen such, takes smaller ones."""
+_HALVES_CHUNK = 1 << 23
+"""Draws per chunk that adds two sums to a word; `triton.MOST_UNITS` relies on it."""
+_LEAST_HALVES = 1 << 19
+"""Draws below which that does not pay."""
+_ROWS = 1 << 17
+"""Rows of halves that popular items share, about."""
 _LOW31 = (1 << 31) - 1
 _LOW32 = (1 << 32) - 1
 _SCALE = float(GRID)
@@ -51,9 +66,23 @@ Rows = Tensor | NDArray[np.int64] | None
 """Distinct rows of a cohort; None for all."""
 
 
+@dataclass(slots=True)
+class ChunkPace:
+    """Draws of the next part of a chunk that adds two sums to a word."""
+
+    draws: int = _HALVES_CHUNK
+
+    def after(self, loads: list[int]) -> None:
+        """Smaller parts where one had too large a load, larger ones where all had small ones."""
+        if max(loads) > MOST_LOAD:
+            self.draws //= 2
+        elif 4 * max(loads) < MOST_LOAD:
+            self.draws = min(_HALVES_CHUNK, 2 * self.draws)
+
+
 @dataclass(frozen=True, slots=True, repr=False)
 class Tables:
-    """The model and the sums of a round. The columns of `sums` are interleaved so that neighbouring
+    """The model and the sums of a round. The columns of sums are interleaved so that neighbouring
     threads, which hold `LANES` columns each, add to neighbouring words; `totals` undoes that."""
 
     factors: Tensor
@@ -61,46 +90,62 @@ class Tables:
     bias: Tensor
     """float32 [M]."""
     sums: Tensor
-    """int64 [M + spare rows, width], in steps of the grid."""
+    """int64 [M, width], in steps of the grid."""
     bias_sums: Tensor
-    """int64 [M + spare rows]."""
+    """int64 [M]."""
+    halves: Tensor
+    """int64 [rows, width / 2]: sums of a chunk, two to a word; no rows where there is no GPU."""
+    bias_halves: Tensor
+    """int64 [rows]: the bias's sums, and the row's load above them."""
     spare: Tensor
-    """int32 [M]: the first of an item's spare rows, or -1."""
-    hot: Tensor
-    """int64: the items that have spare rows, in the order of those."""
+    """int32 [M]: the first of an item's rows of halves, and above `ROW_BITS` how many it has."""
+    owner: Tensor
+    """int32 [rows]: whose row it is."""
+    pace: ChunkPace
 
     @classmethod
     def of(cls, items: Tensor, embedding_size: int, popularity: Tensor | None = None) -> Tables:
         """From rows [M, embedding_size + 1] or wider, the bias in column `embedding_size`. Where
-        `popularity` (interactions per item) is given, the top items get spare rows."""
+        `popularity` (interactions per item) is given, there are halves, and popular items have
+        several rows of them."""
         n_items, device = len(items), items.device
         width = max(16, 1 << (embedding_size - 1).bit_length())
         factors = torch.zeros(n_items, width, device=device)
         factors[:, :embedding_size] = items[:, :embedding_size]
-        spare = torch.full((n_items,), -1, dtype=torch.int32, device=device)
-        hot = torch.empty(0, dtype=torch.int64, device=device)
-        if popularity is not None:
-            hot = popularity.topk(min(HOT, n_items)).indices
-            order = torch.arange(len(hot), dtype=torch.int32, device=device)
-            spare[hot] = n_items + COPIES * order
-        rows = n_items + COPIES * len(hot)
+        logs = torch.zeros(0, dtype=torch.int64, device=device)
+        if popularity is not None and n_items < 1 << (ROW_BITS - 2):
+            share = popularity.double() / popularity.sum().clamp(min=1) + 1.0 / n_items
+            logs = (share * (_ROWS / 2)).clamp(1.0, _ROWS).log2().ceil().long()
+        copies = torch.ones_like(logs) << logs
+        first = copies.cumsum(0) - copies
+        number = torch.arange(len(logs), dtype=torch.int32, device=device)
+        owner = torch.repeat_interleave(number, copies)
+
+        def zeros(*shape: int) -> Tensor:
+            return torch.zeros(shape, dtype=torch.int64, device=device)
+
         return cls(
             factors=factors,
             bias=items[:, embedding_size].to(torch.float32, copy=True).contiguous(),
-            sums=torch.zeros(rows, width, dtype=torch.int64, device=device),
-            bias_sums=torch.zeros(rows, dtype=torch.int64, device=device),
-            spare=spare,
-            hot=hot,
+            sums=zeros(n_items, width),
+            bias_sums=zeros(n_items),
+            halves=zeros(len(owner), width // 2),
+            bias_halves=zeros(len(owner)),
+            spare=(first | logs << ROW_BITS).int(),
+            owner=owner,
+            pace=ChunkPace(),
         )
 
     def totals(self) -> tuple[Tensor, Tensor]:
         """The sums of all updates since the last fold: factors [M, width] and biases [M]."""
         n_items, width = self.factors.shape
-        sums, copies = self.sums[:n_items].clone(), self.sums[n_items:]
-        bias_sums, bias_copies = self.bias_sums[:n_items].clone(), self.bias_sums[n_items:]
-        sums[self.hot] += copies.view(len(self.hot), COPIES, width).sum(1)
-        bias_sums[self.hot] += bias_copies.view(len(self.hot), COPIES).sum(1)
-        return _interleaved(sums).transpose(1, 2).reshape(n_items, width), bias_sums
+        natural = _interleaved(self.sums).transpose(1, 2).reshape(n_items, width)
+        return natural, self.bias_sums.clone()
+
+    def clear(self) -> None:
+        """Sums start again at 0."""
+        self.sums.zero_()
+        self.bias_sums.zero_()
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -121,12 +166,63 @@ class ResidentCohort:
     """bool [N]. A device that does not take part neither learns nor sends."""
     allowed: Tensor | None = None
     """bool per interaction: whether the item's update may ever leave; None allows all."""
+    first: int = 0
+
+    def __len__(self) -> int:
+        return len(self.users)
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class SeededCohort:
+    """Users `first`, `first` + 1, ... of a crowd, of whom vectors alone are kept. All take part."""
+
+    vectors: Tensor
+    """bfloat16 [N, embedding_size]; moves in place."""
+    crowd: SeededCrowd
+    table: Tensor
+    """`crowd.table`, there."""
+    key: Tensor
+    """`crowd.key`, there."""
+    threshold: int
+    """A positive's update may leave where the draw's 32-bit coin lies below this."""
+    first: int = 0
+
+    @classmethod
+    def of(cls, crowd: SeededCrowd, vectors: Tensor, share: float, first: int = 0) -> SeededCohort:
+        """`share` is everybody's π."""
+        if vectors.dtype != torch.bfloat16:
+            raise ConfigError("the vectors of a crowd are kept in bfloat16")
+        there = vectors.device
+        return cls(
+            vectors,
+            crowd,
+            torch.tensor(crowd.table, device=there),
+            torch.tensor([signed(crowd.key)], device=there),
+            int(thresholds(np.array([share]))[0]),
+            first,
+        )
+
+    def __len__(self) -> int:
+        return len(self.vectors)
+
+    def some(self, rows: Tensor) -> ResidentCohort:
+        """These users, made on the host: `rows` ascend without gaps. Vectors are copies."""
+        begin, there = int(rows[0]), self.vectors.device
+        history, _ = self.crowd.generate(self.first + begin, self.first + begin + len(rows))
+        return ResidentCohort(
+            vectors=self.vectors[rows].float(),
+            indptr=torch.tensor(history.indptr, device=there),
+            items=torch.tensor(history.items, device=there),
+            users=rows + self.first,
+            threshold=torch.full_like(rows, self.threshold),
+            takes_part=torch.ones_like(rows, dtype=torch.bool),
+        )
 
 
 def learn_summed_cuda(
     step: PairStep,
     tables: Tables,
-    cohort: ResidentCohort,
+    cohort: ResidentCohort | SeededCohort,
     round_key: int,
     share_key: int,
     triples: int,
@@ -137,12 +233,16 @@ def learn_summed_cuda(
     `cohort.vectors`, and returns each device's number of distinct positive and negative rows sent
     (int32; 0 for a device that does not take part, has no positives or has every item). The
     draws of a device are keyed by `Streams(round_key).child(user)`, its coins by
-    `Streams(share_key).child(user)`.
+    `Streams(share_key).child(user)`. Of a `SeededCohort`, all take part, and what is returned is
+    each number's sum over all devices.
 
     `fused` chooses the Triton kernels (True) or torch (False); by default whatever is there.
     """
     if triples < 1:
         raise ConfigError(f"triples must be at least 1, not {triples}")
+    made = isinstance(cohort, SeededCohort)
+    if made and rows is not None:
+        raise ConfigError("all users of a crowd take part in a round")
     device = cohort.vectors.device
     if fused is None:
         fused = (
@@ -150,24 +250,73 @@ def learn_summed_cuda(
         )
     if fused and not factors_triton.AVAILABLE:
         raise ConfigError("the fused kernels need the package triton")
-    n = len(cohort.users) if rows is None else len(rows)
-    keys = torch.tensor([_signed(round_key), _signed(share_key)], device=device)
-    counts = torch.zeros(2, n, dtype=torch.int32, device=device)
-    draw, learn, chunk = _draw_torch, _learn_torch, _CHUNK // 16
-    if fused:
-        draw, learn, chunk = factors_triton.draw, factors_triton.learn, _CHUNK
-    size = max(1, min(n, chunk // triples))
-    words = torch.empty(triples * size, dtype=torch.int64, device=device)
-    for start in range(0, n, size):
-        part = slice(start, min(start + size, n))
+    n = len(cohort) if rows is None else len(rows)
+    keys = torch.tensor([signed(round_key), signed(share_key)], device=device)
+    largest = _largest(step, tables) if fused and n * triples >= _LEAST_HALVES else np.inf
+    halves = len(tables.owner) > 0 and largest < np.inf
+    chunk = _CHUNK if fused else _CHUNK // 16
+    most = max(1, min(n, chunk // triples))
+    counts = torch.zeros(2, most if made else n, dtype=torch.int32, device=device)
+    total = torch.zeros(2, dtype=torch.int64, device=device)
+    words = torch.empty(triples * most, dtype=torch.int64, device=device)
+    for start in range(0, n, most):
+        part = slice(start, min(start + most, n))
         if rows is None:
             chosen = torch.arange(part.start, part.stop, device=device)
         else:
             chosen = torch.as_tensor(rows[part], device=device)
         packed = words[: triples * len(chosen)].view(triples, len(chosen))
-        draw(cohort, len(tables.bias), chosen, keys, packed, counts[:, part])
-        learn(step, tables, cohort, chosen, packed)
-    return counts[0], counts[1]
+        told = counts[:, : len(chosen)] if made else counts[:, part]
+        if not fused:
+            _torch_chunk(step, tables, cohort, chosen, keys, packed, told)
+        else:
+            if isinstance(cohort, SeededCohort):
+                factors_triton.draw_made(cohort, len(tables.bias), chosen, keys, packed, told)
+            else:
+                factors_triton.draw(cohort, len(tables.bias), chosen, keys, packed, told)
+            if halves and triples <= tables.pace.draws >= _LEAST_HALVES // 16:
+                saved = cohort.vectors[part].clone() if rows is None else cohort.vectors[chosen]
+                _learn_halves(step, tables, cohort, chosen, keys, packed, saved, largest)
+            else:
+                factors_triton.learn(step, tables, cohort, chosen, packed, keys)
+        if made:
+            total += told.sum(1)
+    tables.pace.draws = max(tables.pace.draws, _LEAST_HALVES // 16)
+    return (total[0], total[1]) if made else (counts[0], counts[1])
+
+
+def _learn_halves(
+    step: PairStep,
+    tables: Tables,
+    cohort: ResidentCohort | SeededCohort,
+    rows: Tensor,
+    keys: Tensor,
+    packed: Tensor,
+    saved: Tensor,
+    largest: float,
+) -> None:
+    """A chunk, in parts that add two sums to a word; parts for which that was too much are learnt
+    again, from the vectors that their devices had before."""
+    parts = torch.split(rows, tables.pace.draws // len(packed))
+    loads = torch.zeros(len(parts), dtype=torch.int64, device=rows.device)
+    start, spans = 0, []
+    for part, load in zip(parts, loads, strict=True):
+        span = slice(start, start + len(part))
+        factors_triton.learn(step, tables, cohort, part, packed[:, span], keys, load, largest)
+        spans.append(span)
+        start = span.stop
+    found = loads.tolist()
+    for part, span, load in zip(parts, spans, found, strict=True):
+        if load > MOST_LOAD:
+            cohort.vectors[part] = saved[span]
+            factors_triton.learn(step, tables, cohort, part, packed[:, span], keys)
+    tables.pace.after(found)
+
+
+def _largest(step: PairStep, tables: Tables) -> float:
+    """The largest factor, which bounds updates; infinite where biases are beyond bounds."""
+    found = torch.stack([tables.factors.abs().amax(), tables.bias.abs().amax()]).tolist()
+    return float(found[0]) if step.reg_bias * found[1] < 0.5 else float("inf")
 
 
 def fold_cuda(step: PairStep, tables: Tables) -> None:
@@ -176,8 +325,7 @@ def fold_cuda(step: PairStep, tables: Tables) -> None:
     sums, bias_sums = tables.totals()
     tables.factors.add_(sums.float() * rate)
     tables.bias.add_(bias_sums.float() * rate)
-    tables.sums.zero_()
-    tables.bias_sums.zero_()
+    tables.clear()
 
 
 @dataclass(slots=True, repr=False)
@@ -187,7 +335,7 @@ class CudaFederation(Redacted):
 
     step: PairStep
     tables: Tables
-    cohort: ResidentCohort
+    cohort: ResidentCohort | SeededCohort
 
     @classmethod
     def load(
@@ -273,32 +421,41 @@ class CudaFederation(Redacted):
 
     def vectors(self) -> NDArray[np.float32]:
         """User vectors, [N, embedding_size]."""
-        copied: NDArray[np.float32] = self.cohort.vectors.cpu().numpy().copy()
+        copied: NDArray[np.float32] = self.cohort.vectors.float().cpu().numpy().copy()
         return copied
-
-
-def _signed(key: int) -> int:
-    """A 64-bit word as torch holds it."""
-    return key - (1 << 64) if key >> 63 else key
 
 
 def _interleaved(sums: Tensor) -> Tensor:
     return sums.view(len(sums), LANES, sums.shape[1] // LANES)
 
 
+def _torch_chunk(
+    step: PairStep,
+    tables: Tables,
+    cohort: ResidentCohort | SeededCohort,
+    rows: Tensor,
+    keys: Tensor,
+    packed: Tensor,
+    counts: Tensor,
+) -> None:
+    """What the kernels do to a chunk."""
+    if isinstance(cohort, ResidentCohort):
+        _draw_torch(cohort, len(tables.bias), rows, keys, packed, counts)
+        _learn_torch(step, tables, cohort, rows, packed)
+        return
+    some, everyone = cohort.some(rows), torch.arange(len(rows), device=rows.device)
+    _draw_torch(some, len(tables.bias), everyone, keys, packed, counts)
+    _learn_torch(step, tables, some, everyone, packed)
+    number = (some.users[:, None] + 1) * signed(int(GAMMA))
+    column = torch.arange(some.vectors.shape[1], device=rows.device)
+    draw = (len(packed) + 1 + column // LANES) * signed(int(GAMMA))
+    word = mixed(mixed(keys[0] + number) + draw)
+    coin = (word >> ((column % LANES) * 16)) & 0xFFFF
+    bits = (some.vectors.view(torch.int32) + coin.int()) & -65536
+    cohort.vectors[rows] = bits.view(torch.float32).bfloat16()
+
+
 # --- torch: words of a draw are item << 32 | leaves << 31 | negative, or -1 for "not a client" ---
-
-
-def _shifted(z: Tensor, bits: int) -> Tensor:
-    """z >> bits without sign."""
-    return (z >> bits) & ((1 << (64 - bits)) - 1)
-
-
-def _mix(z: Tensor) -> Tensor:
-    """`rng.mix`."""
-    z = (z ^ _shifted(z, 30)) * _signed(int(_M1))
-    z = (z ^ _shifted(z, 27)) * _signed(int(_M2))
-    return z ^ _shifted(z, 31)
 
 
 def _member(items: Tensor, start: Tensor, count: Tensor, wanted: Tensor) -> Tensor:
@@ -328,17 +485,17 @@ def _draw_torch(
     rows, start, count = rows[active], start[active], count[active]
     if len(rows) == 0:
         return
-    gamma = _signed(int(GAMMA))
+    gamma = signed(int(GAMMA))
     number = (cohort.users[rows] + 1) * gamma
     offset = torch.arange(1, len(packed) + 1, device=rows.device)[:, None] * gamma
-    word = _mix(_mix(keys[0] + number) + offset)
-    entry = start + ((_shifted(word, 32) * count) >> 32)
+    word = mixed(mixed(keys[0] + number) + offset)
+    entry = start + ((shifted(word, 32) * count) >> 32)
     i = cohort.items[entry].long()
     j = ((word & _LOW32) * n_items) >> 32
     while bool((again := _member(cohort.items, start, count, j)).any()):
-        word = torch.where(again, _mix(word + gamma), word)
+        word = torch.where(again, mixed(word + gamma), word)
         j = torch.where(again, ((word & _LOW32) * n_items) >> 32, j)
-    coin = _shifted(_mix(_mix(keys[1] + number) + offset), 32)
+    coin = shifted(mixed(mixed(keys[1] + number) + offset), 32)
     leaves = coin < cohort.threshold[rows]
     if cohort.allowed is not None:
         leaves &= cohort.allowed[entry]

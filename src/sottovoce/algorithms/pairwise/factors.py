@@ -25,6 +25,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from sottovoce.algorithms.pairwise.kernels import (
+    BLOCK,
     GROUP,
     SIEVE,
     add_rows,
@@ -115,11 +116,15 @@ def learn_summed(
     triples: int,
     rule: ShareRule,
     threads: int = 1,
+    sieve: NDArray[np.uint8] | None = None,
 ) -> tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.int32]]:
     """The sum over the cohort of all updates that may leave, and each device's number of positive
-    and negative rows sent. `model` is padded; `vectors` moves in place. `rows` are distinct."""
+    and negative rows sent. `model` is padded; `vectors` moves in place. `rows` are distinct. Where
+    devices draw once, callers of many rounds may pass `make_sieve(indptr, items)`; it saves time
+    and changes nothing."""
     _check(model, vectors, rows, indptr, items, keys, triples, rule)
-    learn = kernels(vectors.shape[1]).learn_summed
+    learn = kernels(vectors.shape[1])
+    strangers = _checked_sieve(sieve, items)
     world = _world(indptr, items)
     frozen = read_only(model if model.ctypes.data % _LINE == 0 else _line_up(model), np.float32)
     draws = (read_only(rows, np.int64), read_only(keys, keys.dtype))
@@ -132,13 +137,20 @@ def learn_summed(
     def part(span: slice) -> tuple[NDArray[np.int32], NDArray[np.int64], bool]:
         low = _zeros((n_items + GROUP, width), np.int32)
         high = np.zeros((n_items, width), dtype=np.int64)
-        carried = learn(
-            vectors, draws[0][span], *world, frozen, draws[1][span], triples, step.numbers(),
-            _bitset(n_items), _zeros((2, width), np.int32),
-            coins[0][span], coins[1][span], allowed, _bitset(n_items),
-            _zeros((GROUP, width), np.float32), *_zeros((2, LANES), np.float32),
-            low, high, positives[span], negatives[span],
-        )  # fmt: skip
+        devices = vectors, draws[0][span], *world, frozen, draws[1][span]
+        share, updates = (coins[0][span], coins[1][span], allowed), _zeros((2, width), np.int32)
+        sums = low, high, positives[span], negatives[span]
+        if triples == 1:
+            carried = learn.sum_single(
+                *devices, step.numbers(), *share, strangers, updates,
+                *_zeros((2, BLOCK), np.float32), *sums,
+            )  # fmt: skip
+        else:
+            carried = learn.learn_summed(
+                *devices, triples, step.numbers(), _bitset(n_items), updates,
+                *share, _bitset(n_items), _zeros((GROUP, width), np.float32),
+                *_zeros((2, LANES), np.float32), *sums,
+            )  # fmt: skip
         return low[:n_items], high, carried
 
     spans = _spans(len(rows), triples, threads, model.size)
@@ -183,11 +195,9 @@ def learn_rounds(
         if sieve is None:
             worth = len(rows) * _ROUNDS_PER_SIEVE >= len(items)
             sieve = make_sieve(indptr, items) if worth else np.zeros(0, dtype=np.uint8)
-        if len(sieve) not in (0, len(items) * SIEVE // 8):
-            raise DataError("the sieve was made for other interactions")
         learn.learn_single(
-            vectors, *rounds, step.numbers(), *share, fold_rate(step), read_only(sieve, np.uint8),
-            positives, negatives,
+            vectors, *rounds, step.numbers(), *share, fold_rate(step),
+            _checked_sieve(sieve, items), positives, negatives,
         )  # fmt: skip
     else:
         learn.learn_rounds(
@@ -200,10 +210,17 @@ def learn_rounds(
 
 
 def make_sieve(indptr: NDArray[np.int64], items: NDArray[np.int32]) -> NDArray[np.uint8]:
-    """Two bytes per interaction by which `learn_rounds` rules most strangers out at once."""
+    """Two bytes per interaction by which devices that draw once rule most strangers out at once."""
     sieve = np.zeros(len(items) * SIEVE // 8, dtype=np.uint8)
     fill_sieve(*_world(indptr, items), sieve)
     return sieve
+
+
+def _checked_sieve(sieve: NDArray[np.uint8] | None, items: NDArray[np.int32]) -> NDArray[np.uint8]:
+    sieve = np.zeros(0, dtype=np.uint8) if sieve is None else sieve
+    if len(sieve) not in (0, len(items) * SIEVE // 8):
+        raise DataError("the sieve was made for other interactions")
+    return read_only(sieve, np.uint8)
 
 
 def fold(step: PairStep, model: NDArray[np.float32], sums: NDArray[np.int64]) -> None:

@@ -1,4 +1,4 @@
-"""The compiled half of factors.py: the step, and four loops around it.
+"""The compiled half of factors.py: the step, and five loops around it.
 
 How the loops are made fast, and why that changes no result:
 
@@ -10,7 +10,7 @@ How the loops are made fast, and why that changes no result:
 - A draw that may not leave adds its positive update to a spare last row, so that no branch hangs
   on a coin.
 - `learn_single` (one draw a round) makes the draws of BLOCK rounds ahead and prefetches their rows;
-  draws depend on keys alone.
+  draws depend on keys alone. `sum_single` does so for BLOCK devices of a cohort that draw once.
 """
 
 from __future__ import annotations
@@ -219,6 +219,42 @@ def coin(key, number):
     return draw(key, number) >> uint64(32)
 
 
+@njit
+def draw_singles(
+    first, together, rows, indptr, items, n_items, keys, share_keys, share, allowed, sieve,
+    words, entries, drawn_i, drawn_j, leaves, positives, negatives,
+):  # fmt: skip
+    """The one draw of each of these devices, from the `first` on: its items, whether the positive
+    leaves, and how many rows of each kind that makes."""
+    by_item = allowed.shape[0] > 0
+    for b in range(together):
+        row = rows[first + b]
+        start = indptr[row]
+        count = checked(indptr[row + 1] - start, n_items)
+        word = draw(keys[first + b], 0)
+        words[b] = word
+        entries[b] = start + int64(below(word >> uint64(32), count))
+        prefetch(items, entries[b], 1)
+        if sieve.shape[0] > 0:
+            at = hole(start, count, below(word & LOW32, n_items))
+            prefetch(sieve, int64(at >> uint64(3)), 1)
+    for b in range(together):
+        n = first + b
+        start = indptr[rows[n]]
+        word = words[b]
+        j = below(word & LOW32, n_items)
+        while owns(items, start, indptr[rows[n] + 1] - start, j, sieve):
+            word = mix(word + GAMMA)
+            j = below(word & LOW32, n_items)
+        leaves[b] = coin(share_keys[n], 0) < share[n]
+        if by_item:
+            leaves[b] = leaves[b] and allowed[entries[b]]
+        drawn_j[b] = int64(j)
+        drawn_i[b] = known(items[entries[b]], n_items)
+        positives[n] = leaves[b]
+        negatives[n] = 1
+
+
 # --- steps and rounds ----------------------------------------------------------------------------
 
 GROUP = 8
@@ -357,6 +393,7 @@ class Kernels:
     learn_summed: Any
     learn_rounds: Any
     learn_single: Any
+    sum_single: Any
 
 
 @cache
@@ -532,43 +569,20 @@ def kernels(embedding_size: int) -> Kernels:
         CODE  # noqa: B018
         rate, decay = step[0], step[1]
         reg_i, reg_j = constant(step[2], F, step[4]), constant(step[3], F, step[4])
-        by_item = allowed.shape[0] > 0
         words = np.empty(B, dtype=np.uint64)
         entries = np.empty(B, dtype=np.int64)
         drawn_i = np.empty(B, dtype=np.int64)
         drawn_j = np.empty(B, dtype=np.int64)
-        leaving = np.empty(B, dtype=np.float32)
+        leaves = np.empty(B, dtype=np.bool_)
         for first in range(0, rows.shape[0], B):
             together = min(B, rows.shape[0] - first)
             for b in range(together):
-                row = rows[first + b]
-                start = indptr[row]
-                count = checked(indptr[row + 1] - start, model.shape[0])
-                word = draw(keys[first + b], 0)
-                words[b] = word
-                entries[b] = start + int64(below(word >> uint64(32), count))
-                prefetch(items, entries[b], 1)
-                if sieve.shape[0] > 0:
-                    at = hole(start, count, below(word & LOW32, model.shape[0]))
-                    prefetch(sieve, int64(at >> uint64(3)), 1)
-                prefetch(vectors, row, F)
+                prefetch(vectors, rows[first + b], F)
+            draw_singles(
+                first, together, rows, indptr, items, model.shape[0], keys, share_keys, share,
+                allowed, sieve, words, entries, drawn_i, drawn_j, leaves, positives, negatives,
+            )  # fmt: skip
             for b in range(together):
-                n = first + b
-                row = rows[n]
-                start = indptr[row]
-                word = words[b]
-                j = below(word & LOW32, model.shape[0])
-                while owns(items, start, indptr[row + 1] - start, j, sieve):
-                    word = mix(word + GAMMA)
-                    j = below(word & LOW32, model.shape[0])
-                leaves = coin(share_keys[n], 0) < share[n]
-                if by_item:
-                    leaves = leaves and allowed[entries[b]]
-                drawn_j[b] = int64(j)
-                drawn_i[b] = known(items[entries[b]], model.shape[0])
-                leaving[b] = fold_rate if leaves else _ZERO
-                positives[n] = leaves
-                negatives[n] = 1
                 prefetch(model, drawn_i[b], W)
                 prefetch(model, drawn_j[b], W)
             for b in range(together):
@@ -577,7 +591,57 @@ def kernels(embedding_size: int) -> Kernels:
                 p, q_i, q_j = load_extended(vectors, row, F), load(model, i, W), load(model, j, W)
                 s = slope(score(p, q_i, q_j))
                 store(model, j, q_j - fold_rate * as_float(pull(p, q_j, s, reg_j)))
-                store(model, i, q_i + leaving[b] * as_float(push(p, q_i, s, reg_i)))
+                leaving = fold_rate if leaves[b] else _ZERO
+                store(model, i, q_i + leaving * as_float(push(p, q_i, s, reg_i)))
                 store_first(vectors, row, F, moved(p, q_i, q_j, s, rate, decay, F))
 
-    return Kernels(learn_rows, learn_summed, learn_rounds, learn_single)
+    @njit(nogil=True, error_model="numpy", cache=True)
+    def sum_single(
+        vectors, rows, indptr, items, model, keys, step, share_keys, share, allowed, sieve,
+        updates, x, s, low, high, positives, negatives,
+    ):  # fmt: skip
+        """`learn_summed` with one draw of each device; `low` has a spare row."""
+        CODE  # noqa: B018
+        rate, decay = step[0], step[1]
+        reg_i, reg_j = constant(step[2], F, step[4]), constant(step[3], F, step[4])
+        words = np.empty(B, dtype=np.uint64)
+        entries = np.empty(B, dtype=np.int64)
+        drawn_i = np.empty(B, dtype=np.int64)
+        drawn_j = np.empty(B, dtype=np.int64)
+        leaves = np.empty(B, dtype=np.bool_)
+        target = np.empty(B, dtype=np.int64)
+        carried = False
+        for first in range(0, rows.shape[0], B):
+            together = min(B, rows.shape[0] - first)
+            for b in range(together):
+                prefetch(vectors, rows[first + b], F)
+            draw_singles(
+                first, together, rows, indptr, items, model.shape[0], keys, share_keys, share,
+                allowed, sieve, words, entries, drawn_i, drawn_j, leaves, positives, negatives,
+            )  # fmt: skip
+            for b in range(together):
+                target[b] = drawn_i[b] if leaves[b] else model.shape[0]
+                prefetch(model, drawn_i[b], W)
+                prefetch(model, drawn_j[b], W)
+                prefetch(low, drawn_j[b], W)
+                prefetch(low, target[b], W)
+            for b in range(together):
+                q_i, q_j = load(model, drawn_i[b], W), load(model, drawn_j[b], W)
+                x[b] = score(load_extended(vectors, rows[first + b], F), q_i, q_j)
+            for b in range(x.shape[0]):
+                s[b] = slope(x[b])
+            for b in range(together):
+                row, i, j, to = rows[first + b], drawn_i[b], drawn_j[b], target[b]
+                p, q_i, q_j = load_extended(vectors, row, F), load(model, i, W), load(model, j, W)
+                store_first(vectors, row, F, moved(p, q_i, q_j, s[b], rate, decay, F))
+                update_j, update_i = pull(p, q_j, s[b], reg_j), push(p, q_i, s[b], reg_i)
+                over_j, over_i = take_from(low, j, update_j), add_to(low, to, update_i)
+                if over_j | over_i:
+                    store(updates, 0, update_j)
+                    store(updates, 1, update_i)
+                    carry(low, high, j, updates[0], over_j, -1)
+                    carry(low, high, to, updates[1], over_i, 1)
+                    carried = True
+        return carried
+
+    return Kernels(learn_rows, learn_summed, learn_rounds, learn_single, sum_single)

@@ -214,8 +214,9 @@ class Guesses:
         """As linear discriminants have it, with what varies pulled to the same in all directions,
         less and less. What devices send may be noise, so that nothing here relies on moments that
         can be."""
-        square = weights["moments"].double()
-        spread, axes = torch.linalg.eigh((square + square.mT) / 2)
+        place, square = shares.device, weights["moments"].double()
+        # On the processor: so small a table need not wait for a GPU that others use.
+        spread, axes = (x.to(place) for x in torch.linalg.eigh(((square + square.mT) / 2).cpu()))
         spread = spread.clamp(min=0.0)
         usual = spread.mean().clamp(min=_LEAST)
         sides = (weights["means"] / (shares + _RARE)[:, None]).double() @ axes

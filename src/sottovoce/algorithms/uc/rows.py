@@ -208,9 +208,10 @@ class ModelLayout:
 
 def on_grid(change: Tensor) -> Tensor:
     """Whole numbers of the grid, rounded towards 0, so that nothing grows."""
-    if change.numel() and not bool(change.abs().max() <= LIMIT):  # NaN fails this, too
+    least, most = change.aminmax() if change.numel() else (0.0, 0.0)
+    if not (least >= -LIMIT and most <= LIMIT):  # NaN fails this, too
         raise Diverged("an update is not finite, or far too large; lower the step sizes, or clip")
-    return (change.double() * GRID).trunc().long()
+    return change.double().mul_(GRID).trunc_().long()
 
 
 @cache

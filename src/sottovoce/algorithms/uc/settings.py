@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.algorithms.base import ALGORITHMS, Schedule
+from sottovoce.algorithms.base import ALGORITHMS, Schedule, Work
 from sottovoce.algorithms.uc.options import FilterConfig as FilterConfig
 from sottovoce.algorithms.uc.options import UCOptions
 from sottovoce.core.consent import Consent
 from sottovoce.core.links import Link, has_noise
+from sottovoce.core.ranks import ALONE, Ranks
 from sottovoce.data.dataset import Labels
 from sottovoce.errors import ConfigError, DataError, UsageError
 
@@ -41,6 +42,27 @@ class UCConfig(UCOptions):
         from sottovoce.algorithms.uc.rows import ModelLayout
 
         return ModelLayout.of(self, n_items).n_rows
+
+    def work(self, plan: Schedule, n_items: int, release: Any) -> Work:
+        steps = float(plan.cohort_size * self.local_epochs)
+        cells = steps * self.pairs * (1 + self.negatives) * self.embedding_size
+        numbers = float(self.model_rows(n_items) * self.width)
+        shared = {"device": float(plan.cohort_size), "step": steps, "cell": cells}
+        return Work(shared, {"round": 1.0, "number": numbers})
+
+    def rows_sent(
+        self, triples: int, n_items: int, held: NDArray[np.int64], consent: Consent, release: Any
+    ) -> float:
+        """Distinct items among so many pairs, as they are expected, and the networks: who hides an
+        attribute leaves its filter out."""
+        from sottovoce.algorithms.uc.rows import ModelLayout
+
+        drawn, others = self.local_epochs * self.pairs, n_items - held
+        share = consent.share_positives.astype(np.float64)
+        positive = release.positives_sent(held, share, drawn)
+        negative = others * (1.0 - (1.0 - 1.0 / others) ** (drawn * self.negatives))
+        networks = ModelLayout.of(self, n_items).network_rows(~self.hidden(consent))
+        return float((positive + negative + networks).mean())
 
     @property
     def counts_senders(self) -> bool:
@@ -147,11 +169,14 @@ class UCConfig(UCOptions):
         n_items: int,
         release: Any,
         places: bool = False,
+        ranks: Ranks = ALONE,
     ) -> tuple[UCConfig, NDArray[np.int64]]:
-        settings = self.resolved(attributes, consent)
+        settings = self.resolved(attributes, consent, ranks)
         return settings, settings.labels(attributes, len(consent))
 
-    def resolved(self, known: Mapping[str, Labels], consent: Consent) -> UCConfig:
+    def resolved(
+        self, known: Mapping[str, Labels], consent: Consent, ranks: Ranks = ALONE
+    ) -> UCConfig:
         """With the classes of the data and their shares among those who take part and share them,
         where the file does not name them."""
         found = []
@@ -162,7 +187,8 @@ class UCConfig(UCOptions):
                 if attribute.name in consent.attributes:
                     column = consent.attributes.index(attribute.name)
                     shown &= ~consent.hidden_attributes[:, column]
-                counts = np.bincount(labels.codes[shown], minlength=len(labels.values)) + 1.0
+                here = np.bincount(labels.codes[shown], minlength=len(labels.values))
+                counts = ranks.all_sum(here.astype(np.int64)) + 1.0
                 shares = tuple((counts / counts.sum()).round(6).tolist())
                 attribute = replace(attribute, classes=labels.values, shares=shares)
             found.append(attribute)

@@ -30,12 +30,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from sottovoce.algorithms.base import Accelerator, Cohort, CrossDevice, RowCounts
+from sottovoce.algorithms.base import Accelerator, CrossDevice
 from sottovoce.algorithms.uc.networks import UCModel
 from sottovoce.algorithms.uc.options import UCOptions
 from sottovoce.algorithms.uc.rows import ClientUpdates as Changes
 from sottovoce.algorithms.uc.rows import ModelLayout
 from sottovoce.algorithms.uc.training import Clients, LocalTraining, train
+from sottovoce.core.cohort import Cohort, RowCounts
 from sottovoce.core.consent import Consent, ShareRule
 from sottovoce.core.messages import GRID, Aggregate, ModelView, SummedReports, Updates
 from sottovoce.core.recommender import FactorScorer, Scorer
@@ -56,6 +57,7 @@ class UC(CrossDevice):
     """Both halves of UC-FedRec, under a release that clips as `norm` says."""
 
     sums: ClassVar[bool] = True
+    sums_alike: ClassVar[bool] = False
     config: UCOptions
     clip: float
     norm: Literal["l2", "l1", "scalar"]

@@ -11,10 +11,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sottovoce.algorithms.base import Cohort, RowCounts
 from sottovoce.algorithms.fpl.cuda import require
 from sottovoce.algorithms.uc.rows import ClientUpdates
 from sottovoce.algorithms.uc.training import user_keys, words
+from sottovoce.core.cohort import Cohort, RowCounts
 from sottovoce.core.messages import ModelView
 from sottovoce.rng import Streams
 

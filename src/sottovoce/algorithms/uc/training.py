@@ -42,6 +42,8 @@ from sottovoce.rng import GAMMA, Streams, words_of
 WILD = "a client's weights left the range of numbers; lower the rates"
 _CELLS = 1 << 24
 """Numbers whose norm is taken at a time."""
+_FAR = 0.98
+"""Of a limit: a norm below this, in single precision, is below the limit."""
 
 
 def clip(
@@ -57,7 +59,9 @@ def clip(
     them at most."""
     if not changes:
         return
-    largest = torch.stack([c.flatten(1).abs().amax(dim=1) for c in changes]).amax(dim=0).double()
+    flat = [change.flatten(1) for change in changes]
+    sizes = [torch.linalg.vector_norm(change, math.inf, dim=1) for change in flat]
+    largest = torch.stack(sizes).amax(dim=0).double()
     if not bool(largest.isfinite().all()):
         raise Diverged(WILD)
     if norm == "scalar":
@@ -66,6 +70,10 @@ def clip(
         return
     if not limit < math.inf:
         return
+    order = 2 if norm == "l2" else 1
+    rough = torch.stack([torch.linalg.vector_norm(change, order, dim=1) for change in flat])
+    if bool((torch.linalg.vector_norm(rough, order, dim=0) < _FAR * limit).all()):
+        return  # nobody comes near it, however the sum is rounded
     unit = largest.clamp(min=torch.finfo(torch.float32).tiny)
     steps = 2.0 ** (62 - numbers.bit_length())
     total = torch.zeros_like(unit, dtype=torch.int64)
@@ -132,10 +140,10 @@ class ItemPairs(Redacted):
         n, n_items, place = len(keys), history.n_items, keys.device
         counts_there = history.counts
         # Row c: the items of client c, then a number that no item has.
-        own = np.full((n, int(counts_there.max())), n_items, dtype=np.int64)
-        own[np.arange(own.shape[1]) < counts_there[:, None]] = history.items
-        mine = torch.from_numpy(own).to(place)
         counts = torch.from_numpy(counts_there.astype(np.int64)).to(place)[:, None]
+        mine = torch.full((n, int(counts_there.max())), n_items, device=place)
+        there = torch.arange(mine.shape[1], device=place) < counts
+        mine[there] = torch.from_numpy(history.items.astype(np.int64)).to(place)
         word = words(keys, epochs * pairs * negatives)
         high, low = (word[:, ::negatives] >> 32) & 0xFFFFFFFF, word & 0xFFFFFFFF
         positive = mine.gather(1, (high * counts) >> 32)
@@ -283,10 +291,10 @@ def _pull(
     wishes, which = torch.unique(weight[:, here].double(), dim=0, return_inverse=True)
     plain = torch.eye(len(bends[0]), dtype=torch.float64, device=weight.device)
     sums = [sum((w * b for w, b in zip(wish, bends, strict=True)), plain) for wish in wishes]
-    inverses, wrong = zip(*(torch.linalg.inv_ex(each) for each in sums), strict=True)
+    inverses, wrong = zip(*(torch.linalg.inv_ex(each.cpu()) for each in sums), strict=True)
     if any(map(bool, wrong)):
         raise Diverged(WILD)
-    kept = torch.stack(inverses)[which]
+    kept = torch.stack(inverses).to(weight.device)[which]
     return kept.float(), (kept * goal[:, None]).sum(dim=-1).float()
 
 
@@ -605,6 +613,6 @@ def _check(model: UCModel, clients: Clients) -> None:
             raise DataError(f"{attribute.name}: a label names a class that its filter lacks")
     rows = slice(None) if model.recommender.needs_whole_cohort else torch.tensor(clients.rows)
     networks = [weight for some in (model.towers, *model.filters) for weight in some.values()]
-    for weight in (model.users[rows], model.items, *networks):
-        if not bool(weight.isfinite().all()):
-            raise Diverged("the model has weights that are not finite numbers")
+    every = [weight.isfinite().all() for weight in (model.users[rows], model.items, *networks)]
+    if not bool(torch.stack(every).all()):  # one look at a GPU, not one for each
+        raise Diverged("the model has weights that are not finite numbers")

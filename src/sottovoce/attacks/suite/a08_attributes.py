@@ -17,12 +17,13 @@ from __future__ import annotations
 import itertools
 import math
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from importlib import import_module
 from statistics import NormalDist
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,6 +45,20 @@ TREE_CLASSES, TREES = 32, 300
 """Every step of boosting grows a tree for each class: of more classes, the most frequent are told
 apart and the others taken as one, and there are no more steps than make so many trees."""
 FURTHEST = 8.0  # standard deviations, beyond which a feature is cut off
+Given = TypeVar("Given")
+Found = TypeVar("Found")
+
+
+class Each(Protocol):
+    """work(part) of every part, in their order; `work` and the parts can be pickled."""
+
+    def __call__(
+        self, work: Callable[[Given], Found], parts: Sequence[Given], /
+    ) -> Sequence[Found]: ...
+
+
+def one_by_one(work: Callable[[Given], Found], parts: Sequence[Given], /) -> list[Found]:
+    return [work(part) for part in parts]
 
 
 class TooLittle(DoesNotApply):
@@ -248,11 +263,19 @@ def _families(classes: int, users: int) -> dict[str, Family]:
 
 
 def infer(
-    representations: Table, labels: Labels, private: Table, rng: Streams, *, attribute: str
+    representations: Table,
+    labels: Labels,
+    private: Table,
+    rng: Streams,
+    *,
+    attribute: str,
+    each: Each = one_by_one,
 ) -> Inference:
     """Learn from users who share the attribute, and guess it of those who do not, as `private`
     says; a user without a value counts as private and is not scored. The order of users does not
-    matter. Private users' values are read only to score. Needs scikit-learn."""
+    matter. Private users' values are read only to score. Models are independent of each other, so
+    that `each` may train them in processes; what is found is the same to the last bit. Needs
+    scikit-learn."""
     table, codes, hidden = _checked(representations, labels, private)
     sizes = np.bincount(codes[~hidden], minlength=len(labels.values))
     learnt = np.flatnonzero(sizes >= LEAST_OF_CLASS)
@@ -264,12 +287,11 @@ def infer(
     place[learnt] = np.arange(len(learnt))
     public, asked = ~hidden & (place[codes] >= 0), hidden & (codes >= 0)
     streams = rng.child("attribute inference", attribute)
-    with _one_thread_each():
-        views = _views(table, public, hidden, asked)
-        guesses = _attack(*views, place[codes[public]], streams)
+    views = _views(table, public, hidden, asked)
+    guesses = _attack(*views, place[codes[public]], streams, each)
     truth = codes[asked]
     usual = truth == np.bincount(truth).argmax()
-    outcomes = _score(guesses, place[truth], usual, streams.child("score"))
+    outcomes = _score(guesses, place[truth], usual, streams.child("score"), each)
     taught, missing, odd = (int(x.sum()) for x in (sizes, codes < 0, place[truth] < 0))
     return Inference(attribute, len(learnt), taught, len(truth), missing, odd, outcomes)
 
@@ -338,74 +360,120 @@ Guess = tuple[str, bool, float, float, list[Floats], list[Floats]]
 and those to guess by, [users, classes]."""
 
 
-def _attack(public: Floats, asked: list[Floats], codes: Ints, rng: Streams) -> list[Guess]:
+class Lessons(NamedTuple):
+    """What all lessons of an attack share."""
+
+    public: Floats
+    asked: list[Floats]
+    codes: Ints
+    folds: Ints
+
+
+class Task(NamedTuple):
+    """A lesson to be given: from all but a fold, of which the model is asked; where that is -1,
+    from all, and those asked are the private users."""
+
+    learn: Callable[[Lesson], Answers]
+    lessons: Lessons
+    setting: Setting
+    stops: Stops
+    seed: int
+    fold: int = -1
+
+
+def _teach(task: Task) -> Answers:
+    public, asked, codes, folds = task.lessons
+    users = folds != task.fold
+    weights = np.bincount(codes).astype(np.float64)[codes[users]] ** -task.setting[1]
+    taught = (public[users], codes[users], weights / weights.mean(), task.setting[0], task.stops)
+    rows = asked if task.fold < 0 else [public[~users]]
+    with _one_thread_each():
+        return task.learn(Lesson(*taught, rows, task.seed))
+
+
+def _attack(
+    public: Floats, asked: list[Floats], codes: Ints, rng: Streams, each: Each = one_by_one
+) -> list[Guess]:
     sizes = np.bincount(codes).astype(np.float64)
     families = _families(len(sizes), len(codes))
     # Folds have the same share of every class.
     shuffled = rng.child("folds").generator().permutation(len(codes))
     folds = np.empty(len(codes), dtype=np.int64)
     folds[shuffled[np.argsort(codes[shuffled], kind="stable")]] = np.arange(len(codes)) % FOLDS
+    lessons = Lessons(public, asked, codes, folds)
 
-    def learn(name: str, setting: Setting, stops: Stops, seed: int, fold: int = -1) -> Answers:
-        """From all but a fold, of which the model is asked; where there is none, from all."""
-        users = folds != fold
-        weights = sizes[codes[users]] ** -setting[1]
-        taught = (public[users], codes[users], weights / weights.mean(), setting[0], stops)
-        rows = asked if fold < 0 else [public[~users]]
+    def task(name: str, setting: Setting, stops: Stops, seed: int, fold: int = -1) -> Task:
         key = rng.child("learn", name, seed).key & 0xFFFFFFFF
-        return families[name].learn(Lesson(*taught, rows, key))
+        return Task(families[name].learn, lessons, setting, stops, key, fold)
 
     def fair(p: Floats, setting: Setting) -> Floats:
         p = p * sizes ** setting[1]
         return np.asarray(p / p.sum(axis=1, keepdims=True))
 
     truth = np.concatenate([codes[folds == k] for k in range(FOLDS)])
+    trials = [(name, setting) for name, family in families.items() for setting in family.settings]
+    tried = iter(
+        each(
+            _teach,
+            [task(n, s, families[n].stops, SEEDS, k) for n, s in trials for k in range(FOLDS)],
+        )
+    )
+    marks: dict[str, list[tuple[float, float, Setting, int]]] = {name: [] for name in families}
+    for name, setting in trials:
+        answers = [next(tried) for _ in range(FOLDS)]
+        for i, stop in enumerate(families[name].stops):
+            p = np.concatenate([stages[i][0] for stages in answers])
+            right = float((fair(p, setting).argmax(axis=1) == truth).mean())
+            marks[name].append((auc(p, truth) or 0.5, right, setting, stop))
+    best = {
+        name: (max(some, key=lambda m: m[0]), max(some, key=lambda m: m[1]))
+        for name, some in marks.items()
+    }
+    chosen = [
+        (name, setting, stop)
+        for name, pair in best.items()
+        for setting, stop in dict.fromkeys(one[2:] for one in pair)
+    ]
+    taught = iter(
+        each(
+            _teach,
+            [task(n, s, (stop,), k) for n, s, stop in chosen for k in range(families[n].seeds)],
+        )
+    )
+    fitted = {key: [next(taught)[0] for _ in range(families[key[0]].seeds)] for key in chosen}
     found = []
-    for name, family in families.items():
-        marks = []
-        for setting in family.settings:
-            tried = [learn(name, setting, family.stops, SEEDS, k) for k in range(FOLDS)]
-            for i, stop in enumerate(family.stops):
-                p = np.concatenate([stages[i][0] for stages in tried])
-                right = float((fair(p, setting).argmax(axis=1) == truth).mean())
-                marks.append((auc(p, truth) or 0.5, right, setting, stop))
-        ranker, guesser = max(marks, key=lambda m: m[0]), max(marks, key=lambda m: m[1])
-        fitted = {
-            (setting, stop): [learn(name, setting, (stop,), s)[0] for s in range(family.seeds)]
-            for setting, stop in {ranker[2:], guesser[2:]}
-        }
+    for name, (ranker, guesser) in best.items():
         for view in range(len(asked)):
-            ranks = [rows[view] for rows in fitted[ranker[2:]]]
-            values = [fair(rows[view], guesser[2]) for rows in fitted[guesser[2:]]]
+            ranks = [rows[view] for rows in fitted[name, *ranker[2:]]]
+            values = [fair(rows[view], guesser[2]) for rows in fitted[name, *guesser[2:]]]
             found.append((name, view == 1, ranker[0], guesser[1], ranks, values))
     return found
 
 
 def _score(
-    guesses: list[Guess], truth: Ints, usual: Mask, rng: Streams
+    guesses: list[Guess], truth: Ints, usual: Mask, rng: Streams, each: Each = one_by_one
 ) -> tuple[AttackerOutcome, ...]:
     """`truth` is −1 where no attacker learnt the value; `usual`: who has the most frequent."""
-    known = truth >= 0
-    n, tests = int(known.sum()), 2 * len(guesses)
+    n, tests = int((truth >= 0).sum()), 2 * len(guesses)
     draws = rng.generator().multinomial(n, np.full(n, 1 / max(1, n)), RESAMPLES)
+    return tuple(each(partial(_outcome, truth, usual, draws.astype(np.int32), tests), guesses))
 
-    def outcome(guess: Guess) -> AttackerOutcome:
-        ranks, values = guess[4:]
-        p = np.mean(ranks, axis=0)[known]
-        right = np.mean(values, axis=0).argmax(axis=1) == truth
-        value, ends = auc(p, truth[known]), [0.0, 1.0]
-        if value is not None:
-            ends = np.nanquantile(auc_resampled(p, truth[known], draws), (0.025, 0.975)).tolist()
-        gain = paired_t(right, usual, 1 - ERROR / tests)
-        aucs = [auc(one[known], truth[known]) for one in ranks]
-        return AttackerOutcome(
-            *(*guess[:4], value, Interval(*ends), _ceiling(p, truth[known], tests)),
-            *(int(right.sum()), len(truth), float(usual.mean()), Interval(gain.low, gain.high)),
-            seed_aucs=tuple(one for one in aucs if one is not None),
-            seed_accuracies=tuple(float((v.argmax(1) == truth).mean()) for v in values),
-        )
 
-    return tuple(outcome(g) for g in guesses)
+def _outcome(truth: Ints, usual: Mask, draws: Table, tests: int, guess: Guess) -> AttackerOutcome:
+    known, (ranks, values) = truth >= 0, guess[4:]
+    p = np.mean(ranks, axis=0)[known]
+    right = np.mean(values, axis=0).argmax(axis=1) == truth
+    value, ends = auc(p, truth[known]), [0.0, 1.0]
+    if value is not None:
+        ends = np.nanquantile(auc_resampled(p, truth[known], draws), (0.025, 0.975)).tolist()
+    gain = paired_t(right, usual, 1 - ERROR / tests)
+    aucs = [auc(one[known], truth[known]) for one in ranks]
+    return AttackerOutcome(
+        *(*guess[:4], value, Interval(*ends), _ceiling(p, truth[known], tests)),
+        *(int(right.sum()), len(truth), float(usual.mean()), Interval(gain.low, gain.high)),
+        seed_aucs=tuple(one for one in aucs if one is not None),
+        seed_accuracies=tuple(float((v.argmax(1) == truth).mean()) for v in values),
+    )
 
 
 def auc(p: Floats, truth: Ints) -> float | None:

@@ -23,7 +23,6 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.algorithms.base import Cohort
 from sottovoce.attacks.filters import Ranking, rank
 from sottovoce.attacks.views import (
     ATTACKS,
@@ -35,6 +34,7 @@ from sottovoce.attacks.views import (
     View,
     clustered,
 )
+from sottovoce.core.cohort import Cohort
 from sottovoce.core.consent import Choice, Consent
 from sottovoce.core.interactions import Interactions
 from sottovoce.core.messages import ModelView

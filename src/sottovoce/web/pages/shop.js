@@ -47,8 +47,6 @@ const SOON = 200;
 const POLL = 1;
 const SOME = 5;
 const LISTED = 10;
-/** Before what a tab says in the place of a program on a computer. */
-const INSTEAD = "tab.instead.";
 
 /** Files of the library, which lie beside this one where it is served. */
 /** @type {(name: string) => Promise<any>} */
@@ -71,9 +69,9 @@ async function counter() {
 	/** @type {{places: Place[], federation: string, residents: number, take_part: number}} */
 	const { federation, places, ...people } = await (await read("places")).json();
 	const device = await openDevice({ federation, automatic: false, poll: POLL });
-	const centre = tab(device, {});
 	/** Within this page's session, without which nothing is served. @param {string} name @param {string} [folder] */
 	const sentences = async (name, folder = "static/words") => (await call(`${folder}/${name}.json`)).json();
+	const centre = tab(device, { words: (/** @type {string} */ name) => sentences(name) });
 	const known = new Map(places.map((one) => [one.item, one]));
 	/** @param {{id: string}[]} found */
 	const named = (found) => found.flatMap(({ id }) => known.get(id) ?? []);
@@ -116,11 +114,9 @@ async function counter() {
 		centre: {
 			...centre,
 			words: async (language) => {
-				const [all, own] = await Promise.all([sentences(language), sentences(`${language}-shop`, "words")]);
-				const instead = Object.entries(all).filter(([key]) => key.startsWith(INSTEAD));
-				return { ...all, ...Object.fromEntries(instead.map(([key, text]) => [key.slice(INSTEAD.length), text])), ...own };
+				const [all, own] = await Promise.all([centre.words(language), sentences(`${language}-shop`, "words")]);
+				return { ...all, ...own };
 			},
-			glossary: () => sentences("glossary"),
 			send: async (store, nonce) => {
 				const sent = await centre.send(store, nonce);
 				const { report } = await asked(() => device.status());

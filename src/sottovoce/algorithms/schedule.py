@@ -1,0 +1,50 @@
+"""How an algorithm plays out on so many devices, and what a round of it takes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from sottovoce.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """How an algorithm plays out on N devices that hold X⁺ positives between them."""
+
+    devices: int
+    positives: int
+    cohort_size: int
+    triples: int
+    """Draws per device and round; 0 where an algorithm draws no pairs."""
+    rounds_per_epoch: int
+    rounds: int
+
+    def communication_cost(self, n_items: int, share_positives: float) -> float:
+        """CCE of FPL in item rows exchanged per epoch, with whole T and rounds as they are run."""
+        contacts = self.cohort_size * self.rounds_per_epoch
+        return contacts * (n_items + self.triples * (1.0 + share_positives))
+
+    @property
+    def freshness(self) -> float:
+        """Model versions per epoch, relative to one per positive (nFRSH)."""
+        return self.rounds_per_epoch / self.positives
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What a round takes in simulation, on average over the rounds of a run: how many operations of
+    which kinds. What one takes is measured (`runs.plan`); a kind is an algorithm's own."""
+
+    shared: Mapping[str, float]
+    """Of the devices, which threads and ranks share out among themselves."""
+    repeated: Mapping[str, float]
+    """That every rank does by itself."""
+
+
+def require_devices(devices: int) -> None:
+    """Raises where nobody takes part."""
+    if devices < 1:
+        raise ConfigError(
+            "no device can take part: nobody both consents and has some, but not all, of the items"
+        )

@@ -1,0 +1,139 @@
+"""`sottovoce plan`: what a run would take."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from sottovoce.cli import output
+from sottovoce.cli.options import Json
+from sottovoce.errors import UsageError
+
+
+def plan(
+    file: Annotated[
+        str,
+        typer.Argument(metavar="FILE", help="An experiment file, or the name of an installed one."),
+    ],
+    devices: Annotated[
+        str,
+        typer.Option(metavar="N", help="How many users there are, such as 1e9; those of its data."),
+    ] = "",
+    machines: Annotated[int, typer.Option(metavar="N", min=1, help="Of equal size.")] = 1,
+    ranks: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N", min=1, help="Processes in all; one a machine or GPU.", show_default=False
+        ),
+    ] = None,
+    threads: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            min=1,
+            help="Of a rank; its share of the cores of a machine as this one is.",
+            show_default=False,
+        ),
+    ] = None,
+    gpus: Annotated[int, typer.Option(metavar="N", min=0, help="GPUs in all.")] = 0,
+    network: Annotated[float, typer.Option(help="Between machines, in Gbit a second.")] = 10.0,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="a.b=c", help="Change one value of the file; repeatable."),
+    ] = None,
+    items: Annotated[
+        int | None,
+        typer.Option(metavar="N", min=2, help="Items; those of its data.", show_default=False),
+    ] = None,
+    each: Annotated[
+        int | None,
+        typer.Option(
+            "--per-device",
+            metavar="N",
+            min=1,
+            help="Interactions of a user; those of its data.",
+            show_default=False,
+        ),
+    ] = None,
+    measure: Annotated[
+        bool, typer.Option("--measure", help="Measure this machine first, in about a minute.")
+    ] = False,
+    constants: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE.toml",
+            help="Constants to use; with --measure, to keep. Those that come with the package.",
+            show_default=False,
+        ),
+    ] = None,
+    seen: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="DEVICES:BYTES",
+            help="Peak memory of a rank of so many devices, as a "
+            "run had it; two of them, or more, take the place of the constants.",
+        ),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """What a run would take: time, memory, bytes and storage, before it is started.
+
+    The figures come from constants that were measured, and say where and when: those of the package,
+    or of this machine (--measure). Users are like those of the experiment's data, as many as
+    --devices says. Evaluation and baselines are not counted. Bytes are those of messages as a
+    ledger counts them and of models before compression. Requests are those of a real server whose
+    rounds last until their deadlines ([service]).
+
+    \b
+    Examples:
+      sottovoce plan presets/pfpl-plus --devices 1e9 --machines 8
+      sottovoce plan presets/pfpl-plus --devices 1e9 --machines 8 --measure
+      sottovoce plan sound/gram --devices 1e8 --ranks 8 --json
+      sottovoce plan my.toml --devices 1e8 --ranks 8 --seen 5e6:2.1e9 --seen 2.5e6:1.2e9
+    """  # noqa: E501
+    from sottovoce.core.recommender import default_threads
+    from sottovoce.experiment import Experiment, find_experiment
+    from sottovoce.runs import measuring
+    from sottovoce.runs import plan as planning
+
+    experiment = Experiment.from_file(find_experiment(file), settings or [])
+    pairs = [_pair(one) for one in seen or []]
+    many = _whole("--devices", devices) if devices else 0
+    if constants is not None and not measure and not constants.is_file():
+        raise UsageError(f"there are no constants in {constants}; make them with --measure")
+    with output.interruptible("nothing was changed"):
+        prepared = experiment.prepared()
+        crowd = planning.UsersAlike.of(prepared).resized(items, each)
+        known = planning.Constants.load(None if measure else constants)
+        if measure:
+            found, _ = measuring.measure(prepared, progress=output.note)
+            known = known.with_measured(experiment.algorithm.name, found)
+            if constants is not None:
+                known.save(constants)
+    total = ranks or max(machines, gpus)
+    cores = max(1, default_threads() * machines // total)
+    where = planning.Where(
+        many or prepared.split.n_users, total, threads or cores, gpus > 0, network
+    )
+    made = planning.planned(experiment, crowd, where, known, pairs)
+    if as_json:
+        output.emit(made.to_table() | {"name": experiment.name, "machines": machines, "gpus": gpus})
+    else:
+        output.show(*planning.tables(made))
+
+
+def _whole(name: str, text: str) -> int:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 1 <= value <= 1e12 or value != int(value):
+        raise UsageError(f"{name} must be a whole number from 1 to 1e12, not {text}")
+    return int(value)
+
+
+def _pair(text: str) -> tuple[float, float]:
+    left, _, right = text.partition(":")
+    return float(_whole("--seen", left)), float(_whole("--seen", right))
