@@ -13,7 +13,7 @@ import ssl
 import time
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 from urllib.parse import urlsplit
 
 import h11
@@ -101,7 +101,9 @@ class WebConnection:
         loop = asyncio.get_running_loop()
         port = address.port or (443 if address.secure else 80)
         # uvloop, on which services run, tries one address after another.
-        hurried = isinstance(loop, asyncio.BaseEventLoop)
+        hurry: dict[str, Any] = {}
+        if isinstance(loop, asyncio.BaseEventLoop):
+            hurry["happy_eyeballs_delay"] = _NEXT_ADDRESS_SECONDS
         try:
             async with asyncio.timeout(patience.step):
                 _, stream = await loop.create_connection(
@@ -109,7 +111,7 @@ class WebConnection:
                     address.host,
                     port,
                     ssl=context,
-                    **({"happy_eyeballs_delay": _NEXT_ADDRESS_SECONDS} if hurried else {}),
+                    **hurry,
                 )
         except TimeoutError:
             raise
