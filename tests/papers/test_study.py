@@ -166,7 +166,7 @@ def test_parts_are_worked_on_in_order_and_reported(tmp_path):
 def test_progress_without_a_terminal_is_a_line_now_and_then(monkeypatch, capsys):
     clock = iter([0.0, 1.0, 11.0, 12.0, 25.0])
     monkeypatch.setattr(output, "time", SimpleNamespace(monotonic=lambda: next(clock)))
-    with output.progress() as report:
+    with output.progress(lines=True) as report:
         report("attacks", 0, 2_000)
         report("attacks", 1_500, 2_000)
         report("attacks", 1_501, 2_000)

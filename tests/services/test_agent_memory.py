@@ -125,7 +125,7 @@ HEAVY = {
 
 @pytest.mark.parametrize(
     ("name", "table", "rounds", "most", "most_own"),
-    [("gram", GRAM, 2, 61.0, 33.0), ("FPL", FPL, 3, 63.0, 33.0)],
+    [("gram", GRAM, 2, 63.0, 33.0), ("FPL", FPL, 3, 63.0, 33.0)],
 )
 def test_an_agent_takes_about_60_megabytes(name, table, rounds, most, most_own, tmp_path):
     (resident, _, own), loaded = served(table, rounds, tmp_path / "trial")

@@ -1,5 +1,6 @@
 """A proxy whose reports tests can look at."""
 
+from sottovoce.core.ranks import ALONE
 from sottovoce.parties.shuffler import Shuffler
 
 
@@ -10,6 +11,6 @@ class Open(Shuffler):
         super().__init__(minimum, reports)
         self.bits = []
 
-    def collect(self, bits, threads=1):
+    def collect(self, bits, threads=1, ranks=ALONE):
         self.bits.append(bits)
-        return super().collect(bits, threads)
+        return super().collect(bits, threads, ranks)

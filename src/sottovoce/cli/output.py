@@ -204,10 +204,11 @@ def interruptible(advice: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def progress() -> Iterator[Report]:
-    """A bar per stage on a terminal; elsewhere a line now and then, of what takes long."""
+def progress(*, lines: bool = False) -> Iterator[Report]:
+    """A bar per stage on a terminal; elsewhere nothing, or `lines` now and then, of what takes
+    long."""
     if not sys.stderr.isatty():
-        yield _lines()
+        yield _lines() if lines else lambda what, done, total: None
         return
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn

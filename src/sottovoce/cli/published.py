@@ -55,7 +55,7 @@ def reproduce(
     place = out or Path("runs") / name
     check_writable(place)
     advice = "start it again with the same command; models that are trained are kept"
-    with output.interruptible(advice), output.progress() as report:
+    with output.interruptible(advice), output.progress(lines=True) as report:
         found = published.run(
             name,
             quick=quick,
