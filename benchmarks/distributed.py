@@ -67,6 +67,9 @@ def run(*, quick: bool = False, progress: Progress | None = None) -> dict[str, A
             if size not in best or found["round"] < best[size]["round"]:
                 best[size] = found
     one, two = best[1], best[2]
+    from sottovoce.experiment import load_benchmark  # which ranks do without
+
+    row = load_benchmark("fpl").row
     if one["model"] != two["model"]:
         raise WrongSum("two ranks have come to another model than one")
     faster, what = one["round"] / two["round"], f"pFPL+, {scale.users:,} users × {POSITIVES}"
@@ -107,30 +110,6 @@ def run(*, quick: bool = False, progress: Progress | None = None) -> dict[str, A
         "peers": "a client that does nothing, measured before on a machine like this",
     }
     return {"bench": "distributed", "machine": machine, "results": results}
-
-
-def row(
-    name: str,
-    value: float,
-    unit: str,
-    *,
-    peer: str | None = None,
-    ratio: float | None = None,
-    target: float | None = None,
-    at_most: bool = False,
-) -> dict[str, Any]:
-    """One figure. The target is for the ratio where there is a peer, else for the value."""
-    judged = value if ratio is None else ratio
-    met = None if target is None else judged <= target if at_most else judged >= target
-    return {
-        "name": name,
-        "value": float(f"{value:.4g}"),
-        "unit": unit,
-        "peer": peer,
-        "ratio": None if ratio is None else round(ratio, 3),
-        "target": target,
-        "met": met,
-    }
 
 
 def group(size: int, users: int) -> dict[str, Any]:

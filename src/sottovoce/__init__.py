@@ -16,7 +16,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "BPRMF": "baselines",
     "Choice": "core.consent",
-    "Cohort": "algorithms.base",
+    "Cohort": "core.cohort",
     "Consent": "core.consent",
     "ConsentPolicy": "core.consent",
     "Dataset": "data.dataset",

@@ -11,14 +11,14 @@ import uvloop
 
 from sottovoce.engines import connection
 from sottovoce.engines.client import Client
-from sottovoce.engines.connection import Address, Closed, NotHttp, Patience, WebConnection
+from sottovoce.engines.connection import Address, Closed, NotHttp, Timeouts, WebConnection
 from sottovoce.errors import Unreachable
 from sottovoce.parties.leaving import Booked, let_go
 
 OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
 LARGE = bytes(6_000_000)
 """More than the buffers of two sockets here."""
-SOON = Patience(step=5.0, answer=5.0)
+SOON = Timeouts(step=5.0, answer=5.0)
 
 
 LOOPS = []
@@ -59,7 +59,7 @@ class Server:
             await writer.wait_closed()
 
 
-def visit(talk, do, patience=SOON, **options):
+def visit(talk, do, timeouts=SOON, **options):
     """What `do` finds, with the server and a connection or, with `client`, a client."""
 
     async def main():
@@ -69,11 +69,11 @@ def visit(talk, do, patience=SOON, **options):
         there = await asyncio.start_server(server._serve, sock=socket)
         url = f"http://127.0.0.1:{there.sockets[0].getsockname()[1]}"
         if options:
-            client = Client(url, "", plaintext=True, patience=patience, **options)
+            client = Client(url, "", plaintext=True, timeouts=timeouts, **options)
             found = await do(server, client)
             await client.rest()
         else:
-            client = await WebConnection.open(Address.of(url), None, patience)
+            client = await WebConnection.open(Address.of(url), None, timeouts)
             found = await do(server, client)
             client.drop()
         there.close()
@@ -237,7 +237,7 @@ def test_a_server_that_stops_is_left(raw):
             await answer(to)
         return time.monotonic() - started, to.ready
 
-    took, ready = visit(says(raw, then=forever), wait, Patience(step=5.0, answer=0.1))
+    took, ready = visit(says(raw, then=forever), wait, Timeouts(step=5.0, answer=0.1))
     assert (0.05 < took < 4.0, ready) == (True, False)
 
 
@@ -250,7 +250,7 @@ def test_a_server_that_reads_nothing_is_left():
         with pytest.raises(TimeoutError):
             await answer(to, "/", LARGE)
 
-    visit(deaf, push, Patience(step=0.1, answer=5.0))
+    visit(deaf, push, Timeouts(step=0.1, answer=5.0))
 
 
 @pytest.mark.parametrize("drop", [b"x", b"HTTP/1.1 100 Continue\r\n\r\n"])
@@ -369,7 +369,7 @@ def test_what_was_answered_late_or_badly_is_never_sent_again(raw):
             await client.post("/b", gone(b"body"))
         return server.bodies.count(b"body"), server.connections
 
-    assert visit(talk, post, Patience(step=5.0, answer=0.1), longest=5.0) == (1, 1)
+    assert visit(talk, post, Timeouts(step=5.0, answer=0.1), longest=5.0) == (1, 1)
 
 
 def test_requests_at_once_take_turns_on_one_connection():

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sottovoce.engines.client import Busy, Client, loopback
-from sottovoce.engines.connection import Patience
+from sottovoce.engines.connection import Timeouts
 from sottovoce.errors import ConfigError, KeyTrouble, Unreachable, UsageError
 from sottovoce.parties.leaving import Booked, let_go
 from sottovoce.stores import keys
@@ -147,11 +147,11 @@ def test_a_server_that_is_not_there(ca):
 
 def test_a_server_that_never_answers(serve, ca):
     server = serve(lambda r: Reply(200, hang=30))
-    client = Client(server.url, ca, patience=Patience(0.2, 0.2))
+    client = Client(server.url, ca, timeouts=Timeouts(0.2, 0.2))
     assert "in time" in trouble(client, lambda c: c.get("/v1/round"))
     with Forwarder(server.port) as forwarder:
         forwarder.swallow = True
-        client = Client(forwarder.url, ca, patience=Patience(0.2, 0.2))
+        client = Client(forwarder.url, ca, timeouts=Timeouts(0.2, 0.2))
         assert "in time" in trouble(client, lambda c: c.get("/v1/round"))
 
 

@@ -19,13 +19,16 @@ def plan(
     ],
     devices: Annotated[
         str,
-        typer.Option(metavar="N", help="How many users there are, such as 1e9; those of its data."),
+        typer.Option(metavar="N", help="Users, such as 1e9. By default as many as the data have."),
     ] = "",
-    machines: Annotated[int, typer.Option(metavar="N", min=1, help="Of equal size.")] = 1,
+    machines: Annotated[int, typer.Option(metavar="N", min=1, help="Machines, all alike.")] = 1,
     ranks: Annotated[
         int | None,
         typer.Option(
-            metavar="N", min=1, help="Processes in all; one a machine or GPU.", show_default=False
+            metavar="N",
+            min=1,
+            help="Processes in all. By default one for each machine, or for each GPU.",
+            show_default=False,
         ),
     ] = None,
     threads: Annotated[
@@ -33,19 +36,25 @@ def plan(
         typer.Option(
             metavar="N",
             min=1,
-            help="Of a rank; its share of the cores of a machine as this one is.",
+            help="Threads of a rank. By default its share of the cores of a machine like this one.",
             show_default=False,
         ),
     ] = None,
-    gpus: Annotated[int, typer.Option(metavar="N", min=0, help="GPUs in all.")] = 0,
-    network: Annotated[float, typer.Option(help="Between machines, in Gbit a second.")] = 10.0,
+    gpus: Annotated[
+        int, typer.Option(metavar="N", min=0, help="GPUs in all, which do what devices do.")
+    ] = 0,
+    network: Annotated[
+        float, typer.Option(help="Speed between machines, in Gbit a second.")
+    ] = 10.0,
     settings: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="a.b=c", help="Change one value of the file; repeatable."),
     ] = None,
     items: Annotated[
         int | None,
-        typer.Option(metavar="N", min=2, help="Items; those of its data.", show_default=False),
+        typer.Option(
+            metavar="N", min=2, help="Items. By default those of the data.", show_default=False
+        ),
     ] = None,
     each: Annotated[
         int | None,
@@ -53,7 +62,7 @@ def plan(
             "--per-device",
             metavar="N",
             min=1,
-            help="Interactions of a user; those of its data.",
+            help="Interactions of each user. By default those of the data.",
             show_default=False,
         ),
     ] = None,
@@ -64,7 +73,8 @@ def plan(
         Path | None,
         typer.Option(
             metavar="FILE.toml",
-            help="Constants to use; with --measure, to keep. Those that come with the package.",
+            help="Where constants are read; with --measure, where they are kept. By default "
+            "those of the package are used.",
             show_default=False,
         ),
     ] = None,
@@ -72,8 +82,8 @@ def plan(
         list[str] | None,
         typer.Option(
             metavar="DEVICES:BYTES",
-            help="Peak memory of a rank of so many devices, as a "
-            "run had it; two of them, or more, take the place of the constants.",
+            help="The most memory that a rank of so many devices had in a run. Two of these, or "
+            "more, take the place of the constants of memory.",
         ),
     ] = None,
     as_json: Json = False,
@@ -105,7 +115,7 @@ def plan(
         raise UsageError(f"there are no constants in {constants}; make them with --measure")
     with output.interruptible("nothing was changed"):
         prepared = experiment.prepared()
-        crowd = planning.UsersAlike.of(prepared).resized(items, each)
+        users = planning.UsersAlike.of(prepared).resized(items, each)
         known = planning.Constants.load(None if measure else constants)
         if measure:
             found, _ = measuring.measure(prepared, progress=output.note)
@@ -117,7 +127,7 @@ def plan(
     where = planning.Where(
         many or prepared.split.n_users, total, threads or cores, gpus > 0, network
     )
-    made = planning.planned(experiment, crowd, where, known, pairs)
+    made = planning.planned(experiment, users, where, known, pairs)
     if as_json:
         output.emit(made.to_table() | {"name": experiment.name, "machines": machines, "gpus": gpus})
     else:

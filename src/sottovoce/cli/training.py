@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -15,6 +16,7 @@ from sottovoce.errors import UsageError
 if TYPE_CHECKING:
     from sottovoce.engines.distributed import RankPlace
     from sottovoce.experiment import Experiment
+    from sottovoce.runs.topology import RunOutcome
 
 
 def run(
@@ -30,7 +32,10 @@ def run(
     ] = None,
     engine: Annotated[
         Literal["simulation", "distributed", "https", "flower"],
-        typer.Option(help="How messages travel."),
+        typer.Option(
+            help="How messages travel: within this process, between ranks that divide the users, "
+            "or between real services on this machine (https, flower)."
+        ),
     ] = "simulation",
     device: Annotated[Literal["cpu", "cuda"], typer.Option(help="Where to compute.")] = "cpu",
     processes: Annotated[
@@ -49,7 +54,8 @@ def run(
             metavar="N",
             min=1,
             max=1024,
-            help="Processes among which --engine distributed divides the users.",
+            help="With --engine distributed: processes among which the users are divided. Not "
+            "needed if torchrun starts them.",
             show_default=False,
         ),
     ] = None,
@@ -58,7 +64,8 @@ def run(
         typer.Option(
             metavar="SECONDS",
             min=1.0,
-            help="How long a rank waits for one that neither answers nor is gone.",
+            help="With --engine distributed: how long a rank waits for one that neither answers "
+            "nor is gone.",
         ),
     ] = 600.0,
     threads: Threads = None,
@@ -169,22 +176,9 @@ def run(
         output.note(f"note: {hint}")
     if as_json:
         manifest = outcome.folder.manifest() if outcome.folder is not None else {}
-        output.emit(
-            ({"not_protected": "\n\n".join(unprotected)} if unprotected else {})
-            | {
-                "run": out,
-                "name": experiment.name,
-                "system": outcome.system,
-                "data": outcome.dataset.name,
-                "protocol": manifest["protocol"],
-                "results": manifest["results"],
-                "ledger": manifest["ledger"],
-                **{name: manifest[name] for name in ("model_versions",) if name in manifest},
-                "notes": advice,
-                "report": page,
-                "seconds": round(outcome.seconds, 3),
-            }
-        )
+        caveats = {"not_protected": "\n\n".join(unprotected)} if unprotected else {}
+        answer = _answer(experiment, out, outcome, manifest, advice)
+        output.emit(caveats | answer | {"report": page})
     else:
         title = f"{experiment.name}: {outcome.system} on {outcome.dataset.name}"
         output.show(
@@ -251,22 +245,29 @@ def _run_rank(
             f"{', '.join(left_out)}"
         )
     if as_json:
-        output.emit(
-            {
-                "run": out,
-                "name": experiment.name,
-                "system": outcome.system,
-                "data": outcome.dataset.name,
-                "ranks": place.size,
-                "protocol": manifest["protocol"],
-                "results": manifest["results"],
-                "ledger": manifest["ledger"],
-                **{name: manifest[name] for name in ("model_versions",) if name in manifest},
-                "notes": said,
-                "seconds": round(outcome.seconds, 3),
-            }
-        )
+        answer = _answer(experiment, out, outcome, manifest, said)
+        output.emit(answer | {"ranks": place.size})
         return
     title = f"{experiment.name}: {outcome.system} on {outcome.dataset.name}, {place.size} ranks"
     table = summary_table(manifest["results"], title, manifest["protocol"], said)
     output.show(table, f"Run:    {out}")
+
+
+def _answer(
+    experiment: Experiment,
+    out: Path,
+    outcome: RunOutcome,
+    manifest: Mapping[str, Any],
+    notes: Sequence[str],
+) -> dict[str, Any]:
+    """What every engine's run says in JSON."""
+    known = ("protocol", "results", "ledger", "model_versions")
+    return {
+        "run": out,
+        "name": experiment.name,
+        "system": outcome.system,
+        "data": outcome.dataset.name,
+        **{name: manifest[name] for name in known if name in manifest},
+        "notes": notes,
+        "seconds": round(outcome.seconds, 3),
+    }

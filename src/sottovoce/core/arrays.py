@@ -25,8 +25,8 @@ def read_only(values: NDArray[Any], dtype: DTypeLike) -> NDArray[Any]:
 
 
 def distinct(values: NDArray[Any]) -> NDArray[Any]:
-    """In order, each once. Fast where equal ones are neighbours. `np.unique` does this, but loads
-    masked arrays, which no device has."""
+    """The values in order, each once. It is fast where equal ones are neighbours. `np.unique` does
+    this, but loads masked arrays, which no device has."""
     ordered = np.sort(_runs(np.ravel(values)))
     return _runs(ordered)
 

@@ -239,12 +239,20 @@ class Interactions:
 
     def take_users(self, users: NDArray[np.integer]) -> Interactions:
         """These users only, renumbered in this order; items keep their numbers."""
+        return self._of(*self._entries(users), self.users_vocabulary().take(users))
+
+    def repeat_users(self, users: NDArray[np.integer]) -> Interactions:
+        """The same of users who may be there several times, and so have no names."""
+        return self._of(*self._entries(users), None)
+
+    def _entries(self, users: NDArray[np.integer]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Where the rows of these users begin and end, one after the other, and their entries."""
         users = np.asarray(users, dtype=np.int64)
         counts = self.counts[users]
         indptr = np.zeros(len(users) + 1, dtype=np.int64)
         np.cumsum(counts, out=indptr[1:])
         entries = np.repeat(self.indptr[users] - indptr[:-1], counts) + np.arange(indptr[-1])
-        return self._of(indptr, entries, self.users_vocabulary().take(users))
+        return indptr, entries
 
     def _of(
         self, indptr: NDArray[np.int64], entries: NDArray[Any], user_ids: Vocabulary | None

@@ -36,7 +36,7 @@ TASTES, HELD_OUT, FIRST = 0, 1, 2
 
 @dataclass(frozen=True)
 class SeededCrowdConfig:
-    """Of which users there are as many as one likes."""
+    """A world of which there are as many users as one likes."""
 
     items: int = 26_744
     """The default has the catalogue and the average user of MovieLens 20M."""
@@ -61,13 +61,14 @@ class SeededCrowdConfig:
 
 @dataclass(frozen=True)
 class SeededCrowd:
-    """`generate` for some of its users, `table` and `key` for whoever computes their items."""
+    """Gives the items of any of its users: by `generate`, or by `table` and `key` to whoever
+    computes them elsewhere."""
 
     config: SeededCrowdConfig
 
     @property
     def key(self) -> int:
-        """Of which `Streams(key).keys(users)` are the users' own."""
+        """The key of all users; `Streams(key).keys(users)` are their own."""
         return self._rng.child("users").key
 
     @property

@@ -1,4 +1,7 @@
-"""The items of a crowd by torch, on a GPU or not: the same numbers as `SeededCrowd.generate`."""
+"""The items of a crowd by torch, on a GPU or not: the same numbers as `SeededCrowd.generate`.
+
+Behind it is what rounds by torch share: the draws of `rng`, and whether users have an item.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from sottovoce.rng import _M1, _M2, GAMMA
 if TYPE_CHECKING:
     from torch import Tensor
 
-_LOW32 = (1 << 32) - 1
+LOW32 = (1 << 32) - 1
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -28,7 +31,7 @@ class CrowdThere:
         return cls(crowd, torch.tensor(crowd.table, device=device))
 
     def keys(self, first: int, stop: int) -> Tensor:
-        """Of users first to stop, a column."""
+        """The keys of users first to stop, a column."""
         import torch
 
         users = torch.arange(first + 1, stop + 1, device=self.table.device)[:, None]
@@ -43,7 +46,7 @@ class CrowdThere:
         keys = self.keys(first, stop)
         tastes = drawn(keys, TASTES)
         one, other = (
-            (half * config.tastes) >> 32 for half in (shifted(tastes, 32), tastes & _LOW32)
+            (half * config.tastes) >> 32 for half in (shifted(tastes, 32), tastes & LOW32)
         )
         entry = torch.arange(config.count, device=keys.device)
         low = entry * config.items // config.count
@@ -51,7 +54,7 @@ class CrowdThere:
         word = mixed(keys + (entry + FIRST + 1) * signed(int(GAMMA)))
         slot = low + ((shifted(word, 32) * width) >> 32)
         alias = self.table.view(-1)[torch.where(word & 1 != 0, one, other) * config.items + slot]
-        coin = (word & _LOW32) >> 1
+        coin = (word & LOW32) >> 1
         found = torch.where(coin < alias >> 32, slot, alias & 0x7FFFFFFF)
         left = torch.full_like(keys, -1)
         if config.held_out:
@@ -80,3 +83,20 @@ def drawn(keys: Tensor, number: int) -> Tensor:
     """`rng.draw`."""
     step = signed(((number + 1) * int(GAMMA)) & ((1 << 64) - 1))
     return mixed(keys + step)
+
+
+def member(items: Tensor, start: Tensor, count: Tensor, wanted: Tensor) -> Tensor:
+    """Whether `wanted` is in the ascending run of `items` at `start`, by binary search."""
+    import torch
+
+    low, high = torch.zeros_like(wanted), count.expand_as(wanted)
+    if not len(items):
+        return low > 0
+    last = len(items) - 1
+    for _ in range(int(count.max()).bit_length()):
+        middle = (low + high) >> 1
+        less = items[(start + middle).clamp(max=last)] < wanted
+        searching = low < high
+        low = torch.where(searching & less, middle + 1, low)
+        high = torch.where(searching & ~less, middle, high)
+    return (low < count) & (items[(start + low).clamp(max=last)] == wanted)

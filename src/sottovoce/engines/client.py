@@ -24,7 +24,7 @@ from sottovoce.engines.connection import (
     AnswerHead,
     NoConnection,
     NotHttp,
-    Patience,
+    Timeouts,
     WebConnection,
 )
 from sottovoce.errors import (
@@ -152,14 +152,14 @@ class Client:
         ca_pem: str,
         *,
         plaintext: bool = False,
-        patience: Patience = Patience(),  # noqa: B008
+        timeouts: Timeouts = Timeouts(),  # noqa: B008
         longest: float = 900.0,
     ) -> None:
         self.url = url.rstrip("/")
         self.traffic = Traffic()
         self._address = _checked(self.url, plaintext)
         self._context = None if plaintext else device_context(ca_pem)
-        self._patience = patience
+        self._timeouts = timeouts
         self._longest = longest
         self._kept: WebConnection | None = None
         self._turn = asyncio.Lock()
@@ -323,7 +323,7 @@ class Client:
         if self._kept is not None and self._kept.ready:
             return self._kept
         await self.rest()
-        return await WebConnection.open(self._address, self._context, self._patience)
+        return await WebConnection.open(self._address, self._context, self._timeouts)
 
 
 class ServiceClient(Client):

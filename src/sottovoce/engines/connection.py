@@ -38,8 +38,8 @@ class Closed(OSError):
 
 
 @dataclass(frozen=True, slots=True)
-class Patience:
-    """How long a step may take, in seconds."""
+class Timeouts:
+    """How long each step may take, in seconds."""
 
     step: float = 20.0
     """To connect, or to hand over what is sent."""
@@ -88,14 +88,14 @@ class AnswerHead:
 class WebConnection:
     """An open connection. One request is answered to its end before the next one is made."""
 
-    def __init__(self, stream: _Stream, patience: Patience) -> None:
-        self._stream, self._patience = stream, patience
+    def __init__(self, stream: _Stream, timeouts: Timeouts) -> None:
+        self._stream, self._timeouts = stream, timeouts
         self._http = h11.Connection(h11.CLIENT, max_incomplete_event_size=_LONGEST_HEAD)
         self._idle_since = time.monotonic()
 
     @classmethod
     async def open(
-        cls, address: Address, context: ssl.SSLContext | None, patience: Patience
+        cls, address: Address, context: ssl.SSLContext | None, timeouts: Timeouts
     ) -> WebConnection:
         """Raises `NoConnection`, from what stood in the way."""
         loop = asyncio.get_running_loop()
@@ -105,7 +105,7 @@ class WebConnection:
         if isinstance(loop, asyncio.BaseEventLoop):
             hurry["happy_eyeballs_delay"] = _NEXT_ADDRESS_SECONDS
         try:
-            async with asyncio.timeout(patience.step):
+            async with asyncio.timeout(timeouts.step):
                 _, stream = await loop.create_connection(
                     _Stream,
                     address.host,
@@ -117,7 +117,7 @@ class WebConnection:
             raise
         except OSError as error:
             raise NoConnection("nobody takes the call") from error
-        return cls(stream, patience)
+        return cls(stream, timeouts)
 
     @property
     def ready(self) -> bool:
@@ -140,7 +140,7 @@ class WebConnection:
         if body:
             sent += self._http.send(h11.Data(data=body))
         sent += self._http.send(h11.EndOfMessage())
-        async with asyncio.timeout(self._patience.step):
+        async with asyncio.timeout(self._timeouts.step):
             await self._stream.write(sent)
         return len(sent)
 
@@ -168,7 +168,7 @@ class WebConnection:
     async def _next(self) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
         try:
             while (event := self._http.next_event()) is h11.NEED_DATA:
-                async with asyncio.timeout(self._patience.answer):
+                async with asyncio.timeout(self._timeouts.answer):
                     arrived = await self._stream.read()
                 if not arrived and self._http.their_state is h11.SEND_RESPONSE:
                     raise Closed("there is no answer")

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from sottovoce.core.links import Link
 from sottovoce.core.messages import MaskSum
 from sottovoce.engines.client import Answer, ServiceClient
-from sottovoce.engines.connection import Patience
+from sottovoce.engines.connection import Timeouts
 from sottovoce.errors import ConfigError, MessageError, Unreachable, WrongSum
 from sottovoce.wire.masked import decode_mask_sum
 from sottovoce.wire.terms import Terms
@@ -19,7 +19,7 @@ Ask = Callable[[bytes, str], Answer]
 where it cannot."""
 
 SUMS, SEEDS, TERMS = "/v1/sums", "/v1/seeds", "/v1/terms"
-_PATIENCE = Patience(answer=600.0)
+_TIMEOUTS = Timeouts(answer=600.0)
 """The helper adds up before it answers."""
 _LONGEST_REFUSAL = 1 << 22
 _SETTLED_ELSEWHERE = (401, 403, 404, 405, 426)
@@ -66,7 +66,7 @@ class HelperClient:
 
     def _client(self) -> ServiceClient:
         plain = self._url.startswith("http://")
-        return ServiceClient(self._url, self._authority, plaintext=plain, patience=_PATIENCE)
+        return ServiceClient(self._url, self._authority, plaintext=plain, timeouts=_TIMEOUTS)
 
 
 def check_reached(answer: Answer, who: str = "the helper") -> None:

@@ -18,7 +18,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sottovoce.algorithms.base import Schedule, Work
-from sottovoce.core.interactions import Interactions
 from sottovoce.experiment import PreparedExperiment
 from sottovoce.runs.devices import federation_of
 from sottovoce.runs.federation import Federation
@@ -42,28 +41,14 @@ def repeated(prepared: PreparedExperiment, devices: int) -> PreparedExperiment:
     rows = np.arange(devices, dtype=np.int64) % n
     consent = replace(prepared.consent.take(rows), users=np.arange(devices, dtype=np.int64))
     known = {name: labels.take(rows) for name, labels in data.user_attributes.items()}
-    table, train, test = (_again(t, rows) for t in (data.interactions, split.train, split.test))
+    table, train, test = (
+        t.repeat_users(rows) for t in (data.interactions, split.train, split.test)
+    )
     return PreparedExperiment(
         prepared.experiment,
         replace(data, interactions=table, user_attributes=known, published=None),
         replace(split, train=train, test=test, negatives=None),
         consent,
-    )
-
-
-def _again(table: Interactions, rows: NDArray[np.int64]) -> Interactions:
-    """These users, without their names, which would be there twice."""
-    counts = table.counts[rows]
-    indptr = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
-    entries = np.repeat(table.indptr[rows] - indptr[:-1], counts) + np.arange(indptr[-1])
-    times, ratings = table.timestamps, table.ratings
-    return replace(
-        table,
-        indptr=indptr,
-        items=table.items[entries],
-        timestamps=None if times is None else times[entries],
-        ratings=None if ratings is None else ratings[entries],
-        user_ids=None,
     )
 
 
@@ -148,8 +133,8 @@ class SampledRun:
             members = int(world.consent.takes_part.sum())
             events = int(world.split.train.n_interactions)
             told = int((read.positive + read.negative).sum()) * interactions.SEALED_BYTES
-            return cls(world.experiment.algorithm.plan(members, events), 2, None, learning,
-                       told / members)  # fmt: skip
+            plan = world.experiment.algorithm.plan(members, events)
+            return cls(plan, rounds=2, silo=learning, up=told / members)
         parties = federation_of(world)
         plan, every = parties.schedule, parties.devices.contributes
         rounds = plan.rounds if every else min(plan.rounds, _ALONE if plan.cohort_size == 1 else 2)

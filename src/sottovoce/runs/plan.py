@@ -72,7 +72,7 @@ class Constants:
     thread_gain: float = 1.0
     """What each further thread brings."""
     ledger_bytes: float = 8.0
-    """Of a ledger row on disk."""
+    """What a ledger row takes on disk."""
 
     @classmethod
     def load(cls, path: Path | None = None) -> Constants:
@@ -132,13 +132,13 @@ class UsersAlike:
     held: NDArray[np.int64]
     """Interactions of each user who takes part, of some who stand for all."""
     consent: Consent
-    """Of the same."""
+    """What the same users have chosen."""
     entries: float
-    """Of a user's history, also of those who take no part."""
+    """Interactions of a user on average, also of those who take no part."""
     taking_part: float = 1.0
-    """Share of the users."""
+    """Which share of the users does."""
     table_bytes: float = 0.0
-    """Of a user in the tables of the data, of training and of test."""
+    """What a user takes in the tables of the data, of training and of test."""
     told: float = 1.0
     """Data owners that hear of an interaction."""
 
@@ -192,7 +192,7 @@ def _told(prepared: PreparedExperiment) -> float:
 
 
 def _table_bytes(prepared: PreparedExperiment) -> float:
-    """Of the data, and of both parts of their split, which are in memory together."""
+    """What the data and both parts of their split take, which are in memory together."""
     split = prepared.split
     tables = (prepared.dataset.interactions, split.train, split.test)
     columns = [c for t in tables for c in (t.indptr, t.items, t.timestamps, t.ratings)]
@@ -204,12 +204,12 @@ def _table_bytes(prepared: PreparedExperiment) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Where:
-    """The machines."""
+    """The machines that a run would have."""
 
     devices: int
     ranks: int = 1
     threads: int = 1
-    """Of a rank."""
+    """Those of a rank."""
     gpu: bool = False
     """Whether each rank has one, which does what devices do."""
     network: float = 10.0
@@ -236,24 +236,25 @@ class RunPlan:
     seconds_round: float
     seconds: float
     sum_seconds: float
-    """Of a round, for sums over ranks."""
+    """Of these of a round, what sums over ranks take."""
     rank_bytes: float | None
     """Most memory of a rank, its GPU's where it has one; None where nobody has measured it."""
     pending_bytes: float
-    """Of these, the ledger rows since the last checkpoint; and so many rounds."""
+    """Of these, what ledger rows since the last checkpoint take."""
     pending_rounds: int
+    """Rounds since the last checkpoint, at most."""
     down: float
-    """Bytes to a device in a round, and from it."""
+    """Bytes to a device in a round."""
     up: float
+    """Bytes from it. The others below are those of all devices, of a round and of the run."""
     down_round: float
-    """To all devices of a round, and from them; then in the whole run."""
     up_round: float
     down_whole: float
     up_whole: float
     storage: float
     """Bytes of the run's folder: vectors, model, ledger."""
     server_storage: float
-    """Of the models that a real server keeps."""
+    """What the models that a real server keeps take."""
     requests: float
     """At a real server, a second, if every round lasts until its deadline."""
     measured: str
@@ -267,7 +268,7 @@ class RunPlan:
 
 def planned(
     experiment: Experiment,
-    crowd: UsersAlike,
+    users: UsersAlike,
     where: Where,
     constants: Constants,
     seen: Sequence[tuple[float, float]] = (),
@@ -275,23 +276,23 @@ def planned(
     """What the experiment takes with so many devices there. `seen`: (devices of a rank, its most
     bytes) of runs that were made; a line through them takes the place of the constants of
     memory."""
-    settings, taking = crowd.algorithm, max(1, round(where.devices * crowd.taking_part))
-    plan = settings.plan(taking, round(taking * crowd.mean))
-    up, down, largest = message_bytes(experiment, crowd, plan)
-    work = settings.work(plan, crowd.items, experiment.release)
+    settings, taking = users.algorithm, max(1, round(where.devices * users.taking_part))
+    plan = settings.plan(taking, round(taking * users.mean))
+    up, down, largest = message_bytes(experiment, users, plan)
+    work = settings.work(plan, users.items, experiment.release)
     if not work.shared:  # one step after the other, which ranks cannot share out
         where = replace(where, ranks=1, threads=1)
     found = constants.of(settings.name, gpu=where.gpu)
-    rows, width = settings.model_rows(crowd.items), settings.width
+    rows, width = settings.model_rows(users.items), settings.width
     gain = 1.0 if where.gpu else 1.0 + (where.threads - 1) * constants.thread_gain
-    over_ranks = _reducing(where, settings.numbers_sent(crowd.items))
+    over_ranks = _reducing(where, settings.numbers_sent(users.items))
     each = _cost(work.shared, found) / (where.ranks * gain)
     seconds = each + _cost(work.repeated, found) + over_ranks
     pending = min(plan.rounds, max(1, math.ceil(CHECKPOINT_SECONDS / max(seconds, 1e-9))))
     reports = experiment.release is not None and experiment.release.reporting is not None
     row = _REPORTS_ROW if reports else _LEDGER_ROW
     ledger = float(row * plan.cohort_size * pending)
-    held: float | None = rank_bytes(where, crowd, found, rows * width, ledger)
+    held: float | None = rank_bytes(where, users, found, rows * width, ledger)
     if not found.bytes:
         held = None
     if seen:
@@ -301,7 +302,7 @@ def planned(
     return RunPlan(
         system=experiment.system,
         devices=where.devices,
-        items=crowd.items,
+        items=users.items,
         ranks=where.ranks,
         threads=where.threads,
         gpu=where.gpu,
@@ -362,12 +363,12 @@ def _duration(seconds: float) -> str:
 
 
 def message_bytes(
-    experiment: Experiment, crowd: UsersAlike, plan: Schedule
+    experiment: Experiment, users: UsersAlike, plan: Schedule
 ) -> tuple[float, float, bool]:
-    """Of a device in a round, on average: up, down, and whether up is the largest it can be."""
-    settings, items = crowd.algorithm, crowd.items
+    """Bytes of a device in a round, on average: up, down, and whether up is the most it can be."""
+    settings, items = users.algorithm, users.items
     if experiment.silo is not None:
-        return crowd.mean * crowd.told * interactions.SEALED_BYTES, 0.0, False
+        return users.mean * users.told * interactions.SEALED_BYTES, 0.0, False
     release, link = _parts(experiment)
     down = 4.0 * settings.model_rows(items) * settings.width
     if release.reporting is not None:
@@ -378,7 +379,7 @@ def message_bytes(
         sent = settings.numbers_sent(items)
         each = [_contribution(algorithm, way, stage, many) for stage, many in enumerate(sent)]
         return float(np.mean(each)), down, True
-    rows = settings.rows_sent(plan.triples, items, crowd.held, crowd.consent, release)
+    rows = settings.rows_sent(plan.triples, items, users.held, users.consent, release)
     if release.dense:
         rows = settings.model_rows(items)
     numbers = settings.model_rows(items) * settings.width
@@ -413,14 +414,14 @@ def _reducing(where: Where, numbers: Sequence[int]) -> float:
 
 
 def rank_bytes(
-    where: Where, crowd: UsersAlike, found: MeasuredCosts, numbers: float, ledger: float = 0.0
+    where: Where, users: UsersAlike, found: MeasuredCosts, numbers: float, ledger: float = 0.0
 ) -> float:
     """The most memory of a rank."""
     devices = where.devices / where.ranks
-    entries, each = devices * crowd.entries, found.bytes
+    entries, each = devices * users.entries, found.bytes
     return (
         each.get("process", 0.0)
-        + devices * (crowd.table_bytes + each.get("device", 0.0))
+        + devices * (users.table_bytes + each.get("device", 0.0))
         + entries * each.get("entry", 0.0)
         + numbers * each.get("number", 0.0)
         + ledger / where.ranks

@@ -18,7 +18,7 @@ from sottovoce.algorithms.fmf import triton as fmf_triton
 from sottovoce.core.cohort import Cohort
 from sottovoce.core.messages import ModelView
 from sottovoce.core.one_bit import BLOCK_COINS, COINS, BitTerms, nonce
-from sottovoce.data.crowd_torch import mixed, shifted, signed
+from sottovoce.data.crowd_torch import LOW32, member, mixed, shifted, signed
 from sottovoce.errors import ConfigError, DataError, Diverged
 from sottovoce.rng import GAMMA
 
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
 _CHUNK = {"cuda": 1 << 19, "cpu": 1 << 10}
 """Devices whose coins are there at a time."""
-_LOW32 = (1 << 32) - 1
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -60,7 +59,7 @@ class ReportRound:
 
 @dataclass(slots=True, repr=False)
 class FMFOnTorch:
-    """A `Counter` (algorithms/base.py) for one cohort."""
+    """A `ReportCounter` (`core.one_bit`) for one cohort."""
 
     solver: FCFOnTorch
     terms: BitTerms
@@ -156,7 +155,7 @@ def _coins(noise: Tensor, rows: Tensor, round: int, blocks: int) -> Tensor:
     """[16 · blocks, len(rows)]: the coins of `core.one_bit`."""
     import torch
 
-    key = (noise[rows].long() & _LOW32).T
+    key = (noise[rows].long() & LOW32).T
     start = [0x61707865, 0x3320646E, 0x79622D32, 0x6B206574]
     first, second, third = (int(word) for word in nonce(round))
     out = []
@@ -168,16 +167,16 @@ def _coins(noise: Tensor, rows: Tensor, round: int, blocks: int) -> Tensor:
 
         def quarter(a: int, b: int, c: int, d: int, s: list[Tensor] = state) -> None:
             for x, y, z, turn in ((a, b, d, 16), (c, d, b, 12), (a, b, d, 8), (c, d, b, 7)):
-                s[x] = (s[x] + s[y]) & _LOW32
+                s[x] = (s[x] + s[y]) & LOW32
                 mixed = s[z] ^ s[x]
-                s[z] = ((mixed << turn) | (mixed >> (32 - turn))) & _LOW32
+                s[z] = ((mixed << turn) | (mixed >> (32 - turn))) & LOW32
 
         for _ in range(10):
             for column in range(4):
                 quarter(column, 4 + column, 8 + column, 12 + column)
             for column in range(4):
                 quarter(column, 4 + (column + 1) % 4, 8 + (column + 2) % 4, 12 + (column + 3) % 4)
-        out += [(a + b) & _LOW32 for a, b in zip(state, before, strict=True)]
+        out += [(a + b) & LOW32 for a, b in zip(state, before, strict=True)]
     return torch.stack(out)
 
 
@@ -190,9 +189,10 @@ def _count(asked: ReportRound, rows: Tensor, coins: Tensor, sums: Tensor, bad: T
     own = mixed(asked.key[0] + (asked.users[rows] + 1) * gamma)
     j = torch.arange(asked.reports, device=rows.device)[:, None]
     word = mixed(own + (j + 1) * gamma)
-    coordinate = (shifted(word, 32) * many + (((word & _LOW32) * many) >> 32)) >> 32
+    coordinate = (shifted(word, 32) * many + (((word & LOW32) * many) >> 32)) >> 32
     item, factor = coordinate // size, coordinate % size
-    mine = _member(asked, rows, item)
+    start = asked.indptr[rows]
+    mine = member(asked.history, start, asked.indptr[rows + 1] - start, item)
     vectors = asked.vectors[rows].double()
     dot = torch.zeros_like(coordinate, dtype=torch.float64)
     for f in range(size):
@@ -207,22 +207,3 @@ def _count(asked: ReportRound, rows: Tensor, coins: Tensor, sums: Tensor, bad: T
     step = torch.where(coins[: asked.reports] < limit, 1, -1)
     place = asked.tiers[rows].long() * many + coordinate
     sums.view(-1).index_add_(0, place.ravel(), step.ravel())
-
-
-def _member(asked: ReportRound, rows: Tensor, item: Tensor) -> Tensor:
-    """Whether each device has the item, by binary search."""
-    import torch
-
-    start = asked.indptr[rows]
-    count = asked.indptr[rows + 1] - start
-    low, high = torch.zeros_like(item), count.expand_as(item)
-    if not len(asked.history):
-        return low > 0
-    last = len(asked.history) - 1
-    for _ in range(int(count.max()).bit_length()):
-        middle = (low + high) >> 1
-        less = asked.history[(start + middle).clamp(max=last)] < item
-        searching = low < high
-        low = torch.where(searching & less, middle + 1, low)
-        high = torch.where(searching & ~less, middle, high)
-    return (low < count) & (asked.history[(start + low).clamp(max=last)] == item)

@@ -93,9 +93,8 @@ class ResidentProfiles:
         import torch
 
         check_rows(indptr, len(place), len(steps))
-        for values, most in ((place, size - 1), (steps, LARGEST_STEP)):
-            if len(values) and not 0 <= int(values.min()) <= int(values.max()) <= most:
-                raise bad_profiles(size)
+        if not _within(place, steps, size):
+            raise bad_profiles(size)
         narrow = np.int16 if size <= 1 << 15 else np.int32
         try:
             there = torch.empty(0, device=device).device
@@ -113,10 +112,7 @@ class ResidentProfiles:
 
     def good(self) -> bool:
         """Whether places and steps are what `kernels.sum_pairs` takes."""
-        for values, most in ((self.place, self.size - 1), (self.steps, LARGEST_STEP)):
-            if len(values) and not 0 <= int(values.min()) <= int(values.max()) <= most:
-                return False
-        return self._ascend()
+        return _within(self.place, self.steps, self.size) and self._ascend()
 
     def _ascend(self) -> bool:
         """Whether places ascend within every user; where they do not, a user must begin."""
@@ -185,6 +181,14 @@ class ResidentProfiles:
         spot = owner.mul_(width).add_(self.place[begin:end])
         x.view(-1).scatter_(0, spot, self.steps[begin:end].to(kind))
         return x
+
+
+def _within(place: Any, steps: Any, size: int) -> bool:
+    """Whether no place and no step, of arrays or tensors, is out of range."""
+    return all(
+        not len(values) or 0 <= int(values.min()) <= int(values.max()) <= most
+        for values, most in ((place, size - 1), (steps, LARGEST_STEP))
+    )
 
 
 def _even(users: float) -> int:

@@ -45,7 +45,7 @@ from sottovoce.core.consent import thresholds
 from sottovoce.core.messages import GRID, LIMIT
 from sottovoce.core.redacted import Redacted
 from sottovoce.data.crowd import SeededCrowd
-from sottovoce.data.crowd_torch import mixed, shifted, signed
+from sottovoce.data.crowd_torch import LOW32, member, mixed, shifted, signed
 from sottovoce.errors import ConfigError, Diverged
 from sottovoce.rng import GAMMA
 
@@ -58,7 +58,6 @@ _LEAST_HALVES = 1 << 19
 _ROWS = 1 << 17
 """Rows of halves that popular items share, about."""
 _LOW31 = (1 << 31) - 1
-_LOW32 = (1 << 32) - 1
 _SCALE = float(GRID)
 _LIMIT = float(LIMIT * GRID)
 
@@ -458,18 +457,6 @@ def _torch_chunk(
 # --- torch: words of a draw are item << 32 | leaves << 31 | negative, or -1 for "not a client" ---
 
 
-def _member(items: Tensor, start: Tensor, count: Tensor, wanted: Tensor) -> Tensor:
-    """Whether `wanted` is in the ascending run of `items` at `start`, by binary search."""
-    low, high = torch.zeros_like(wanted), count.expand_as(wanted)
-    for _ in range(int(count.max()).bit_length()):
-        middle = (low + high) >> 1
-        less = items[(start + middle).clamp(max=len(items) - 1)] < wanted
-        searching = low < high
-        low = torch.where(searching & less, middle + 1, low)
-        high = torch.where(searching & ~less, middle, high)
-    return (low < count) & (items[(start + low).clamp(max=len(items) - 1)] == wanted)
-
-
 def _draw_torch(
     cohort: ResidentCohort,
     n_items: int,
@@ -491,10 +478,10 @@ def _draw_torch(
     word = mixed(mixed(keys[0] + number) + offset)
     entry = start + ((shifted(word, 32) * count) >> 32)
     i = cohort.items[entry].long()
-    j = ((word & _LOW32) * n_items) >> 32
-    while bool((again := _member(cohort.items, start, count, j)).any()):
+    j = ((word & LOW32) * n_items) >> 32
+    while bool((again := member(cohort.items, start, count, j)).any()):
         word = torch.where(again, mixed(word + gamma), word)
-        j = torch.where(again, ((word & _LOW32) * n_items) >> 32, j)
+        j = torch.where(again, ((word & LOW32) * n_items) >> 32, j)
     coin = shifted(mixed(mixed(keys[1] + number) + offset), 32)
     leaves = coin < cohort.threshold[rows]
     if cohort.allowed is not None:

@@ -1,7 +1,7 @@
-"""The stages of `factors_cuda` as Triton kernels; where Triton is missing, constants alone.
+"""The stages of `pairwise.cuda` as Triton kernels; where Triton is missing, constants alone.
 
 A thread holds `LANES` columns of an item row, which is what a 16-byte read brings. Two neighbouring
-columns are added to one 64-bit word of a row's sums; `cuda` says why that is exact.
+columns are added to one 64-bit word of a row's sums; it says why that is exact.
 """
 
 from __future__ import annotations

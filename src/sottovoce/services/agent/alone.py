@@ -53,7 +53,7 @@ def given(words: list[str]) -> dict[str, Any] | None:
 
 
 def serve(given: dict[str, Any]) -> Any:
-    """What the agent did."""
+    """Runs the agent, and returns what it did."""
     from sottovoce import compiled
 
     compiled.leave_out()
