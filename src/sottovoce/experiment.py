@@ -364,14 +364,25 @@ class Experiment:
         return {name: np.array(sorted(items), dtype=np.int32) for name, items in found.items()}
 
     def dataset(self, ranks: Ranks = ALONE) -> Dataset:
-        """The data, loaded and filtered; of several ranks, the share of one. A town without filters
-        is made by shares; what is read, or filtered by counts of all users, each rank has whole at
-        first, and then cuts."""
+        """The data, loaded and filtered; of several ranks, the share of one. Where filters leave
+        fewer users, ranks take other shares, of as many each."""
+        bare = self._loaded(ranks)
+        found = self._filtered(bare)
+        if found is not bare and ranks.several:
+            everybody, left = ranks.total(bare.interactions.n_users, found.interactions.n_users)
+            if left < everybody:
+                mine = bare.evened(found)
+                del bare, found
+                found = self._filtered(self._loaded(ranks, mine))
+        return found.known() if ranks.together else found
+
+    def _loaded(self, ranks: Ranks, users: range | None = None) -> Dataset:
+        if self.data.source == "town":
+            return generate_town(self.town, ranks, users)
+        return load(self.data.source, ranks=ranks, users=users)
+
+    def _filtered(self, found: Dataset) -> Dataset:
         data = self.data
-        filtered = data.min_rating or data.min_user_items or data.min_item_users
-        if ranks.together and data.source == "town" and not filtered:
-            return generate_town(self.town, ranks)
-        found = generate_town(self.town) if data.source == "town" else load(data.source)
         if data.min_rating:
             if found.interactions.ratings is None:
                 raise ConfigError(f"data.min_rating is set, but {found.name} has no ratings")
@@ -379,9 +390,9 @@ class Experiment:
             found = found.restrict(kept)
         if data.min_user_items or data.min_item_users:
             found = keep_active(found, data.min_user_items, data.min_item_users)
-        if found.interactions.n_interactions == 0:
+        if found.shard.ranks.total(found.interactions.n_interactions) == (0,):
             raise DataError(f"no interaction of {found.name} is left after the filters")
-        return found.cut(ranks) if ranks.together else found
+        return found
 
     def split(self, dataset: Dataset) -> Split:
         data, rng = self.data, self.streams().child("split")

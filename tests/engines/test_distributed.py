@@ -23,6 +23,7 @@ from rank_world import EXPERIMENTS, TOWN, ranks, run_here, table, train  # noqa:
 
 from sottovoce.core.interactions import Interactions  # noqa: E402
 from sottovoce.core.ranks import ALONE, Ranks, exact_parts  # noqa: E402
+from sottovoce.data.prepared import read_prepared, write_prepared  # noqa: E402
 from sottovoce.data.shaped import ShapeConfig, generate_shaped  # noqa: E402
 from sottovoce.data.town import TownConfig, generate_town  # noqa: E402
 from sottovoce.engines import observers  # noqa: E402
@@ -381,6 +382,20 @@ def test_a_town_by_ranks_is_the_town():
     for key, labels in whole.user_attributes.items():
         assert {one[4][key][0] for one in told} == {labels.values}
         assert np.array_equal(np.concatenate([one[4][key][1] for one in told]), labels.codes)
+
+
+def prepared(here, folder):
+    made = read_prepared(folder, ranks=here).known()
+    return made.interactions.items, made.shard.first, made.fingerprint()
+
+
+def test_a_prepared_data_set_by_ranks_is_the_whole(tmp_path):
+    folder = write_prepared(generate_town(TownConfig(**TOWN)), tmp_path / "town")
+    whole = read_prepared(folder)
+    told = [one[1] for one in ranks(3, prepared, str(folder))]
+    assert np.array_equal(np.concatenate([one[0] for one in told]), whole.interactions.items)
+    assert [one[1] for one in told] == [0, 30, 60]
+    assert {one[2] for one in told} == {whole.fingerprint()}
 
 
 def test_groups_that_join_are_those_of_the_order_in_time():

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from sottovoce.core.arrays import distinct
+from sottovoce.core.ranks import ALONE, Ranks
 from sottovoce.errors import CorruptData, DataError
 
 
@@ -267,13 +268,19 @@ class Interactions:
             user_ids=user_ids,
         )
 
-    def fingerprint(self) -> str:
-        """A short digest of the table's content (numbers, not names)."""
+    def fingerprint(self, ranks: Ranks = ALONE) -> str:
+        """A short digest of the table's content (numbers, not names); of ranks that have a share
+        each, that of the whole."""
         digest = hashlib.blake2b(digest_size=16)
-        digest.update(f"{self.n_users},{self.n_items},{self.n_interactions}".encode())
-        for column in (self.indptr, self.items, self.timestamps):
+        n_users, n_interactions = ranks.total(self.n_users, self.n_interactions)
+        digest.update(f"{n_users},{self.n_items},{n_interactions}".encode())
+        indptr = self.indptr
+        if ranks.several:  # as they would be in the whole, where only the first begins with a 0
+            indptr = (indptr + ranks.before(self.n_interactions))[0 if ranks.first else 1 :]
+        for column in (indptr, self.items, self.timestamps):
             if column is not None:
-                digest.update(np.ascontiguousarray(column).tobytes())
+                for piece in ranks.in_turn(column):
+                    digest.update(piece.data)
         return digest.hexdigest()
 
 

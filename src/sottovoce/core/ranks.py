@@ -8,7 +8,7 @@ adds up first, and any number of ranks gives the same bits. One process is the c
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import TypeVar
@@ -20,6 +20,7 @@ from sottovoce.errors import ConfigError
 
 T = TypeVar("T")
 _AT_ONCE = 1 << 16
+_PIECE = 1 << 22
 
 
 class Ranks:
@@ -88,6 +89,26 @@ class Ranks:
         if not self.several:
             return math.fsum(_each(values))
         return math.fsum(chain.from_iterable(self.gather(exact_parts(values))))
+
+    def told_by(self, rank: int, column: NDArray[np.generic]) -> Iterator[NDArray[np.uint8]]:
+        """The bytes of one rank's array, told to all ranks piece by piece. What the others give is
+        not looked at."""
+        mine = np.ascontiguousarray(column).reshape(-1).view(np.uint8)
+        if not self.several:
+            yield mine
+            return
+        length = self.counts(len(mine))[rank]
+        for start in range(0, length, _PIECE):
+            size = min(_PIECE, length - start)
+            words = np.zeros(-(-size // 8), dtype=np.int64)  # nothing, where others add theirs
+            if rank == self.rank:
+                words.view(np.uint8)[:size] = mine[start : start + size]
+            yield self.all_sum(words).view(np.uint8)[:size]
+
+    def in_turn(self, column: NDArray[np.generic]) -> Iterator[NDArray[np.uint8]]:
+        """The bytes of everybody's arrays, in the order of ranks; nobody has all at once."""
+        for rank in range(self.size):
+            yield from self.told_by(rank, column)
 
     def span(self, users: int) -> range:
         """The users of this rank, of so many."""

@@ -2,7 +2,7 @@
 
 Every reader ends here, so that all data sets share one numbering: users and items that interact,
 by number where all ids are whole numbers, else by text. Side tables are aligned to it; rows about
-others are left out.
+others are left out. What ranks have by shares (`row_groups`) is aligned in the same place.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from sottovoce.core.interactions import Interactions, Vocabulary
+from sottovoce.core.ranks import ALONE, WHOLE, Ranks, Shard
 from sottovoce.data.dataset import Dataset, Labels, sorted_names
 from sottovoce.errors import CorruptData
 
@@ -35,54 +36,93 @@ class RawTables:
     items: pa.Table | None = None
 
 
+@dataclass(frozen=True, slots=True, repr=False, eq=False)
+class NumberedEvents:
+    """Events by number: of a range of users, who are named, and of all items."""
+
+    users: NDArray[np.int64]
+    items: NDArray[np.int64]
+    user_ids: Vocabulary
+    item_ids: Vocabulary
+    timestamps: NDArray[np.int64] | None = None
+    ratings: NDArray[np.float32] | None = None
+    shard: Shard = WHOLE
+
+
 def assemble(
     name: str, raw: RawTables, *, where: str, source: str | None = None, keep: Keep = "last"
 ) -> Dataset:
     """Number, collapse and align. `where` is for errors; the provenance begins with `source`."""
-    events = raw.events
+    events = numbered(raw.events, where)
+    return aligned(name, events, raw.users, raw.items, source=source, keep=keep)
+
+
+def numbered(events: pa.Table, where: str) -> NumberedEvents:
+    """The events of everybody."""
     if events.num_rows == 0:
         raise CorruptData(f"{where} holds no interactions")
     users, user_ids = number(events["user"], f"{where}, column user")
     items, item_ids = number(events["item"], f"{where}, column item")
+    times = ratings = None
+    if "timestamp" in events.column_names:
+        there = f"{where}, column timestamp"
+        present(events["timestamp"], there)
+        times = seconds(events["timestamp"], there).to_numpy().astype(np.int64)
+    if "rating" in events.column_names:
+        ratings = ratings_of(events["rating"], f"{where}, column rating")
+    return NumberedEvents(users, items, user_ids, item_ids, times, ratings)
+
+
+def aligned(
+    name: str,
+    events: NumberedEvents,
+    about_users: pa.Table | None,
+    about_items: pa.Table | None,
+    *,
+    source: str | None = None,
+    keep: Keep = "last",
+) -> Dataset:
+    """Collapse repeated events, and align what is known of users and items to them."""
+    ranks = events.shard.ranks
     table = Interactions.from_pairs(
-        users,
-        items,
-        n_users=len(user_ids),
-        n_items=len(item_ids),
-        timestamps=_numbers(events, "timestamp", np.int64, where),
-        ratings=_numbers(events, "rating", np.float32, where),
-        user_ids=user_ids,
-        item_ids=item_ids,
+        events.users,
+        events.items,
+        n_users=len(events.user_ids),
+        n_items=len(events.item_ids),
+        timestamps=events.timestamps,
+        ratings=events.ratings,
+        user_ids=events.user_ids,
+        item_ids=events.item_ids,
         keep=keep,
     )
-    titles, categories, item_attributes = _item_side(raw.items, item_ids, f"the items of {name}")
-    repeated = events.num_rows - table.n_interactions
-    story = f"{source or name}: {events.num_rows:,} events"
+    titles, categories, item_attributes = _item_side(
+        about_items, events.item_ids, f"the items of {name}"
+    )
+    found, kept = ranks.total(len(events.users), table.n_interactions)
+    repeated = found - kept
+    story = f"{source or name}: {found:,} events"
     if repeated:
         story += f", {repeated:,} repeated (user, item) events collapsed to the {keep}"
     return Dataset(
         name=name,
         interactions=table,
-        user_attributes=_user_side(raw.users, user_ids, f"the users of {name}"),
+        user_attributes=_user_side(about_users, events.user_ids, f"the users of {name}", ranks),
         item_titles=titles,
         item_categories=categories,
         item_attributes=item_attributes,
         provenance=story,
+        shard=events.shard,
     )
 
 
 def number(column: pa.ChunkedArray, where: str) -> tuple[NDArray[np.int64], Vocabulary]:
     """Dense numbers and their names, in the common order."""
-    if column.null_count:
-        row = int(np.argmax(column.is_null().to_numpy(zero_copy_only=False)))
-        raise CorruptData(f"{where}: row {row + 1} is empty; every event needs a user and an item")
+    present(column, where, more="; every event needs a user and an item")
     if pa.types.is_floating(column.type):
         column = whole(column, where)
     if pa.types.is_integer(column.type):
         unique, codes = np.unique(column.to_numpy(), return_inverse=True)
-        if len(unique) and unique[0] == 0 and unique[-1] == len(unique) - 1:
-            return codes.astype(np.int64), Vocabulary.numbered(len(unique))
-        return codes.astype(np.int64), Vocabulary(unique.astype(np.str_))
+        return codes.astype(np.int64), named_by(unique)
     if not (pa.types.is_dictionary(column.type) and pa.types.is_string(column.type.value_type)):
         column = texts(column, where).dictionary_encode()
     encoded = pa.concat_arrays(column.unify_dictionaries().chunks)
@@ -90,14 +130,28 @@ def number(column: pa.ChunkedArray, where: str) -> tuple[NDArray[np.int64], Voca
     # A dictionary may list ids that no event names.
     used = np.flatnonzero(np.bincount(codes, minlength=len(encoded.dictionary)))
     names = encoded.dictionary.take(pa.array(used)).to_pylist()
-    _check_ids(names, where)
+    check_ids(names, where)
     order = sorted_names(names)
     rank = np.zeros(len(encoded.dictionary), dtype=np.int64)
     rank[used[order]] = np.arange(len(names))
     return rank[codes], Vocabulary([names[k] for k in order])
 
 
-def _check_ids(names: list[str | None], where: str) -> None:
+def named_by(numbers: NDArray[np.integer]) -> Vocabulary:
+    """Names that are numbers, which ascend."""
+    if len(numbers) and numbers[0] == 0 and numbers[-1] == len(numbers) - 1:
+        return Vocabulary.numbered(len(numbers))
+    return Vocabulary(numbers.astype(np.str_))
+
+
+def present(column: pa.ChunkedArray, where: str, first: int = 0, more: str = "") -> None:
+    """Raises where a row is empty; `first` is the number of the first one."""
+    if column.null_count:
+        row = first + int(np.argmax(column.is_null().to_numpy(zero_copy_only=False)))
+        raise CorruptData(f"{where}: row {row + 1} is empty{more}")
+
+
+def check_ids(names: list[str | None], where: str) -> None:
     for name in names:
         if not name:
             raise CorruptData(f"{where}: there is an event without id; every event needs both ids")
@@ -126,8 +180,11 @@ def texts(column: Any, where: str) -> Any:
         raise CorruptData(f"{where}: {_reason(error)}; it must hold plain values") from None
 
 
-def rows_of(ids: Vocabulary, keys: pa.ChunkedArray, where: str) -> NDArray[np.int64]:
-    """For every name of the vocabulary its row in a side table, -1 where it has none."""
+def rows_of(
+    ids: Vocabulary, keys: pa.ChunkedArray, where: str, ranks: Ranks = ALONE
+) -> NDArray[np.int64]:
+    """For every name of the vocabulary its row in a side table, -1 where it has none. Of ranks,
+    each has other names."""
     keys = texts(keys, where).combine_chunks()
     if isinstance(keys, pa.ChunkedArray):
         keys = pa.concat_arrays(keys.chunks) if keys.num_chunks else pa.array([], pa.string())
@@ -135,16 +192,20 @@ def rows_of(ids: Vocabulary, keys: pa.ChunkedArray, where: str) -> NDArray[np.in
         raise CorruptData(f"{where}: ids must be present and occur once")
     found = pc.index_in(pa.array(ids.names(), pa.string()), value_set=keys)
     rows: NDArray[np.int64] = pc.fill_null(found, -1).to_numpy().astype(np.int64)
-    if len(keys) and len(rows) and rows.max() < 0:
+    named, known = ranks.total(len(rows), int(np.count_nonzero(rows >= 0)))
+    if len(keys) and named and not known:
         raise CorruptData(f"{where}: none of the ids occurs among the interactions")
     return rows
 
 
-def _user_side(table: pa.Table | None, ids: Vocabulary, where: str) -> dict[str, Labels]:
+def _user_side(
+    table: pa.Table | None, ids: Vocabulary, where: str, ranks: Ranks
+) -> dict[str, Labels]:
     if table is None:
         return {}
-    rows = rows_of(ids, table["user"], where)
-    return {key: _labels(table, key, rows, where) for key in table.column_names if key != "user"}
+    rows = rows_of(ids, table["user"], where, ranks)
+    names = [key for key in table.column_names if key != "user"]
+    return {key: Labels.of(_pick(table, key, rows, where), ranks) for key in names}
 
 
 def _item_side(
@@ -164,7 +225,7 @@ def _item_side(
         categories = tuple((text,) if text else () for text in single)
     known = {"item", "title", "categories", "category"}
     others = [key for key in table.column_names if key not in known]
-    return titles, categories, {key: _labels(table, key, rows, where) for key in others}
+    return titles, categories, {key: Labels.of(_pick(table, key, rows, where)) for key in others}
 
 
 def _text_lists(column: pa.ChunkedArray, where: str) -> list[tuple[str, ...]]:
@@ -177,33 +238,21 @@ def _text_lists(column: pa.ChunkedArray, where: str) -> list[tuple[str, ...]]:
     return [tuple(names or ()) for names in lists]
 
 
-def _labels(table: pa.Table, key: str, rows: NDArray[np.int64], where: str) -> Labels:
-    return Labels.of(_pick(table, key, rows, where))
-
-
 def _pick(table: pa.Table, key: str, rows: NDArray[np.int64], where: str) -> list[str]:
-    values = texts(table[key], f"{where}, column {key}").to_pylist()
-    return [(values[r] or "") if r >= 0 else "" for r in rows.tolist()]
+    values = texts(table[key], f"{where}, column {key}")
+    return [value or "" for value in values.take(pa.array(rows, mask=rows < 0)).to_pylist()]
 
 
-def _numbers(
-    events: pa.Table, name: str, dtype: type[np.generic], where: str
-) -> NDArray[np.generic] | None:
-    if name not in events.column_names:
-        return None
-    column = events[name]
-    if column.null_count:
-        row = int(np.argmax(column.is_null().to_numpy(zero_copy_only=False)))
-        raise CorruptData(f"{where}, column {name}: row {row + 1} is empty")
-    if dtype is np.int64:
-        column = seconds(column, f"{where}, column {name}")
-    elif not (pa.types.is_floating(column.type) or pa.types.is_integer(column.type)):
-        raise CorruptData(f"{where}, column {name}: it must hold numbers, not {column.type}")
+def ratings_of(column: pa.ChunkedArray, where: str, first: int = 0) -> NDArray[np.float32]:
+    """Finite numbers; `first` is the number of the first row, for errors."""
+    present(column, where, first)
+    if not (pa.types.is_floating(column.type) or pa.types.is_integer(column.type)):
+        raise CorruptData(f"{where}: it must hold numbers, not {column.type}")
     with np.errstate(over="ignore"):
-        values: NDArray[np.generic] = column.to_numpy().astype(dtype)
+        values: NDArray[np.float32] = column.to_numpy().astype(np.float32)
     bad = np.flatnonzero(~np.isfinite(values))
     if len(bad):
-        raise CorruptData(f"{where}, column {name}: row {bad[0] + 1} is not a finite number")
+        raise CorruptData(f"{where}: row {first + bad[0] + 1} is not a finite number")
     return values
 
 
@@ -214,6 +263,18 @@ In the same way, a thousand times as many are microseconds, and a million times,
 
 def seconds(column: pa.ChunkedArray, where: str) -> pa.ChunkedArray:
     """Seconds since 1970 from numbers (seconds or fractions), time stamps or ISO texts."""
+    times = whole_times(column, where)
+    return in_seconds(times, pc.max(times).as_py() or 0) if counts_time(column.type) else times
+
+
+def counts_time(kind: pa.DataType) -> bool:
+    """Whether it holds bare numbers, of which the largest tells the unit."""
+    texts = pa.types.is_string(kind) or pa.types.is_large_string(kind)
+    return not (texts or pa.types.is_timestamp(kind) or pa.types.is_date(kind))
+
+
+def whole_times(column: pa.ChunkedArray, where: str) -> pa.ChunkedArray:
+    """Whole numbers since 1970: seconds, or, of bare numbers, whatever they count."""
     kind = column.type
     if pa.types.is_boolean(kind):
         raise CorruptData(f"{where}: it must hold times, not {kind}")
@@ -224,13 +285,16 @@ def seconds(column: pa.ChunkedArray, where: str) -> pa.ChunkedArray:
             return pc.cast(pc.cast(column, pa.timestamp("s"), safe=False), pa.int64())
         if pa.types.is_floating(kind):
             column = pc.cast(pc.floor(column), pa.int64())
-        column = pc.cast(column, pa.int64())
+        return pc.cast(column, pa.int64())
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         raise CorruptData(f"{where}: {_reason(error)}; it must hold times") from None
-    latest = pc.max(column).as_py() or 0
+
+
+def in_seconds(times: Any, latest: int) -> Any:
+    """Bare numbers as seconds, where this is the largest of all."""
     while latest >= THOUSANDTHS_FROM:
-        column, latest = pc.divide(column, 1000), latest // 1000
-    return column
+        times, latest = pc.divide(times, 1000), latest // 1000
+    return times
 
 
 def _reason(error: Exception) -> str:

@@ -31,12 +31,14 @@ class Labels:
             raise CorruptData("a label's code lies outside its values")
 
     @classmethod
-    def of(cls, texts: Sequence[str]) -> Labels:
-        """From one text per row. Empty texts are unknown; values are ordered as `sorted_names`."""
-        values = sorted(set(texts) - {""})
+    def of(cls, texts: Sequence[str], ranks: Ranks = ALONE) -> Labels:
+        """From one text per row. Empty texts are unknown; values, those of any rank, are ordered as
+        `sorted_names`."""
+        occurring: set[str] = set().union(*ranks.gather(set(texts)))
+        values = sorted(occurring - {""})
         code = {"": -1} | {value: c for c, value in enumerate(values)}
         codes = np.array([code[text] for text in texts], dtype=np.int32)
-        return cls(codes, tuple(values)).canonical()
+        return cls(codes, tuple(values)).canonical(ranks)
 
     def __len__(self) -> int:
         return len(self.codes)
@@ -159,8 +161,10 @@ class Dataset:
     def restrict(self, interactions: Interactions) -> Dataset:
         """Side tables realigned, by name, to a filtered copy of the interactions.
 
-        A published split belongs to the unfiltered table and is dropped.
+        A published split belongs to the unfiltered table and is dropped. Ranks, which have a share
+        each, call this together.
         """
+        ranks = self.shard.ranks
         old = self.interactions
         users = _positions(old.users_vocabulary(), interactions.users_vocabulary())
         items = _positions(old.items_vocabulary(), interactions.items_vocabulary())
@@ -173,26 +177,29 @@ class Dataset:
             item_titles=None if titles is None else tuple(titles[i] for i in items),
             item_categories=None if categories is None else tuple(categories[i] for i in items),
             published=None,
+            shard=Shard(ranks, ranks.before(interactions.n_users)),
+            known_as="",
         )
 
-    def cut(self, ranks: Ranks) -> Dataset:
-        """The share of a rank, of a data set that each rank has read whole."""
-        table, mine = self.interactions, ranks.span(self.interactions.n_users)
-        rows, published = np.arange(mine.start, mine.stop), self.published
-        if published is not None:
-            entries = slice(int(table.indptr[mine.start]), int(table.indptr[mine.stop]))
-            negatives = published.negatives
-            published = PublishedSplit(
-                published.held_out[entries], None if negatives is None else negatives[rows]
-            )
-        return replace(
-            self,
-            interactions=table.take_users(rows),
-            user_attributes={k: v.take(rows) for k, v in self.user_attributes.items()},
-            published=published,
-            shard=Shard(ranks, mine.start),
-            known_as=self.fingerprint(),
-        )
+    def evened(self, filtered: Dataset) -> range:
+        """Which of all users a rank should have instead of these, so that filters leave each rank
+        as many: numbers before the filters, which left `filtered` of this share."""
+        ranks, left = self.shard.ranks, filtered.interactions.users_vocabulary()
+        mine = self.shard.first + _positions(self.interactions.users_vocabulary(), left)
+        everybody, total = ranks.total(self.interactions.n_users, len(mine))
+        ranks.span(total)  # raises where there are too few
+        edges = np.zeros(ranks.size + 1, dtype=np.int64)
+        for rank in range(1, ranks.size):
+            place = total * rank // ranks.size - filtered.shard.first
+            if 0 <= place < len(mine):
+                edges[rank] = mine[place]
+        edges = ranks.all_sum(edges)
+        edges[-1] = everybody
+        return range(int(edges[ranks.rank]), int(edges[ranks.rank + 1]))
+
+    def known(self) -> Dataset:
+        """The same share, with the fingerprint of the whole, which ranks find out together."""
+        return replace(self, known_as=self.fingerprint())
 
     def recipe(self) -> str:
         """A digest of how a generated data set is made, which takes no look at it."""
@@ -202,23 +209,27 @@ class Dataset:
         """A digest of everything a result may depend on; the name and provenance do not count."""
         if self.known_as:
             return self.known_as
-        table = self.interactions
-        digest = hashlib.blake2b(table.fingerprint().encode(), digest_size=16)
+        table, ranks = self.interactions, self.shard.ranks
+        digest = hashlib.blake2b(table.fingerprint(ranks).encode(), digest_size=16)
         if table.ratings is not None:
-            digest.update(table.ratings.tobytes())
-        _feed(digest, table.users_vocabulary().names())
+            _feed_shares(digest, table.ratings, ranks)
+        names = "\x1e".join(table.users_vocabulary().names())
+        between = "\x1e" if self.shard.first and names else ""
+        _feed_shares(digest, np.array(bytearray((between + names).encode()), np.uint8), ranks)
+        digest.update(b"\x1d")
         _feed(digest, table.items_vocabulary().names())
         for side in (self.user_attributes, self.item_attributes):
+            whose = ranks if side is self.user_attributes else ALONE  # items are everybody's
             for key in sorted(side):
-                labels = side[key].canonical()
+                labels = side[key].canonical(whose)
                 _feed(digest, (key, *labels.values))
-                digest.update(labels.codes.tobytes())
+                _feed_shares(digest, labels.codes, whose)
         _feed(digest, self.item_titles or ())
         _feed(digest, ("\x1f".join(row) for row in self.item_categories or ()))
         if self.published is not None:
-            digest.update(self.published.held_out.tobytes())
+            _feed_shares(digest, self.published.held_out, ranks)
             if self.published.negatives is not None:
-                digest.update(self.published.negatives.tobytes())
+                _feed_shares(digest, self.published.negatives, ranks)
         return digest.hexdigest()
 
     def describe(self) -> dict[str, Any]:
@@ -280,6 +291,11 @@ def _positions(old: Vocabulary, new: Vocabulary) -> NDArray[np.int64]:
 def _feed(digest: hashlib.blake2b, texts: Iterable[str]) -> None:
     digest.update("\x1e".join(texts).encode())
     digest.update(b"\x1d")
+
+
+def _feed_shares(digest: hashlib.blake2b, column: NDArray[np.generic], ranks: Ranks) -> None:
+    for piece in ranks.in_turn(column):
+        digest.update(piece.data)
 
 
 def _time_range(times: NDArray[np.int64]) -> list[str]:

@@ -8,8 +8,11 @@ candidates.parquet    user, positive, negatives (list): sampled test candidates 
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import os
 import shutil
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,8 +23,18 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from sottovoce.core.interactions import Interactions, Vocabulary
-from sottovoce.data.assembly import LISTS, RawTables, assemble, rows_of, texts
+from sottovoce.core.ranks import ALONE, Ranks
+from sottovoce.data.assembly import (
+    LISTS,
+    NumberedEvents,
+    aligned,
+    numbered,
+    present,
+    rows_of,
+    texts,
+)
 from sottovoce.data.dataset import Dataset, PublishedSplit
+from sottovoce.data.row_groups import held_out_rows, parts, read_share
 from sottovoce.errors import CorruptData, DataError, DataNotFound
 
 EVENTS, USERS, ITEMS, CANDIDATES = (
@@ -32,31 +45,50 @@ EVENTS, USERS, ITEMS, CANDIDATES = (
 )
 _EVENT_COLUMNS = ("user", "item", "timestamp", "rating", "split")
 _PROVENANCE = b"sottovoce.provenance"
+_LISTS_AT_ONCE = 1 << 14
 
 
-def read_prepared(folder: Path | str, name: str | None = None) -> Dataset:
-    """Read a prepared folder. Raises DataNotFound or CorruptData, naming file and reason."""
+def read_prepared(
+    folder: Path | str,
+    name: str | None = None,
+    ranks: Ranks = ALONE,
+    users: range | None = None,
+) -> Dataset:
+    """Read a prepared folder, or a rank's share of it: its span of all users, or these. Ranks read
+    together, and their shares are those of the whole. Raises DataNotFound or CorruptData, naming
+    file and reason."""
     folder = Path(folder)
     if not (folder / EVENTS).is_file():
         raise DataNotFound(
             f"{folder} is not a prepared data set: it has no {EVENTS}; "
             "make one with `sottovoce data import NAME PATH`"
         )
-    events = _read(folder / EVENTS, ("user", "item"))
-    unknown = [c for c in events.column_names if c not in _EVENT_COLUMNS]
-    if unknown:
-        raise CorruptData(
-            f"{folder / EVENTS} has a column {unknown[0]!r} that means nothing here; "
-            f"columns are {', '.join(_EVENT_COLUMNS)}"
-        )
-    raw = RawTables(
-        events,
-        _read(folder / USERS, ("user",)) if (folder / USERS).is_file() else None,
-        _read(folder / ITEMS, ("item",)) if (folder / ITEMS).is_file() else None,
-    )
-    dataset = assemble(name or folder.name, raw, where=str(folder / EVENTS))
-    told = (events.schema.metadata or {}).get(_PROVENANCE)
-    published = _published(folder, events, dataset.interactions)
+    if ranks.together:
+        ranks.same("data", _digest(folder))
+    path = folder / EVENTS
+    with _opened(path, ("user", "item"), sparing=ranks.together) as file:
+        schema = file.schema_arrow
+        unknown = [c for c in schema.names if c not in _EVENT_COLUMNS]
+        if unknown:
+            raise CorruptData(
+                f"{path} has a column {unknown[0]!r} that means nothing here; "
+                f"columns are {', '.join(_EVENT_COLUMNS)}"
+            )
+        if ranks.together:
+            events, test = read_share(file, str(path), ranks, users)
+        else:
+            table = file.read()
+            events, test = numbered(table, str(path)), None
+            if "split" in schema.names:
+                test = held_out_rows(table["split"], str(path))
+            del table
+    about_users = _read(folder / USERS, ("user",)) if (folder / USERS).is_file() else None
+    about_items = _read(folder / ITEMS, ("item",)) if (folder / ITEMS).is_file() else None
+    dataset = aligned(name or folder.name, events, about_users, about_items)
+    told = (schema.metadata or {}).get(_PROVENANCE)
+    published = None
+    if test is not None:
+        published = _published(folder, events, test, dataset.interactions)
     provenance = told.decode() if told is not None else dataset.provenance
     return replace(dataset, published=published, provenance=provenance)
 
@@ -91,50 +123,83 @@ def write_prepared(dataset: Dataset, folder: Path | str, *, overwrite: bool = Fa
     return folder
 
 
-def _read(path: Path, needed: tuple[str, ...]) -> pa.Table:
+def _digest(folder: Path) -> str:
+    """By which ranks on other machines see whether they read the same."""
+    told = []
+    for name in (EVENTS, USERS, ITEMS, CANDIDATES):
+        if (folder / name).is_file():
+            with _readable(folder / name), open(folder / name, "rb") as file:
+                told.append(f"{name} {hashlib.file_digest(file, 'blake2b').hexdigest()}")
+    return ", ".join(told)
+
+
+@contextlib.contextmanager
+def _opened(
+    path: Path, needed: tuple[str, ...], *, sparing: bool = False
+) -> Iterator[pq.ParquetFile]:
+    """A file with these columns; `sparing` has no more of it in memory than is being decoded."""
+    options = {"pre_buffer": False, "buffer_size": 1 << 16} if sparing else {}
+    # ParquetFile and not read_table, which takes folders named a=b for columns.
+    with _readable(path), pq.ParquetFile(path, **options) as file:
+        names = file.schema_arrow.names
+        for column in needed:
+            if column not in names:
+                have = ", ".join(names) or "none"
+                raise CorruptData(f"{path} has no column {column!r}; it has: {have}")
+        if len(set(names)) != len(names):
+            raise CorruptData(f"{path} has two columns of one name: {', '.join(names)}")
+        yield file
+
+
+@contextlib.contextmanager
+def _readable(path: Path) -> Iterator[None]:
     try:
-        with pq.ParquetFile(path) as file:  # read_table takes folders named a=b for columns
-            table = file.read()
+        yield
     except (pa.ArrowException, OSError) as error:
         reason = str(error).splitlines()[0]
         raise CorruptData(f"{path} cannot be read: {reason}; import the data set again") from None
-    for column in needed:
-        if column not in table.column_names:
-            have = ", ".join(table.column_names) or "none"
-            raise CorruptData(f"{path} has no column {column!r}; it has: {have}")
-    if len(set(table.column_names)) != table.num_columns:
-        raise CorruptData(f"{path} has two columns of one name: {', '.join(table.column_names)}")
-    return table
 
 
-def _published(folder: Path, events: pa.Table, table: Interactions) -> PublishedSplit | None:
-    if "split" not in events.column_names:
-        return None
-    marks = texts(events["split"], f"{folder / EVENTS}, column split")
-    strange = [m for m in pc.unique(marks).to_pylist() if m not in ("train", "test")]
-    if strange:
-        raise CorruptData(f"{folder / EVENTS}: split must say train or test, not {strange[0]!r}")
-    test = events.filter(pc.equal(marks, "test"))
-    users = _lookup(table.users_vocabulary(), test["user"], folder / EVENTS)
-    items = _lookup(table.items_vocabulary(), test["item"], folder / EVENTS)
+def _read(path: Path, needed: tuple[str, ...]) -> pa.Table:
+    with _opened(path, needed) as file:
+        return file.read()
+
+
+def _published(
+    folder: Path, events: NumberedEvents, test: NDArray[np.bool_], table: Interactions
+) -> PublishedSplit:
     keys = table.users * table.n_items + table.items
-    held_out = np.isin(keys, users * table.n_items + items)
-    return PublishedSplit(held_out, _negatives(folder / CANDIDATES, table))
+    held_out = np.isin(keys, events.users[test] * table.n_items + events.items[test])
+    return PublishedSplit(held_out, _negatives(folder / CANDIDATES, table, events.shard.ranks))
 
 
-def _negatives(path: Path, table: Interactions) -> NDArray[np.int32] | None:
+def _negatives(path: Path, table: Interactions, ranks: Ranks) -> NDArray[np.int32] | None:
     if not path.is_file():
         return None
-    candidates = _read(path, ("user", "negatives"))
+    candidates = _candidates(path, table.users_vocabulary(), ranks)
     rows = rows_of(table.users_vocabulary(), candidates["user"], str(path))
     lists = candidates["negatives"]
     if not isinstance(lists.type, LISTS):
         raise CorruptData(f"{path}, column negatives: it must hold lists, not {lists.type}")
     lengths = pc.unique(pc.list_value_length(lists)).to_pylist()
-    if len(lengths) != 1 or not lengths[0] or rows.min() < 0:
+    alike = len({length for told in ranks.gather(lengths) for length in told}) == 1
+    if not (alike and lengths and lengths[0]) or rows.min() < 0:
         raise CorruptData(f"{path}: every user needs the same number of negatives, at least one")
     flat = _lookup(table.items_vocabulary(), pc.list_flatten(lists), path)
     return flat.reshape(-1, lengths[0])[rows].astype(np.int32)
+
+
+def _candidates(path: Path, users: Vocabulary, ranks: Ranks) -> pa.Table:
+    """All of them, or, of several ranks, those of these users."""
+    if not ranks.together:
+        return _read(path, ("user", "negatives"))
+    mine, found = pa.array(users.names(), pa.string()), []
+    with _opened(path, ("user", "negatives"), sparing=True) as file:
+        groups = range(file.metadata.num_row_groups)
+        for first, part in parts(file, ("user", "negatives"), groups, _LISTS_AT_ONCE):
+            present(part["user"], f"{path}, column user", first)
+            found.append(part.filter(pc.is_in(texts(part["user"], str(path)), value_set=mine)))
+        return pa.concat_tables(found) if found else file.schema_arrow.empty_table()
 
 
 def _lookup(ids: Vocabulary, column: pa.ChunkedArray, path: Path) -> NDArray[np.int64]:

@@ -6,6 +6,7 @@ import os
 import re
 from pathlib import Path
 
+from sottovoce.core.ranks import ALONE, Ranks
 from sottovoce.data.dataset import Dataset
 from sottovoce.data.prepared import EVENTS, read_prepared
 from sottovoce.errors import ConfigError, DataNotFound
@@ -49,12 +50,19 @@ def available(root: Path | str | None = None) -> dict[str, Path | None]:
     return found
 
 
-def load(name: str, root: Path | str | None = None) -> Dataset:
-    """A data set by name. `town` is generated; every other is read from its prepared folder."""
+def load(
+    name: str,
+    root: Path | str | None = None,
+    *,
+    ranks: Ranks = ALONE,
+    users: range | None = None,
+) -> Dataset:
+    """A data set by name, or a rank's share of it (`read_prepared`). `town` is generated; every
+    other is read from its prepared folder."""
     if name == TOWN:
         from sottovoce.data.town import generate_town  # compiles; `data list` need not wait for it
 
-        return generate_town()
+        return generate_town(None, ranks, users)
     known = available(root)
     folder = known.get(name)
     if folder is None:
@@ -63,7 +71,7 @@ def load(name: str, root: Path | str | None = None) -> Dataset:
             f"there is no data set {name!r} in {places}; there are: {', '.join(known)}; "
             f"add it with `sottovoce data import {name} PATH`"
         )
-    return read_prepared(folder, name)
+    return read_prepared(folder, name, ranks, users)
 
 
 def _cache() -> Path:

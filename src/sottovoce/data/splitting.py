@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sottovoce.core.interactions import Interactions
-from sottovoce.core.ranks import WHOLE, Shard
+from sottovoce.core.ranks import ALONE, WHOLE, Ranks, Shard
 from sottovoce.data.dataset import Dataset
 from sottovoce.errors import ConfigError, DataError
 from sottovoce.rng import Streams, mix_array
@@ -158,19 +158,21 @@ def keep_active(data: Data, min_user: int = 20, min_item: int = 0, *, core: bool
     """Users with at least `min_user` items and items with at least `min_item` users.
 
     Users are filtered first, then items, once each; `core=True` repeats until both hold. Users and
-    items left without interactions disappear, the others are renumbered in order.
+    items left without interactions disappear, the others are renumbered in order. Ranks that have
+    a share of a data set each filter it together.
     """
-    table = data if isinstance(data, Interactions) else data.interactions
-    kept = table
+    table, ranks = (data, ALONE) if isinstance(data, Interactions) else _with_ranks(data)
+    kept, left = table, ranks.total(table.n_interactions)
     while True:
-        before = kept.n_interactions
+        before = left
         kept = kept.select((kept.counts >= min_user)[kept.users])
-        kept = kept.select((kept.item_counts >= min_item)[kept.items])
-        if not core or kept.n_interactions == before:
+        kept = kept.select((ranks.all_sum(kept.item_counts) >= min_item)[kept.items])
+        left = ranks.total(kept.n_interactions)
+        if not core or left == before:
             break
-    if kept.n_interactions == 0:
+    if left == (0,):
         raise DataError(f"nobody is left with min_user={min_user} and min_item={min_item}")
-    small = _compact(kept)
+    small = _compact(kept, ranks)
     return small if isinstance(data, Interactions) else data.restrict(small)
 
 
@@ -183,9 +185,13 @@ def keep_known(dataset: Dataset, attribute: str) -> Dataset:
     return dataset.restrict(_compact(table.select(known[table.users])))
 
 
-def _compact(table: Interactions) -> Interactions:
+def _with_ranks(dataset: Dataset) -> tuple[Interactions, Ranks]:
+    return dataset.interactions, dataset.shard.ranks
+
+
+def _compact(table: Interactions, ranks: Ranks = ALONE) -> Interactions:
     table = table.take_users(np.flatnonzero(table.counts))
-    used = np.flatnonzero(table.item_counts)
+    used = np.flatnonzero(ranks.all_sum(table.item_counts))
     number = np.full(table.n_items, -1, dtype=np.int32)
     number[used] = np.arange(len(used), dtype=np.int32)
     return Interactions(

@@ -129,11 +129,13 @@ class _World:
     local_mass: NDArray[np.float64]
 
 
-def generate_town(config: TownConfig | None = None, ranks: Ranks = ALONE) -> Dataset:
-    """The whole town as a data set, or a rank's share of its residents; venues that nobody, on any
-    rank, visited are left out."""
+def generate_town(
+    config: TownConfig | None = None, ranks: Ranks = ALONE, residents: range | None = None
+) -> Dataset:
+    """The whole town as a data set, or a rank's share of its residents, who may be named; venues
+    that nobody, on any rank, visited are left out."""
     config = TownConfig() if config is None else config
-    mine = ranks.span(config.residents)
+    mine = ranks.span(config.residents) if residents is None else residents
     shards = list(stream_town(config, 1 << 16, mine))
     visits = [shard.interactions for shard in shards]
     items = np.concatenate([v.items for v in visits])
