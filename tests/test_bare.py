@@ -15,7 +15,7 @@ PROGRAM = (
 
 
 def on_bare_machine(*arguments):
-    environment = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    environment = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_ADDOPTS": ""}
     command = [sys.executable, "-c", PROGRAM, str(TESTS / "worlds"), *arguments]
     return subprocess.run(
         command, cwd=TESTS.parent, env=environment, capture_output=True, text=True, timeout=200

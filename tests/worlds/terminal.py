@@ -6,6 +6,7 @@ import pty
 import subprocess
 import sys
 import threading
+import time
 
 _OWN = """
 import fcntl, os, sys, termios
@@ -28,6 +29,7 @@ class Terminal(subprocess.Popen):
         finally:
             os.close(far)
         self._log, self._left = log.open("wb"), list(typed)
+        self._interrupted = False
         self._sitting = threading.Thread(target=self._sit, daemon=True)
         self._sitting.start()
 
@@ -43,11 +45,23 @@ class Terminal(subprocess.Popen):
                     at = said.index(question, at) + len(question)
                     key = answer in ("\x03", "\x04")
                     os.write(self._hand, answer.encode() if key else f"{answer}\n".encode())
+                    self._interrupted = answer == "\x03"
         os.close(self._hand)
 
     def ended(self, seconds=60):
-        """The exit code, when all that it said is in the file."""
-        code = self.wait(seconds)
+        """The exit code, when all that it said is in the file. A Ctrl-C that comes a moment before
+        the command begins to read is heard at the next key alone: it is pressed again."""
+        end = time.monotonic() + seconds
+        while True:
+            try:
+                code = self.wait(min(3.0, max(0.0, end - time.monotonic())))
+                break
+            except subprocess.TimeoutExpired:
+                if time.monotonic() >= end:
+                    self.kill()
+                    raise
+                if self._interrupted:
+                    os.write(self._hand, b"\x03")
         self._sitting.join(5)
         return code
 
