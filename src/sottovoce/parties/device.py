@@ -29,7 +29,7 @@ from sottovoce.algorithms.base import Contributing, CrossDevice, FactorModel, Re
 from sottovoce.core.arrays import ascending, distinct, each, sum_groups
 from sottovoce.core.cohort import Cohort, RowCounts
 from sottovoce.core.consent import Consent, ShareRule
-from sottovoce.core.contributions import Contributions, cut, cut_to
+from sottovoce.core.contributions import Contributions, cut, cut_to, joined
 from sottovoce.core.interactions import Interactions
 from sottovoce.core.ledger import Entries, Ledger
 from sottovoce.core.links import CheckedSum, Direct, Link, has_noise
@@ -64,7 +64,7 @@ SENT = {
 _HOME_BATCH = 1024
 _WRITTEN_AT_ONCE = 1 << 20
 """Numbers of plain updates that are written out together, or those of one device."""
-_CUT_AT_ONCE = 1 << 14
+_CUT_AT_ONCE = 1 << 12
 """Devices of a thread whose contributions are in memory together."""
 
 
@@ -315,9 +315,9 @@ class Devices(Redacted):
         parts = [rows[first : first + many] for first in range(0, len(rows), many)]
         items, numbers = [np.zeros(0, dtype=np.int32)], self.algorithm.report_shape(view)[0]
         for first in range(0, len(parts), threads):
-            for made in each(partial(self._cut, view), parts[first : first + threads], threads):
-                items.append(made.items)
-                yield made
+            some = each(partial(self._cut, view), parts[first : first + threads], threads)
+            items += [made.items for made in some]
+            yield joined(some)
         self._book_contributions(view, rows, np.concatenate(items), numbers)
 
     def _cut(self, view: ModelView, rows: NDArray[np.int64]) -> Contributions:
