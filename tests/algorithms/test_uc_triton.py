@@ -11,6 +11,7 @@ from sottovoce.algorithms.uc import training, triton  # noqa: E402
 
 INTERPRETED = getattr(getattr(triton.triton, "knobs", None), "runtime", None)
 INTERPRETED = bool(INTERPRETED and INTERPRETED.interpret)
+USABLE = triton.usable
 DEVICES = [
     pytest.param(
         "cpu", marks=pytest.mark.skipif(not INTERPRETED, reason="Triton does not interpret here")
@@ -26,7 +27,7 @@ DEVICES = [
 
 
 def learnt(kind, how, device, quick, monkeypatch):
-    usable = triton.usable if device == "cuda" else lambda *_: True
+    usable = USABLE if device == "cuda" else lambda *_: True
     monkeypatch.setattr(training.fused, "usable", usable if quick else lambda *_: False)
     return training.train(model_of(kind, size=16).to(device), clients_of(), how, RNG, PRIORS)
 
