@@ -67,7 +67,7 @@ def read_prepared(
         ranks.same("data", _digest(folder))
     path = folder / EVENTS
     with _opened(path, ("user", "item"), sparing=ranks.together) as file:
-        schema = file.schema_arrow
+        schema, told = file.schema_arrow, (file.metadata.metadata or {}).get(PROVENANCE)
         unknown = [c for c in schema.names if c not in _EVENT_COLUMNS]
         if unknown:
             raise CorruptData(
@@ -85,7 +85,6 @@ def read_prepared(
     about_users = _read(folder / USERS, ("user",)) if (folder / USERS).is_file() else None
     about_items = _read(folder / ITEMS, ("item",)) if (folder / ITEMS).is_file() else None
     dataset = aligned(name or folder.name, events, about_users, about_items)
-    told = (schema.metadata or {}).get(PROVENANCE)
     published = None
     if split is not None:
         published = _published(folder, events, split, dataset.interactions)

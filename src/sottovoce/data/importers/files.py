@@ -309,10 +309,11 @@ def _cut(chunk: bytes, delimiter: bytes) -> int:
     where the field begins."""
     mark = re.escape(delimiter)
     # Fields with a line end in them are rare: without one, the last line end is the place.
-    if not re.search(rb'(?:^|[\r\n]|%b)"(?:[^"\n]|"")*+\n' % mark, chunk):
+    spans = rb'"[^"\n]*+(?:""[^"\n]*+)*+\n'
+    if not re.match(spans, chunk) and not re.search(rb"[\r\n%b]%b" % (mark, spans), chunk):
         return chunk.rfind(b"\n") + 1
     cut = at = 0
-    opening = re.compile(rb'(?:(?<=[\r\n])|(?<=%b)|\A)"(?:[^"]|"")*+("|\Z)' % mark)
+    opening = re.compile(rb'(?:(?<=[\r\n%b])|\A)"[^"]*+(?:""[^"]*+)*+("|\Z)' % mark)
     while True:
         found = opening.search(chunk, at)
         plain = chunk.rfind(b"\n", at, found.start() if found else len(chunk))

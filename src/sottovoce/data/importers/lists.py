@@ -34,9 +34,12 @@ class Lists(Streamed):
 
     listed_at = 80
 
+    def fits(self, archive: Archive, only: str | None) -> bool:
+        found = self.pieces(archive, only)
+        return bool(found) and all(map(_ragged, found))
+
     def pieces(self, archive: Archive, only: str | None) -> tuple[Piece, ...]:
-        found = (Piece(archive, only),) if only is not None else split_files(archive, SUFFIXES)
-        return found if found and all(map(_ragged, found)) else ()
+        return (Piece(archive, only),) if only is not None else split_files(archive, SUFFIXES)
 
     def stream(
         self, pieces: Sequence[Piece], request: Request, report: Callable[[int, int], None]
