@@ -33,7 +33,7 @@ Report = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class EventBatch:
     """Some events. Times are seconds, or bare numbers of which the largest of all tells the unit;
     parts are places in `PARTS`."""
 
@@ -56,7 +56,7 @@ class Wish:
 
 
 @dataclass(slots=True)
-class Gathered:
+class WrittenEvents:
     """What was written."""
 
     users: int = 0
@@ -170,7 +170,7 @@ class Gathering:
         self._kind: np.dtype[Any] | None = None
         scratch.mkdir(parents=True)
 
-    def add(self, batch: Batch) -> None:
+    def add(self, batch: EventBatch) -> None:
         if not len(batch.users):
             return
         kind = _kind(batch)
@@ -203,11 +203,11 @@ class Gathering:
         *,
         bare_times: bool = False,
         report: Report | None = None,
-    ) -> Gathered:
+    ) -> WrittenEvents:
         """The prepared files into `folder`, with what is known of users and items beside them."""
         if self._kind is None:
             raise CorruptData(f"{source} holds no interactions")
-        done = Gathered(events=self._events)
+        done = WrittenEvents(events=self._events)
         order, item_order = self._users.order(), self._items.order()
         user_names = self._users.names().take(pa.array(order))
         item_names = self._items.names().take(pa.array(item_order))
@@ -285,7 +285,7 @@ class Gathering:
         users: NDArray[np.int64],
         item_rank: NDArray[np.int64],
         wish: Wish,
-        done: Gathered,
+        done: WrittenEvents,
     ) -> dict[str, NDArray[Any]]:
         """One event of each user and item, by user and item."""
         items = item_rank[records["item"]]
@@ -323,7 +323,7 @@ class Gathering:
 _COLUMNS = {"time": "timestamp", "rating": "rating", "part": "split"}
 
 
-def _kind(batch: Batch) -> np.dtype[Any]:
+def _kind(batch: EventBatch) -> np.dtype[Any]:
     fields: list[tuple[str, str]] = [("user", "<i4"), ("item", "<i4")]
     fields += [("time", "<i8")] if batch.times is not None else []
     fields += [("rating", "<f4")] if batch.ratings is not None else []
@@ -385,7 +385,7 @@ def _why(wish: Wish) -> str:
     return f"ask for less than {' and '.join(asked)}"
 
 
-def _story(source: str, done: Gathered, wish: Wish) -> str:
+def _story(source: str, done: WrittenEvents, wish: Wish) -> str:
     story = f"{source}: {done.events:,} events"
     if done.repeated:
         story += f", {done.repeated:,} repeated (user, item) events collapsed to the {wish.keep}"

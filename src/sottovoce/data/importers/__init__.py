@@ -18,7 +18,7 @@ __all__ = [
     "IMPORTERS",
     "KINDS",
     "Archive",
-    "Asked",
+    "ImportOptions",
     "Download",
     "Imported",
     "Importer",
@@ -39,7 +39,7 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
-class Asked(TypedDict, total=False):
+class ImportOptions(TypedDict, total=False):
     """What can be said of an import, beside where its files are."""
 
     name: str | None
@@ -65,7 +65,7 @@ class Asked(TypedDict, total=False):
 
 
 def import_path(
-    path: Path | str | None = None, kind: str = "auto", **asked: Unpack[Asked]
+    path: Path | str | None = None, kind: str = "auto", **asked: Unpack[ImportOptions]
 ) -> Dataset:
     """Read a download (a zip, a folder or one file) into a data set."""
     importer, archive, request = _understood(path, kind, asked)
@@ -79,7 +79,7 @@ def import_into(
     *,
     overwrite: bool = False,
     report: Report | None = None,
-    **asked: Unpack[Asked],
+    **asked: Unpack[ImportOptions],
 ) -> Imported:
     """The same into a prepared folder, whole or not at all; files of one's own may be larger than
     memory."""
@@ -91,7 +91,7 @@ def import_into(
 
 
 def _understood(
-    path: Path | str | None, kind: str, asked: Asked
+    path: Path | str | None, kind: str, asked: ImportOptions
 ) -> tuple[Importer, Archive, Request]:
     """Who reads it, where it lies, and what is asked."""
     keep, country = asked.get("keep", "last"), asked.get("country")

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from sottovoce.data.assembly import Keep, RawTables, assemble
 from sottovoce.data.dataset import PARTS, Dataset
-from sottovoce.data.gathering import Batch, Gathered, Gathering, Report, Wish
+from sottovoce.data.gathering import EventBatch, Gathering, Report, Wish, WrittenEvents
 from sottovoce.data.importers.columns import PART_WORDS
 from sottovoce.data.importers.files import Archive, bare
 from sottovoce.data.prepared import placed, read_prepared, write_prepared
@@ -155,10 +155,10 @@ class Download(Importer):
 
 
 @dataclass(slots=True)
-class Stream:
+class EventStream:
     """Events of any number, a batch at a time. `decided` fills while they are read."""
 
-    batches: Iterator[Batch]
+    batches: Iterator[EventBatch]
     decided: dict[str, str]
     users: pa.Table | None = None
     items: pa.Table | None = None
@@ -179,7 +179,7 @@ class Streamed(Importer):
     @abstractmethod
     def stream(
         self, pieces: Sequence[Piece], request: Request, report: Callable[[int, int], None]
-    ) -> Stream:
+    ) -> EventStream:
         """The events of these files; `report` hears of how many bytes how many are read."""
 
     def fits(self, archive: Archive, only: str | None) -> bool:
@@ -222,8 +222,8 @@ class Streamed(Importer):
 
 
 def _gather(
-    stream: Stream, request: Request, source: str, folder: Path, report: Report
-) -> Gathered:
+    stream: EventStream, request: Request, source: str, folder: Path, report: Report
+) -> WrittenEvents:
     scratch = folder / "scratch"
     gathering = Gathering(scratch)
     for batch in stream.batches:

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 
 from sottovoce.data.dataset import PARTS
-from sottovoce.data.gathering import Batch
+from sottovoce.data.gathering import EventBatch
 from sottovoce.data.importers.base import (
     IMPORTERS,
+    EventStream,
     Piece,
     Request,
-    Stream,
     Streamed,
     counted,
     split_files,
@@ -43,20 +45,20 @@ class Lists(Streamed):
 
     def stream(
         self, pieces: Sequence[Piece], request: Request, report: Callable[[int, int], None]
-    ) -> Stream:
+    ) -> EventStream:
         parts = {piece.part: piece.base for piece in pieces if piece.part is not None}
         decided = {"user": "the first word of a line", "item": "the other words"}
         if parts:
             told = (f"{PARTS[part]} {base}" for part, base in sorted(parts.items()))
             decided["split"] = ", ".join(told)
-        stream = Stream(iter(()), decided)
+        stream = EventStream(iter(()), decided)
         stream.batches = _batches(pieces, stream, report)
         return stream
 
 
 def _batches(
-    pieces: Sequence[Piece], stream: Stream, report: Callable[[int, int], None]
-) -> Iterator[Batch]:
+    pieces: Sequence[Piece], stream: EventStream, report: Callable[[int, int], None]
+) -> Iterator[EventBatch]:
     notes, converter, alone = TextNotes(), Converter(), 0
     names = {"user": "user", "item": "item"}
     for piece, here in counted(pieces, report):
@@ -76,12 +78,16 @@ def _batches(
             rows = np.repeat(np.arange(len(lengths)), lengths - 1)
             columns = {"user": users, "item": flat.filter(pa.array(~first))}
             yield converter.batch(
-                columns, names, piece.where, lambda row, a=line, b=rows: a + int(b[row]),
+                columns, names, piece.where, partial(_line, line, rows),
                 part=piece.part,
             )  # fmt: skip
     stream.decided["encoding"] = encoding(notes)
     if alone:
         stream.decided["left out"] = f"{alone:,} lines with a user and no items"
+
+
+def _line(first: int, lines: NDArray[np.int64], row: int) -> int:
+    return first + int(lines[row])
 
 
 def _ragged(piece: Piece) -> bool:

@@ -11,9 +11,9 @@ import pyarrow.compute as pc
 
 from sottovoce.data.importers.base import (
     IMPORTERS,
+    EventStream,
     Piece,
     Request,
-    Stream,
     Streamed,
     split_files,
 )
@@ -44,7 +44,7 @@ class AtomicFiles(Streamed):
 
     def stream(
         self, pieces: Sequence[Piece], request: Request, report: Callable[[int, int], None]
-    ) -> Stream:
+    ) -> EventStream:
         for piece in pieces:
             _header(piece)
         plain = replace(request, delimiter=request.delimiter or "\t")

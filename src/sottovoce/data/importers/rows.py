@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from sottovoce.data.assembly import THOUSANDTHS_FROM, check_ids, texts
 from sottovoce.data.dataset import PARTS
-from sottovoce.data.gathering import Batch
+from sottovoce.data.gathering import EventBatch
 from sottovoce.data.importers.columns import PART_WORDS
 from sottovoce.data.importers.files import TextNotes
 from sottovoce.data.times import are_days, seconds_of_texts
@@ -50,7 +50,7 @@ class Converter:
         *,
         part: int | None = None,
         row: str = "line",
-    ) -> Batch:
+    ) -> EventBatch:
         """Columns by role, with their names in the file; `place` tells the line of a row."""
         columns = {role: _one(column) for role, column in columns.items()}
         bad: list[tuple[str, Mask, str]] = []
@@ -95,7 +95,7 @@ class Converter:
         self._check(users, items, names, where)
         if times is not None and len(times):
             self.latest = max(self.latest, int(times.max()))
-        return Batch(users, items, times, ratings, parts, where)
+        return EventBatch(users, items, times, ratings, parts, where)
 
     def told(self) -> str:
         """How times were read, in words."""

@@ -8,17 +8,18 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from sottovoce.data.dataset import PARTS
-from sottovoce.data.gathering import Batch
+from sottovoce.data.gathering import EventBatch
 from sottovoce.data.importers.base import (
     IMPORTERS,
+    EventStream,
     Piece,
     Request,
-    Stream,
     Streamed,
     counted,
     split_files,
@@ -44,7 +45,7 @@ _MARKS = ("::", "\t", ",", ";", "|")
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class TablePlan:
     """How a file is to be read: its columns by role, and of text the layout."""
 
     piece: Piece
@@ -53,14 +54,14 @@ class Plan:
     layout: TextLayout | None = None
 
 
-def plan_table(piece: Piece, request: Request) -> Plan:
+def plan_table(piece: Piece, request: Request) -> TablePlan:
     """Looks at the first rows of a file."""
     if bare(piece.base).lower().endswith(".parquet"):
         return _plan_parquet(piece, request)
     return _plan_text(piece, request)
 
 
-def _plan_parquet(piece: Piece, request: Request) -> Plan:
+def _plan_parquet(piece: Piece, request: Request) -> TablePlan:
     if not request.header or request.names or request.delimiter:
         raise ConfigError(
             f"{piece.where} is Parquet, which names its columns: leave --no-header, --columns and "
@@ -73,10 +74,10 @@ def _plan_parquet(piece: Piece, request: Request) -> Plan:
     for number, name in enumerate(names):
         column = [] if first is None else first.column(number).to_pylist()
         sample[name] = [str(value) for value in column if value is not None]
-    return Plan(piece, names, choose_columns(names, request.columns, piece.where, sample))
+    return TablePlan(piece, names, choose_columns(names, request.columns, piece.where, sample))
 
 
-def _plan_text(piece: Piece, request: Request) -> Plan:
+def _plan_text(piece: Piece, request: Request) -> TablePlan:
     where = piece.where
     with piece.archive.open(piece.base) as stream:
         peek = stream.read(_PEEK)
@@ -106,7 +107,7 @@ def _plan_text(piece: Piece, request: Request) -> Plan:
     quoted = len(delimiter) == 1 and (delimiter in ",;" or whole is not None)
     kinds = dict.fromkeys(chosen.values(), TEXT)
     layout = TextLayout(names, kinds, delimiter, request.header, quoted, request.skip_bad)
-    return Plan(piece, names, chosen, layout)
+    return TablePlan(piece, names, chosen, layout)
 
 
 def _names(head: Sequence[str], request: Request, where: str) -> tuple[str, ...]:
@@ -138,8 +139,8 @@ def _guess_delimiter(lines: Sequence[bytes]) -> str:
 
 
 def stream_tables(
-    plans: Sequence[Plan], request: Request, report: Callable[[int, int], None]
-) -> Stream:
+    plans: Sequence[TablePlan], request: Request, report: Callable[[int, int], None]
+) -> EventStream:
     """The events of files that were looked at."""
     first = plans[0]
     for plan in plans[1:]:
@@ -155,12 +156,12 @@ def stream_tables(
             "that says which; leave that out with --column split=-, or give one file"
         )
     converter = Converter(request.skip_bad)
-    stream = Stream(iter(()), _decided(plans))
+    stream = EventStream(iter(()), _decided(plans))
     stream.batches = _batches(plans, converter, stream, report)
     return stream
 
 
-def _decided(plans: Sequence[Plan]) -> dict[str, str]:
+def _decided(plans: Sequence[TablePlan]) -> dict[str, str]:
     first = plans[0]
     told = {role: f"column {name}" for role, name in first.chosen.items()}
     parts = {plan.piece.part: plan.piece.base for plan in plans if plan.piece.part is not None}
@@ -177,11 +178,11 @@ def _decided(plans: Sequence[Plan]) -> dict[str, str]:
 
 
 def _batches(
-    plans: Sequence[Plan],
+    plans: Sequence[TablePlan],
     converter: Converter,
-    stream: Stream,
+    stream: EventStream,
     report: Callable[[int, int], None],
-) -> Iterator[Batch]:
+) -> Iterator[EventBatch]:
     by_piece = {id(plan.piece): plan for plan in plans}
     for piece, here in counted([plan.piece for plan in plans], report):
         plan = by_piece[id(piece)]
@@ -207,8 +208,8 @@ def encoding(notes: TextNotes) -> str:
 
 
 def _of_text(
-    plan: Plan, converter: Converter, report: Callable[[int, int], None]
-) -> Iterator[Batch]:
+    plan: TablePlan, converter: Converter, report: Callable[[int, int], None]
+) -> Iterator[EventBatch]:
     if plan.layout is None:
         return
     piece = plan.piece
@@ -219,8 +220,8 @@ def _of_text(
 
 
 def _of_parquet(
-    plan: Plan, converter: Converter, report: Callable[[int, int], None]
-) -> Iterator[Batch]:
+    plan: TablePlan, converter: Converter, report: Callable[[int, int], None]
+) -> Iterator[EventBatch]:
     piece, done = plan.piece, 0
     size = piece.archive.size(piece.base)
     with _parquet(piece) as file:
@@ -228,11 +229,15 @@ def _of_parquet(
         for batch in file.iter_batches(_AT_ONCE, columns=[*plan.chosen.values()]):
             columns = {role: batch.column(name) for role, name in plan.chosen.items()}
             yield converter.batch(
-                columns, plan.chosen, piece.where, lambda row, before=done: before + row + 1,
+                columns, plan.chosen, piece.where, partial(_row_after, done),
                 part=piece.part, row="row",
             )  # fmt: skip
             done += batch.num_rows
             report(size * done // total, size)
+
+
+def _row_after(before: int, row: int) -> int:
+    return before + row + 1
 
 
 @contextmanager
@@ -264,5 +269,5 @@ class PlainTable(Streamed):
 
     def stream(
         self, pieces: Sequence[Piece], request: Request, report: Callable[[int, int], None]
-    ) -> Stream:
+    ) -> EventStream:
         return stream_tables([plan_table(piece, request) for piece in pieces], request, report)
