@@ -210,7 +210,8 @@ class Streamed(Importer):
         with placed(folder, overwrite=overwrite) as partial:
             done = _gather(stream, request, source, partial, report)
         parts = {name: count for name, count in zip(PARTS, done.parts, strict=True) if count}
-        return Imported(done.users, done.items, done.interactions, stream.decided, parts)
+        decided = {"kind": self.name, **stream.decided}
+        return Imported(done.users, done.items, done.interactions, decided, parts)
 
     def _read_back(self, archive: Archive, request: Request) -> Dataset:
         """What was written, so that there is one way from files to a data set."""

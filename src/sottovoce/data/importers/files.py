@@ -62,6 +62,8 @@ class Archive:
 
     def where(self, base: str) -> str:
         """The file as a message should name it."""
+        if self.path.is_dir():
+            return str(self.path / self.members.get(base, base))
         return f"{self.path}: {self.members.get(base, base)}"
 
     @contextmanager

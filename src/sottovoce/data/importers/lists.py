@@ -91,7 +91,8 @@ def _line(first: int, lines: NDArray[np.int64], row: int) -> int:
 
 
 def _ragged(piece: Piece) -> bool:
-    """Whether lines have different numbers of words, and nothing but spaces between them."""
+    """Whether lines have different numbers of words, nothing but spaces between them, and each
+    another user: in a table with a row that is broken, users come again."""
     try:
         with piece.archive.open(piece.base) as stream:
             peek = stream.read(_PEEK)
@@ -105,5 +106,7 @@ def _ragged(piece: Piece) -> bool:
         return False
     words = [line.split() for line in lines]
     if not all(word.isdigit() for line in words for word in line):
+        return False
+    if len({line[0] for line in words}) < len(words):
         return False
     return len({len(line) for line in words}) > 1 or max(map(len, words), default=0) > 8

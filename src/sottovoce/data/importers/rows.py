@@ -78,7 +78,7 @@ class Converter:
             if not self.skip_bad:
                 role, _, why = next(entry for entry in bad if entry[1][first])
                 value = columns[role][first].as_py()
-                shown = "" if value is None or value == "" else f" {str(value)[:60]!r}"
+                shown = "" if role in ("user", "item") else f" {str(value or '')[:60]!r}"
                 raise CorruptData(
                     f"{where}, {row} {place(first)}: column {names[role]}:{shown} {why}; "
                     f"--skip-bad leaves such rows out{_without(role)}"
