@@ -12,7 +12,9 @@ import pyarrow.parquet as pq
 import pytest
 
 import sottovoce.cli
-from sottovoce.data import load
+from sottovoce.data import import_into, load
+from sottovoce.data.importers import files
+from sottovoce.errors import ConfigError, DataError
 
 TINY = """
 name = "tiny"
@@ -211,18 +213,27 @@ JUNK = [
 
 
 @pytest.mark.parametrize("name", ["x.csv", "x.txt", "x.inter", "x.parquet", "x.csv.gz", "x.zst"])
-def test_junk_gives_one_sentence_and_nothing_is_written(call, tmp_path, name):
-    for number, content in enumerate(JUNK):
+def test_junk_gives_one_sentence_and_nothing_is_written(tmp_path, name):
+    for content in JUNK:
         (tmp_path / name).write_bytes(content)
-        code, out, err = call("data", "import", "mine", tmp_path / name)
-        assert code in (2, 3), (number, out)
-        assert out == ""
-        assert err.startswith("error: ")
-        assert err.count("\n") == 1
+        with pytest.raises((DataError, ConfigError)) as told:
+            import_into(tmp_path / "sets" / "mine", tmp_path / name)
+        assert "\n" not in str(told.value).strip()
         assert not (tmp_path / "sets").exists()
 
 
-def test_bad_rows_are_named_or_skipped_and_counted(call, tmp_path):
+def test_junk_ends_the_command_with_code_3(call, tmp_path):
+    for content in (b"", b"user,item\n1\n", b"\x00\x01\x02,\n" * 99):
+        (tmp_path / "x.csv").write_bytes(content)
+        code, out, err = call("data", "import", "mine", tmp_path / "x.csv", "--no-header")
+        assert (code, out, err.count("\n")) == (3, "", 1)
+        assert err.startswith("error: ")
+        assert not (tmp_path / "sets").exists()
+
+
+@pytest.mark.parametrize("block", [1 << 8, 1 << 25])
+def test_bad_rows_are_named_or_skipped_and_counted(call, tmp_path, monkeypatch, block):
+    monkeypatch.setattr(files, "BLOCK", block)
     rows = [f"{n % 50},{n % 31},{n % 5 + 1}" for n in range(3000)]
     rows[2998], rows[100] = "7,8,many", '9,"a\nb",3'  # which moves later lines by one
     (tmp_path / "t.csv").write_text("user,item,rating\n" + "\n".join(rows) + "\n")

@@ -7,10 +7,12 @@ import csv
 import gzip
 import io
 import lzma
+import shutil
 import tracemalloc
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -33,7 +35,7 @@ from sottovoce.data.importers import files as text
 from sottovoce.data.importers.columns import choose_columns
 from sottovoce.data.splitting import published_validation
 from sottovoce.data.times import seconds_of_texts
-from sottovoce.errors import ConfigError, CorruptData
+from sottovoce.errors import ConfigError, CorruptData, SottovoceError
 from sottovoce.rng import Streams
 
 Row = tuple[str, str, float, int]
@@ -303,3 +305,36 @@ def test_memory_does_not_grow_with_rows(tmp_path: Path, monkeypatch: pytest.Monk
     files = pq.ParquetFile(tmp_path / "out80000" / "interactions.parquet")
     assert files.metadata.num_row_groups > 5
     assert rows_of(read_prepared(tmp_path / "out80000")) == rows_of(import_path(tmp_path / "t.csv"))
+
+
+FRAGMENTS = st.sampled_from(
+    [b"user", b"item", b"rating", b"timestamp", b"split", b"user_id:token", b"item_id:float_seq",
+     b",", b";", b"\t", b"::", b" ", b"\n", b"\r\n", b"\r", b'"', b'""', b"1", b"2", b"-7",
+     b"1e400", b"nan", b"2024-05-01T10:00:00+02:00", b"2024-13-41", b"train", b"test", b"\0",
+     b"\xff\xfe", b"\xef\xbb\xbf", b"\xe9", b"PAR1", b"\x1f\x8b\x08", b"9" * 40, b"x" * 1200, b""]
+)  # fmt: skip
+
+
+@pytest.mark.usefixtures("small")
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    content=st.lists(FRAGMENTS, max_size=40).map(b"".join),
+    head=st.sampled_from([b"", b"user,item,rating,timestamp\n", b"user_id:token\titem_id:token\n"]),
+    name=st.sampled_from(["x.csv", "x.txt", "x.inter", "x.parquet", "x.csv.gz"]),
+    asked=st.sampled_from([{}, {"skip_bad": True}, {"header": False, "names": ["user", "item"]}]),
+)
+def test_whatever_a_file_holds_it_is_read_or_refused_in_one_sentence(
+    tmp_path: Path, content: bytes, head: bytes, name: str, asked: dict[str, Any]
+) -> None:
+    (tmp_path / name).write_bytes(head + content)
+    sets = tmp_path / "sets"
+    shutil.rmtree(sets, ignore_errors=True)
+    told = ""
+    try:
+        done = import_into(sets / "mine", tmp_path / name, **asked)
+    except SottovoceError as error:
+        told = str(error)
+    assert "\n" not in told
+    assert sets.exists() == (told == "")
+    if not told:
+        assert read_prepared(sets / "mine").interactions.n_interactions == done.interactions > 0

@@ -89,6 +89,9 @@ def _plan_text(piece: Piece, request: Request) -> TablePlan:
     lines = [line for line in (lines[:-1] if len(peek) == _PEEK else lines) if line.strip()]
     if not lines:
         raise CorruptData(f"{where} is empty")
+    if b"\r" in lines[0].rstrip(b"\r"):
+        raise CorruptData(f"{where} has line ends of one kind that is no longer used (CR); save it "
+                          "with ordinary ones")  # fmt: skip
     delimiter = request.delimiter or _guess_delimiter(lines[: _ROWS // 5])
     head = split_fields(lines[0], delimiter)
     if len(head) == 1:
