@@ -31,11 +31,12 @@ from sottovoce.data import (
     write_prepared,
 )
 from sottovoce.data import gathering as gather
+from sottovoce.data.assembly import Keep
 from sottovoce.data.importers import files as text
 from sottovoce.data.importers.columns import choose_columns
 from sottovoce.data.splitting import published_validation
 from sottovoce.data.times import seconds_of_texts
-from sottovoce.errors import ConfigError, CorruptData, SottovoceError
+from sottovoce.errors import ConfigError, CorruptData, DataError, SottovoceError
 from sottovoce.rng import Streams
 
 Row = tuple[str, str, float, int]
@@ -58,12 +59,11 @@ def rows_of(dataset: Dataset) -> set[Row]:
     return {(users.name(u), items.name(i), r, int(t)) for u, i, r, t in listed}
 
 
-def latest(rows: list[Row]) -> set[Row]:
-    """Of each user and item the last in time, of equal times the last in the file."""
+def collapsed(rows: list[Row], keep: Keep = "last") -> set[Row]:
+    """Of each user and item the first or last in time, of equal times in the file."""
     kept: dict[tuple[str, str], Row] = {}
-    for row in rows:
-        before = kept.get(row[:2])
-        if before is None or before[3] <= row[3]:
+    for row in sorted(rows, key=lambda row: row[3]):  # which leaves equal ones in their order
+        if keep == "last" or row[:2] not in kept:
             kept[row[:2]] = row
     return set(kept.values())
 
@@ -80,9 +80,14 @@ ROWS = st.lists(
 
 @pytest.mark.usefixtures("small")
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(rows=ROWS, mark=st.sampled_from(",;\t|"), packed=st.booleans())
+@given(
+    rows=ROWS,
+    mark=st.sampled_from(",;\t|"),
+    packed=st.booleans(),
+    keep=st.sampled_from(("first", "last")),
+)
 def test_any_ids_come_back_from_text(
-    tmp_path: Path, rows: list[Row], mark: str, packed: bool
+    tmp_path: Path, rows: list[Row], mark: str, packed: bool, keep: Keep
 ) -> None:
     page = io.StringIO()
     writer = csv.writer(page, delimiter=mark, quoting=csv.QUOTE_ALL)
@@ -90,7 +95,7 @@ def test_any_ids_come_back_from_text(
     content = page.getvalue().encode()
     file = tmp_path / ("t.csv.gz" if packed else "t.csv")
     file.write_bytes(gzip.compress(content, 1) if packed else content)
-    assert rows_of(import_path(file, delimiter=mark)) == latest(rows)
+    assert rows_of(import_path(file, delimiter=mark, keep=keep)) == collapsed(rows, keep)
 
 
 @pytest.mark.usefixtures("small")
@@ -101,7 +106,7 @@ def test_any_ids_come_back_from_parquet_and_in_pieces(tmp_path: Path, rows: list
     table = pa.table(dict(zip(names, map(list, zip(*rows, strict=True)), strict=True)))
     pq.write_table(table, tmp_path / "t.parquet", row_group_size=2)
     found = import_path(tmp_path / "t.parquet")
-    assert rows_of(found) == latest(rows)
+    assert rows_of(found) == collapsed(rows)
     folder = write_prepared(found, tmp_path / "again", overwrite=True)
     assert read_prepared(folder).fingerprint() == found.fingerprint()
 
@@ -278,6 +283,17 @@ def test_lists_name_their_bad_line_and_users_without_items(tmp_path: Path) -> No
     (tmp_path / "test.txt").write_bytes(b"7 4 5\n8 1\0\n")
     with pytest.raises(CorruptData, match="NUL"):
         import_path(tmp_path, "lists")
+
+
+def test_a_ready_split_outlives_the_filter_of_an_import(tmp_path: Path) -> None:
+    content = "user,item,split\na,1,train\na,2,test\nb,9,train\n"
+    (tmp_path / "t.csv").write_text(content)
+    found = import_path(tmp_path / "t.csv", min_user_items=2)
+    assert rows_of(found) == {("a", "1", 0.0, 0), ("a", "2", 0.0, 0)}
+    assert found.published is not None
+    assert "users with at least 2 items" in found.provenance
+    with pytest.raises(DataError, match=r"nobody is left; ask for less than --min-user-items 3"):
+        import_path(tmp_path / "t.csv", min_user_items=3)
 
 
 def written(rows: int) -> Iterator[str]:

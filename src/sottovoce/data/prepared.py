@@ -9,6 +9,7 @@ candidates.parquet    user, positive, negatives (list): sampled test candidates 
 from __future__ import annotations
 
 import contextlib
+import glob
 import hashlib
 import os
 import shutil
@@ -142,19 +143,21 @@ def placed(folder: Path, *, overwrite: bool = False) -> Iterator[Path]:
 
 
 def _sweep(folder: Path) -> None:
-    for left in folder.parent.glob(f".{folder.name}.*.partial"):
+    for left in folder.parent.glob(f".{glob.escape(folder.name)}.*.partial"):
         owner = left.name.removeprefix(f".{folder.name}.").removesuffix(".partial")
         if owner.isdecimal() and not _alive(int(owner)):
             shutil.rmtree(left, ignore_errors=True)
 
 
 def _alive(process: int) -> bool:
+    if os.name != "posix":  # where the question would be a signal
+        return True
     try:
         os.kill(process, 0)
     except ProcessLookupError:
         return False
-    except (OSError, OverflowError):
-        return True
+    except (OSError, OverflowError):  # somebody else's
+        pass
     return True
 
 

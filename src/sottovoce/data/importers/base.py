@@ -214,7 +214,8 @@ class Streamed(Importer):
         return Imported(done.users, done.items, done.interactions, decided, parts)
 
     def _read_back(self, archive: Archive, request: Request) -> Dataset:
-        """What was written, so that there is one way from files to a data set."""
+        """What was written, so that there is one way from files to a data set; for as long as that
+        takes, in a folder that nobody else can read."""
         with tempfile.TemporaryDirectory(prefix="sottovoce-import-") as place:
             folder = Path(place) / "set"
             self.write(archive, request, folder, overwrite=False, report=lambda *_: None)

@@ -33,7 +33,7 @@ class Converter:
     skip_bad: bool = False
     notes: TextNotes = field(default_factory=TextNotes)
     times: str = ""
-    """How times are written, once it is known: "numbers", "days" or "texts"."""
+    """How times are written, once it is known: "numbers", "days", "texts", or "stamps" of Arrow."""
     latest: int = 0
     """The largest time, of numbers."""
 
@@ -101,6 +101,8 @@ class Converter:
         """How times were read, in words."""
         if self.times == "texts":
             return "ISO texts (those without a zone as UTC)"
+        if self.times == "stamps":
+            return "time stamps"
         if self.times == "days":
             return "days such as 20240501"
         unit, latest = 0, self.latest
@@ -119,7 +121,7 @@ class Converter:
     def _seconds(self, column: Any) -> tuple[NDArray[np.int64], Mask]:
         kind = column.type
         if pa.types.is_timestamp(kind) or pa.types.is_date(kind):
-            self.times = "texts"
+            self.times = "stamps"
             whole = pc.cast(pc.cast(column, pa.timestamp("s"), safe=False), pa.int64())
             return _filled(whole), _nulls(whole)
         numbers = None
