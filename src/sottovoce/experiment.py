@@ -34,6 +34,7 @@ from sottovoce.data.splitting import (
     keep_active,
     leave_one_out,
     published_split,
+    published_validation,
     random_holdout,
     temporal_holdout,
     validation_split,
@@ -129,7 +130,7 @@ class DataConfig:
     split: Literal["temporal", "random", "leave-one-out", "published"] = "temporal"
     """What is held out: each user's latest share, a random share, one item, or as published."""
     test_fraction: float = 0.2
-    """Share held out by "temporal" and "random"."""
+    """Share held out by "temporal" and "random", and for validation under "published"."""
     hold_out: Literal["latest", "random"] = "latest"
     """Which item "leave-one-out" takes."""
     part: Literal["test", "validation"] = "test"
@@ -385,18 +386,29 @@ class Experiment:
         data = self.data
         if data.min_rating:
             if found.interactions.ratings is None:
-                raise ConfigError(f"data.min_rating is set, but {found.name} has no ratings")
+                raise ConfigError(
+                    f"data.min_rating is set, but {found.name} has no ratings; leave it out, or "
+                    "import them (--column rating=NAME)"
+                )
             kept = found.interactions.select(found.interactions.ratings >= data.min_rating)
             found = found.restrict(kept)
         if data.min_user_items or data.min_item_users:
             found = keep_active(found, data.min_user_items, data.min_item_users)
         if found.shard.ranks.total(found.interactions.n_interactions) == (0,):
-            raise DataError(f"no interaction of {found.name} is left after the filters")
+            raise DataError(
+                f"no interaction of {found.name} is left after the filters; lower data.min_rating, "
+                "data.min_user_items or data.min_item_users"
+            )
         return found
 
     def split(self, dataset: Dataset) -> Split:
         data, rng = self.data, self.streams().child("split")
         table, shard = dataset.interactions, dataset.shard
+        if data.split == "temporal" and table.timestamps is None and dataset.published is not None:
+            raise DataError(
+                f"{dataset.name} has no time stamps but a ready split; set data.split to "
+                '"published" (or to "random")'
+            )
         if data.split == "published":
             split = published_split(dataset)
         elif data.split == "leave-one-out":
@@ -407,7 +419,9 @@ class Experiment:
             split = temporal_holdout(table, data.test_fraction, shard)
         if data.part == "test":
             return split
-        one = data.split in ("leave-one-out", "published")
+        if data.split == "published":
+            return published_validation(dataset, data.test_fraction, data.hold_out, rng)
+        one = data.split == "leave-one-out"
         which: Literal["latest", "random"] = "random" if data.split == "random" else data.hold_out
         return validation_split(split, None if one else data.test_fraction, which, rng, shard)
 

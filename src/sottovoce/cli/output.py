@@ -8,11 +8,14 @@ import json
 import math
 import os
 import re
+import signal
 import sys
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, is_dataclass, replace
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Any, TextIO
 
 from sottovoce.core.words import LANGUAGES, Said, say
@@ -27,6 +30,9 @@ if TYPE_CHECKING:
 
 STAGES = {
     "data": "Preparing the data",
+    "reading": "Reading (megabytes)",
+    "dealing": "Dealing events out by user",
+    "sorting": "Sorting and writing",
     "training": "Devices learn",
     "baselines": "Fitting baselines",
     "evaluation": "Ranking for every user",
@@ -201,6 +207,25 @@ def interruptible(advice: str) -> Iterator[None]:
         yield
     except KeyboardInterrupt:
         raise Interrupted(advice) from None
+
+
+@contextlib.contextmanager
+def ended_by_signals() -> Iterator[None]:
+    """Within, SIGTERM and a closed terminal end the command as Ctrl-C does."""
+
+    def end(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    if threading.current_thread() is not threading.main_thread():
+        yield  # others hear no signals
+        return
+    numbers = [signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else [])]
+    before = {number: signal.signal(number, end) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @contextlib.contextmanager
