@@ -110,8 +110,8 @@ def test_against_sums_every_attack_is_at_its_base_rate(window, min_users):
 @pytest.mark.parametrize("window", [0, 400])
 def test_a_threshold_that_is_ignored_is_caught(window):
     class Careless(AggregatingOwner):
-        def __init__(self, number, items, config):
-            super().__init__(number, items, replace(config, min_users=1))
+        def __init__(self, number, items, config, rng):
+            super().__init__(number, items, replace(config, min_users=1), rng)
 
     found = results(*seen(replace(SUMS, window=window), kind=Careless))
     assert found[ALONE].verdict == "broken"

@@ -239,7 +239,7 @@ class OwnersTopology(Topology):
 
     def _simulate(self, run: ActiveRun, at: int) -> None:
         """Epoch by epoch; Ctrl-C is answered between two of them."""
-        self.learning = learning = self.world.learning(self.blocks, self.model)
+        self.learning = learning = self.world.learning(self.blocks, self.model, at)
         if at and run.folder is not None and learning.state():
             learning.take_up(load_arrays(_owner_state(run.folder, at)))
         if not at:
