@@ -157,9 +157,11 @@ class _BlockLearning:
 
 
 def held_out_blocks(world: SiloWorld, test: Interactions) -> Blocks:
-    """The blocks that owners would have of held-out interactions with their items."""
+    """The blocks that owners would have of held-out interactions with their items, without anything
+    drawn."""
     known = test.select(test.items < len(world.catalogue))
-    events = Events.of(known, world.config.positive_from, world.config.order)
+    least = None if known.ratings is None else world.config.positive_from
+    events = Events.of(known, least, world.config.order)
     events, told = world.door.would_leave(events)
     return plan(events, world.table, world.config.theta, told=told)
 

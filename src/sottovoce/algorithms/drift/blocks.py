@@ -362,10 +362,11 @@ class Events(Redacted):
         return len(self.user)
 
     @classmethod
-    def of(cls, table: Interactions, positive_from: float, order: Order) -> Events:
-        """A table's entries; those rated `positive_from` or better are positive. By (user, time,
-        item), or by (time, user, item)."""
-        if table.ratings is None or table.timestamps is None:
+    def of(cls, table: Interactions, positive_from: float | None, order: Order) -> Events:
+        """A table's entries; those rated `positive_from` or better are positive, or all of them. By
+        (user, time, item), or by (time, user, item)."""
+        rated = table.ratings is not None or positive_from is None
+        if not rated or table.timestamps is None:
             raise DataError(
                 "blocks are cut from ratings in the order of time; this table lacks "
                 + ("ratings" if table.timestamps is not None else "time stamps")
@@ -375,7 +376,10 @@ class Events(Redacted):
             raise ConfigError(f'order must be "user" or "time", not {order!r}')
         # Entries are stored by (user, item), which settles ties.
         at = np.lexsort((time, user)) if order == "user" else np.argsort(time, kind="stable")
-        return cls(user[at], table.items[at], table.ratings[at] >= positive_from, time[at], order)
+        positive = np.ones(len(at), dtype=bool)
+        if positive_from is not None and table.ratings is not None:
+            positive = table.ratings[at] >= positive_from
+        return cls(user[at], table.items[at], positive, time[at], order)
 
 
 # --- one event at a time -------------------------------------------------------------------------

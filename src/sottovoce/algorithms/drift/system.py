@@ -230,8 +230,7 @@ class DRIFTConfig(AlgorithmSettings):
 
     @property
     def as_printed(self) -> bool:
-        """Of what leaves: drawn negatives hide none of what a gradient tells."""
-        return self.release == "printed"
+        return self.release == "printed" and not self.draws
 
     @property
     def sums_over_people(self) -> bool:
