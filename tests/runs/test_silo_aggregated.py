@@ -12,6 +12,7 @@ from sottovoce.algorithms.drift.aggregated import AggregatingOwner, own_vector
 from sottovoce.algorithms.drift.blocks import Events
 from sottovoce.algorithms.drift.replay import replay
 from sottovoce.algorithms.drift.system import Orchestrator
+from sottovoce.algorithms.drift.untouched import of_owner
 from sottovoce.core import ledger as ledgers
 from sottovoce.core.interactions import Interactions
 from sottovoce.data.dataset import Dataset
@@ -66,14 +67,15 @@ def experiment(**algorithm):
     return Experiment.from_table(TABLE | {"algorithm": TABLE["algorithm"] | algorithm})
 
 
+@pytest.mark.parametrize("negatives", ["touched", "untouched"])
 @pytest.mark.parametrize("window", [0, 60])
-def test_a_run_is_what_messages_come_to(window, tmp_path):
-    outcome = run_experiment(experiment(window=window), tmp_path / "run")
+def test_a_run_is_what_messages_come_to(window, negatives, tmp_path):
+    outcome = run_experiment(experiment(window=window, negatives=negatives), tmp_path / "run")
     world, config = outcome.world, outcome.world.config
     orchestrator, owners = Orchestrator(config, world.root), {}
     for k in world.table.all_owners():
         orchestrator.add_items(k, world.table.items(k))
-        owners[k] = AggregatingOwner(k, world.table.items(k), config)
+        owners[k] = AggregatingOwner(k, world.table.items(k), config, of_owner(world.root, k))
     door = InteractionDoor(outcome.consent, world.owners, world.table)
     users = door.users()
     for user in users:
@@ -92,7 +94,8 @@ def test_a_run_is_what_messages_come_to(window, tmp_path):
     assert np.array_equal(items[moved], orchestrator.model.items[moved])
     for user in users:
         given = [v for owner in owners.values() if (v := owner.vector(user)) is not None]
-        assert np.array_equal(vectors[user], own_vector(given, config.embedding_size))
+        mine = own_vector(given, config.embedding_size, config.start)
+        assert np.array_equal(vectors[user], mine)
     assert not vectors[~outcome.consent.takes_part].any()
     facts = outcome.facts
     assert updates == config.epochs * facts.updates
@@ -124,9 +127,13 @@ def content(path):
     return folder.model().tobytes(), folder.vectors().tobytes(), folder.metrics()
 
 
-@pytest.mark.parametrize("window", [0, 60])
+@pytest.mark.parametrize(
+    ("window", "negatives"), [(0, "touched"), (60, "touched"), (0, "untouched")]
+)
 @pytest.mark.parametrize("moment", [1, 3, 4])
-def test_a_run_stopped_anywhere_resumes_to_the_same_numbers(tmp_path, monkeypatch, window, moment):
+def test_a_run_stopped_anywhere_resumes_to_the_same_numbers(
+    tmp_path, monkeypatch, window, negatives, moment
+):
     """Owners go on with their vectors, and with sums that wait for more people."""
     saved = RunFolder.save_checkpoint
 
@@ -137,7 +144,7 @@ def test_a_run_stopped_anywhere_resumes_to_the_same_numbers(tmp_path, monkeypatc
         if round == moment == 4:
             raise SystemError
 
-    made = experiment(window=window)
+    made = experiment(window=window, negatives=negatives)
     with monkeypatch.context() as patch:
         patch.setattr(topology, "CHECKPOINT_SECONDS", 0.0)
         patch.setattr(RunFolder, "save_checkpoint", save_then_die)
