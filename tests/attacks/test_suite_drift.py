@@ -91,10 +91,13 @@ def test_as_printed_lengths_tell(printed):
     assert printed[LENGTHS].verdict == "broken"
 
 
-@pytest.mark.parametrize("window", [0, 400])
-@pytest.mark.parametrize("min_users", [4, 10])
-def test_against_sums_every_attack_is_at_its_base_rate(window, min_users):
-    config = replace(SUMS, window=window, min_users=min_users)
+@pytest.mark.parametrize(
+    ("window", "min_users", "negatives"),
+    [(0, 4, "touched"), (0, 10, "touched"), (400, 4, "touched"), (400, 10, "touched"),
+     (0, 4, "untouched"), (400, 10, "untouched")],
+)  # fmt: skip
+def test_against_sums_every_attack_is_at_its_base_rate(window, min_users, negatives):
+    config = replace(SUMS, window=window, min_users=min_users, negatives=negatives)
     found = results(*seen(config, refused=REFUSED, rounds=2))
     when = found.pop(WHEN)
     assert (when.verdict == "holds") == (not window), "sums in short windows tell when it was"
