@@ -4,8 +4,7 @@ As printed, a positive is compared with items that the same user touched and did
 that is learnt so places an item which she has not touched, and these are what a catalogue is ranked
 for. Here every positive is a block of its own. Its negatives are her dislikes since the positive
 before it, and beside them a few items that its owner draws among those it holds and she has not
-touched, as far as the owner knows: what she told it so far, in earlier passes, too. Who has touched
-all that an owner holds gets none.
+touched, as far as the owner knows: what she told it so far, in earlier passes, too.
 
 What is drawn for a positive depends on the owner's secret, the user and the item alone, and not on
 the pass: in every pass the same items come again, less those that she has touched since. Were they
@@ -47,15 +46,20 @@ NEVER = np.int64(np.iinfo(np.int64).max)
 
 @njit(nogil=True, cache=True)
 def draw_untouched(key, items, touched, now, drawn):
-    """Fills `drawn` with items that were touched after `now` or never; there must be one. The same
-    item may come twice."""
+    """Fills `drawn` with different items that were touched after `now` or never; there must be
+    enough of them."""
     number = found = 0
     while found < drawn.shape[0]:
         item = items[below(draw(key, number) >> uint64(32), items.shape[0])]
         number += 1
-        if touched[item] > now:
-            drawn[found] = item
-            found += 1
+        if touched[item] <= now:
+            continue
+        drawn[found] = item
+        new = 1
+        for k in range(found):
+            if drawn[k] == item:  # an item that counts twice would be known for a drawn one
+                new = 0
+        found += new
 
 
 @njit(nogil=True, cache=True)
@@ -83,7 +87,7 @@ def cut_single_positives(
             if not positive[m]:
                 continue
             left = held.shape[0] - (distinct if known else so_far)
-            drawn = many if left > 0 else 0
+            drawn = min(many, left)
             if m - begin + drawn:
                 facts[blocks, USER], facts[blocks, OWNER] = user[m], owner[m]
                 facts[blocks, END], facts[blocks, BEGIN] = 2 * event[m], at
@@ -123,14 +127,13 @@ def of_owner(rng: Streams, owner: int) -> Streams:
 def draw_for(
     rng: Streams, user: int, item: int, items: NDArray[np.int64], touched: set[int], many: int
 ) -> tuple[int, ...]:
-    """What an owner of these items (ascending) draws for a positive of a user who has touched so
-    many; nothing where none is left."""
+    """What an owner of these items (ascending) draws for a positive of a user who has touched
+    those; all that is left where that is not more than `many`."""
     when = np.full(int(items[-1]) + 1, NEVER)
     when[[i for i in touched if i < len(when)]] = 0
-    if not (when[items] == NEVER).any():
-        return ()
+    left = int((when[items] == NEVER).sum())
     key = rng.paired_keys(np.array([user]), np.array([item]))[0]
-    drawn = np.empty(many, dtype=np.int32)
+    drawn = np.empty(min(many, left), dtype=np.int32)
     draw_untouched(key, items, when, np.int64(0), drawn)
     return tuple(drawn.tolist())
 
