@@ -691,9 +691,7 @@ class OrchestratorStore(RoundStore):
     def _first(self, kind: Literal["users", "items"], numbers: Sequence[int]) -> list[bytes]:
         return stored_rows(kind, numbers, self._first_rows(kind, numbers))
 
-    def _first_rows(
-        self, kind: Literal["users", "items"], numbers: Sequence[int]
-    ) -> NDArray[np.float32]:
+    def _first_rows(self, kind: Literal["users", "items"], numbers: Sequence[int]) -> Row:
         size, spread = self.settings.embedding_size, self.settings.spread
         return first_rows(kind, numbers, size, Streams(self.root_key), spread)
 
