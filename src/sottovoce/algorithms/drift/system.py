@@ -581,7 +581,8 @@ class Orchestrator(Redacted):
                 self._items.put(item, self._first("items", item))
 
     def _first(self, kind: Literal["users", "items"], number: int) -> Row:
-        return first_rows(kind, [number], self._size, self._rng, self._config.spread)[0]
+        row: Row = first_rows(kind, [number], self._size, self._rng, self._config.spread)[0]
+        return row
 
     def withdraw_items(self, owner: int, items: Iterable[int]) -> None:
         """What no owner holds any more is not recommended; its row waits for its return."""
