@@ -156,8 +156,15 @@ class EvaluationConfig:
     """Rank the whole catalogue, or the positive among so many sampled negatives."""
     every_epochs: int = 0
     """Evaluate after so many epochs, too; 0 only at the end."""
+    relevant: Literal["liked", "all"] = "liked"
+    """What of the held-out part a list should find. Only drift tells likes from dislikes (by
+    algorithm.positive_from); with "all" its lists are judged by everything that was held out, as
+    those of all other systems are, and can be put beside them. Its baselines then learn from all,
+    too."""
 
     def __post_init__(self) -> None:
+        if self.relevant not in ("liked", "all"):
+            raise ConfigError(f'evaluation.relevant is "liked" or "all", not {self.relevant!r}')
         if self.k < 1 or self.every_epochs < 0:
             raise ConfigError("evaluation.k must be at least 1 and every_epochs not negative")
 
@@ -435,8 +442,8 @@ class Experiment:
         return replace(split, test=test.select(self.liked(test) & consent.takes_part[test.users]))
 
     def liked(self, table: Interactions) -> NDArray[np.bool_]:
-        """Which entries are positive; all, where ratings do not matter."""
-        if self.silo is None or table.ratings is None:
+        """Which entries count as positive; all, where ratings do not matter."""
+        if self.silo is None or table.ratings is None or self.evaluation.relevant == "all":
             return np.ones(table.n_interactions, dtype=bool)
         rated: NDArray[np.bool_] = table.ratings >= self.silo.positive_from
         return rated
