@@ -620,7 +620,7 @@ def test_reports_compare_like_with_like(sottovoce_, tiny, tmp_path):
     manifest = json.loads((runs["slow"] / "manifest.json").read_text())
     assert content["runs"][1]["results"] == pytest.approx(manifest["results"]["pFPL+"])
     page = Path(content["report"]).read_text()
-    assert page.count("<table>") == 2
+    assert page.count("<table>") == 3  # results, tests, what left
     assert page.count("data:image/png") == 2  # learning curves and bias
     code, out, err = sottovoce_("report", tiny / "run", runs["short"], "--out", tmp_path / "odd")
     assert code == 0

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 STAGES = {
     "data": "Preparing the data",
+    "seeds": "Seeds",
     "training": "Devices learn",
     "baselines": "Fitting baselines",
     "evaluation": "Ranking for every user",

@@ -57,6 +57,8 @@ class FinishedRun(PreparedExperiment):
         """Refuses a run that has not finished, and data that has changed since."""
         folder = RunFolder.open(path)
         manifest = folder.manifest()
+        if manifest.get("seeds"):
+            raise RunError(f"{path} has several seeds; take the run of one of them: {path}/seed-…")
         if not folder.finished:
             raise RunError(f"{path} has not finished; go on with `sottovoce run … --resume`")
         check_manifest(manifest, path)
