@@ -56,7 +56,7 @@ class Propagation(torch.autograd.Function):
         return propagate(graph, rows, layers)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[None, Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[None, Tensor, None]:
         return None, propagate(ctx.graph, gradient, ctx.layers), None
 
 
@@ -102,7 +102,8 @@ def fit(
             table = np.stack([users, items + train.n_users, negatives + train.n_users])[:, order]
             triples = torch.from_numpy(table).to(device)
             total = torch.zeros((), device=device)
-            for batch in triples.split(config.batch_size, dim=1):
+            for first in range(0, len(users), config.batch_size):
+                batch = triples[:, first : first + config.batch_size]
                 optimizer.zero_grad()
                 final = Propagation.apply(graph, start, config.layers)  # type: ignore[no-untyped-call]
                 loss = batch_loss(start, final, batch, config.reg)
@@ -135,8 +136,11 @@ def _initial(train: Interactions, size: int, rng: Streams) -> Tensor:
 
 
 def _on(graph: Any, device: torch.device) -> Tensor:
-    parts = (torch.from_numpy(part.astype(np.int64)) for part in (graph.indptr, graph.indices))
+    indptr, indices = (
+        torch.from_numpy(part.astype(np.int64)) for part in (graph.indptr, graph.indices)
+    )
+    values = torch.from_numpy(graph.data)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # that CSR may change in torch
-        found = torch.sparse_csr_tensor(*parts, torch.from_numpy(graph.data), graph.shape)
+        found = torch.sparse_csr_tensor(indptr, indices, values, graph.shape)  # type: ignore[call-arg,arg-type]
         return found.to(device)

@@ -166,7 +166,7 @@ def _columns(
                 active, whole = mine[weight[mine] > 0.0], False
         size = np.count_nonzero(weight[mine])
         if used + size > len(near):
-            room = max(2 * len(near), used + size)
+            room = 2 * len(near) + size
             wider, longer = np.empty(room, dtype=np.int32), np.empty(room, dtype=np.float32)
             wider[:used], longer[:used] = near[:used], found[:used]
             near, found = wider, longer

@@ -25,16 +25,17 @@ def recommend(
 
     Uses the user's own vector and history, which a simulation keeps in the run folder, and the
     published model. In DRIFT it is the orchestrator that holds her vector and recommends, if she
-    takes part. Scores order one user's items; they mean nothing across users.
+    takes part. Scores order one user's items: 100 is the first place, 0 the average of all items
+    that she does not have. They mean nothing across users. --json has the model's own numbers, too.
 
     \b
     Example:
-      sottovoce recommend runs/demo --user r0003 -n 5
+      sottovoce recommend runs/demo --user r00003 -n 5
     """
     from sottovoce.evaluation.tables import Column, Table
     from sottovoce.runs.read import FinishedRun
     from sottovoce.runs.seeds import part_of
-    from sottovoce.runs.tables import Row
+    from sottovoce.runs.tables import POINTS, Row
 
     opened = FinishedRun.open(part_of(folder, seed))
     found = opened.recommend(user, n)
@@ -47,7 +48,7 @@ def recommend(
             "item": place.item,
             "title": place.title,
             "category": ", ".join(place.categories),
-            "score": place.score,
+            "score": place.points,
         }
         for place in found
     ]
@@ -56,9 +57,9 @@ def recommend(
         Column("item"),
         Column("title"),
         Column("category"),
-        Column("score", format=".3f"),
+        Column("score", format=".0f"),
     ]
-    output.show(Table(f"Recommended to {user}", columns, rows))
+    output.show(Table(f"Recommended to {user}", columns, rows, notes=[POINTS]))
 
 
 def ledger(
@@ -90,7 +91,7 @@ def ledger(
     Examples:
       sottovoce ledger runs/demo
       sottovoce ledger runs/demo --by round --csv
-      sottovoce ledger runs/demo --user r0003
+      sottovoce ledger runs/demo --user r00003
       sottovoce ledger runs/movielens-100k-drift --by owner
     """
     from sottovoce.cli import spent

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from sottovoce.engines.observers import Report
-from sottovoce.errors import RunError, UsageError
+from sottovoce.errors import CorruptData, RunError, UsageError
 from sottovoce.evaluation.protocol import Evaluation, listed
 from sottovoce.evaluation.seeds import over_seeds, spread_content
 from sottovoce.experiment import MOST_SEEDS, Experiment
@@ -158,7 +158,7 @@ def part_of(folder: Path, seed: int | None = None) -> Path:
 def _seeds_in(manifest: Mapping[str, Any], folder: Path) -> list[int]:
     seeds = manifest.get(SEEDS, [])
     if not isinstance(seeds, list) or not all(type(seed) is int for seed in seeds):
-        raise RunError(f"the manifest of {folder} has something else for seeds")
+        raise CorruptData(f"the manifest of {folder} has something else for seeds")
     return seeds
 
 

@@ -38,6 +38,7 @@ def name_of(system: str) -> str:
     return system if baseline is None else baseline.title or system
 
 
+POINTS = "Score: 100 is the first place, 0 the average of all items that she does not have."
 DRAWS_PER_ITEM = 20
 """Draws of an item in a round with which no row of a sum is one device's, or hardly ever one of two
 (`attacks/suite/a01_lone_rows.py`)."""
