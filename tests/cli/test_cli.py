@@ -869,9 +869,9 @@ def test_whoever_reads_no_further_has_made_nothing_fail(tiny, form):
 
 
 def test_what_is_left_is_told_by_the_pace_so_far():
-    from sottovoce.cli.output import Pace, duration
+    from sottovoce.cli.output import StagePace, duration
 
-    pace = Pace(100.0, 20)  # 20 were done before, by a run that was stopped
+    pace = StagePace(100.0, 20)  # 20 were done before, by a run that was stopped
     assert pace.left(110.0, 20, 100) == ""
     assert pace.left(140.0, 40, 100) == "about 2 min left"  # 20 in 40 s, 60 to go
     assert pace.left(180.0, 100, 100) == ""

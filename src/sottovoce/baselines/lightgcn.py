@@ -10,9 +10,10 @@ user, an item of hers and one drawn uniformly from all others:
 
     (Σ −log σ(e_u · e_i − e_u · e_j) + reg/2 (|e⁰_u|² + |e⁰_i|² + |e⁰_j|²)) / B
 
-As in the paper: embeddings of 64, drawn after Xavier, Adam with a step of .001, three layers of
-equal weight. An epoch goes once through all positives; the paper has up to a thousand, and stops
-early.
+As in the paper: embeddings of 64, drawn after Xavier, Adam, batches of 1,024, three layers of equal
+weight. An epoch goes once through all positives. The paper has a step of .001 and up to a thousand
+epochs, with early stopping; here a step of .005 gets further in fewer: on the validation part of
+MovieLens 100K NDCG@10 is .152 after 60 epochs, and with .001 .131 after 100.
 """
 
 from __future__ import annotations
@@ -44,11 +45,11 @@ class LightGCN(Baseline):
     """Length of a user's or item's vector."""
     layers: int = 3
     """How far an interaction is passed on; K. 0: matrix factorisation."""
-    learning_rate: float = 1e-3
-    """Adam's step size."""
+    learning_rate: float = 5e-3
+    """Adam's step size (.001 in the paper)."""
     reg: float = 1e-4
     """Pull of a batch's embeddings to 0; λ in the paper."""
-    epochs: int = 100
+    epochs: int = 60
     """Passes over the positives."""
     batch_size: int = 1024
     """Triples per step."""

@@ -142,5 +142,5 @@ def _on(graph: Any, device: torch.device) -> Tensor:
     values = torch.from_numpy(graph.data)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # that CSR may change in torch
-        found = torch.sparse_csr_tensor(indptr, indices, values, graph.shape)  # type: ignore[call-arg,arg-type]
+        found = torch.sparse_csr_tensor(indptr, indices, values, graph.shape)
         return found.to(device)

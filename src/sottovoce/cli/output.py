@@ -252,12 +252,12 @@ def progress(*, lines: bool = False) -> Iterator[Report]:
         console=Console(stderr=True),
         transient=True,
     )
-    stages: dict[str, tuple[TaskID, Pace]] = {}
+    stages: dict[str, tuple[TaskID, StagePace]] = {}
 
     def report(what: str, done: int, total: int) -> None:
         if what not in stages:
             bar = bars.add_task(STAGES.get(what, what), total=total, left="")
-            stages[what] = bar, Pace(time.monotonic(), done)
+            stages[what] = bar, StagePace(time.monotonic(), done)
         bar, pace = stages[what]
         left = pace.left(time.monotonic(), done, total)
         bars.update(bar, completed=done, total=total, left=left)
@@ -267,7 +267,7 @@ def progress(*, lines: bool = False) -> Iterator[Report]:
 
 
 @dataclass(slots=True)
-class Pace:
+class StagePace:
     """How fast a stage goes, from where it began: what was done before does not count."""
 
     started: float
@@ -297,13 +297,13 @@ def _lines() -> Iterator[Report]:
     says so."""
     begun = last = time.monotonic()
     at, told, guard, ended = "", "", threading.Lock(), threading.Event()
-    paces: dict[str, Pace] = {}
+    paces: dict[str, StagePace] = {}
 
     def report(what: str, done: int, total: int) -> None:
         nonlocal at, last, told
         now = time.monotonic()
         with guard:
-            left = paces.setdefault(what, Pace(now, done)).left(now, done, total)
+            left = paces.setdefault(what, StagePace(now, done)).left(now, done, total)
             at = f"{STAGES.get(what, what)}: {done:,} of {total:,}" + (f", {left}" if left else "")
             if now - last >= BETWEEN_LINES and at != told:
                 note(at)

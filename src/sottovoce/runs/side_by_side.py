@@ -69,7 +69,7 @@ def compared(
     }
     rows = []
     for world, labels in worlds.items():
-        behind = f"baseline of {labels[0]}" if len(worlds) > 1 else "baseline"
+        behind = f"baseline beside {labels[0]}" if len(worlds) > 1 else "baseline"
         named = {
             label if label in labels else f"{name_of(label)} ({behind})": found
             for label, found in tested[world].items()
