@@ -176,7 +176,8 @@ class FPLStudy(Study):
         split = self.split(part)
 
         def train() -> Mapping[str, Lists]:
-            scorer = baseline.fit(split.train, Streams.from_seed(0).child("baseline", name))
+            rng, told = Streams.from_seed(0).child("baseline", name), partial(self.report, name)
+            scorer = baseline.fit(split.train, rng, told)
             return {"lists": self._lists(scorer, split)}
 
         fcf = isinstance(baseline, FCFBaseline)
