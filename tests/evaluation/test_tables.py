@@ -157,7 +157,7 @@ def test_latex_is_escaped_and_marked():
         {"run": "none\nat all", "P": None},
     ]
     columns = [Column("run", "run_#"), Column("P", "P@10", ".3f", "max")]
-    text = Table("A & B", columns, rows, "top 10", ["† differs_"]).to_latex()
+    text = Table("A & B", columns, rows, "top 10", ["† differs_ --all – x"]).to_latex()
     lines = text.splitlines()
     assert lines[2:6] == [
         r"\caption{A \& B}", r"\begin{tabular}{lr}", r"\toprule", r"run\_\# & P@10 \\",
@@ -170,6 +170,7 @@ def test_latex_is_escaped_and_marked():
         r"$\pi$ $\le$ $\varepsilon${*} & 0.125\textsuperscript{\textdaggerdbl{}} \\"
     )
     assert lines[9] == r"none at all & -- \\"
+    assert r"Protocol: top 10. \textdagger{} differs\_ -{}-all -- x" in text
     assert text.count("{") == text.count("}")
     assert lines[-1] == r"\end{table}"
 

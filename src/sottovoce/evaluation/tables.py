@@ -232,14 +232,15 @@ _SIGNS = {
     "†": "\\textdagger{}", "‡": "\\textdaggerdbl{}", "±": "$\\pm$", "×": "$\\times$",
     "−": "$-$", "–": "--", "—": "---", "…": "\\dots{}", "≤": "$\\le$", "≥": "$\\ge$",
     "ε": "$\\varepsilon$", "δ": "$\\delta$", "π": "$\\pi$", "σ": "$\\sigma$", "α": "$\\alpha$",
-    "β": "$\\beta$", "λ": "$\\lambda$", "Θ": "$\\Theta$", "⁺": "$^{+}$", "⁻": "$^{-}$",
+    "β": "$\\beta$", "λ": "$\\lambda$", "Θ": "$\\Theta$", "⁺": "$^{+}$", "⁻": "$^{-}$", "\0": "{}",
 }  # fmt: skip
 """What LaTeX would take for a command, or has no letter for."""
 
 
 def _latex(text: str) -> str:
     """Plain text that LaTeX shows as it is, on one line."""
-    return "".join(_SIGNS.get(sign, sign) for sign in " ".join(text.split()))
+    apart = re.sub("-(?=-)", "-\0", " ".join(text.split()))  # two would be one longer dash
+    return "".join(_SIGNS.get(sign, sign) for sign in apart)
 
 
 def _is_number(value: Value) -> TypeGuard[int | float]:

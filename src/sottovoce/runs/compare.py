@@ -69,13 +69,15 @@ class World:
 
     def references(self) -> dict[str, Evaluation]:
         """Of baselines, in their usual order."""
-        found = sorted(self.baselines.items(), key=lambda entry: _place(entry[0]))
-        return {label: over_seeds(one) for label, one in found}
+        return {label: over_seeds(self.baselines[label]) for label in self._in_order()}
+
+    def _in_order(self) -> list[str]:
+        return sorted(self.baselines, key=_place)
 
     def tested(self) -> dict[str, Evaluation]:
         """Baselines and runs as tests take them: of the seeds that all have, so that users are
         paired seed by seed, or of all seeds where there are no such ones."""
-        every = {**self.baselines, **self.runs}
+        every = {**{label: self.baselines[label] for label in self._in_order()}, **self.runs}
         common = set.intersection(*(set(found) for found in every.values()))
         return {
             label: over_seeds({s: one for s, one in found.items() if s in common} or found)
