@@ -41,12 +41,13 @@ from sottovoce.runs.tables import (
     consent_table,
     hints,
     name_of,
+    own_metric,
     readable_bytes,
     results_table,
     sent_table,
     service_table,
 )
-from sottovoce.runs.train import DeviceOutcome, RunOutcome, SiloOutcome, run_experiment
+from sottovoce.runs.train import DeviceOutcome, Report, RunOutcome, SiloOutcome, run_experiment
 
 # --- data owners: who reads what, what it costs, how it learns -----------------------------------
 
@@ -222,7 +223,7 @@ def write_run_report(
     """report.html and figures/ in the run's folder. `also` adds systems to the results table. A
     folder's run must have finished; its baselines are fitted again, since a run keeps averages and
     no per-user values."""
-    outcome = run if isinstance(run, RunOutcome) else _outcome(run, threads)
+    outcome = run if isinstance(run, RunOutcome) else outcome_of(run, threads)
     if outcome.folder is None:
         raise RunError("this run was not kept in a folder; there is nowhere to write a report")
     finished = FinishedRun(
@@ -297,10 +298,11 @@ def side_by_side(outcome: RunOutcome, also: Mapping[str, Evaluation]) -> dict[st
     return {**others, **also, outcome.system: outcome.evaluations[outcome.system]}
 
 
-def _outcome(folder: Path, threads: int) -> RunOutcome:
+def outcome_of(folder: Path, threads: int = 1, report: Report | None = None) -> RunOutcome:
+    """What a finished run of one seed gave, with its baselines fitted again."""
     run = FinishedRun.open(folder)
     run.scorer()  # raises where the model is not that of this run
-    return run_experiment(run.experiment, folder, resume=True, threads=threads)
+    return run_experiment(run.experiment, folder, resume=True, threads=threads, report=report)
 
 
 def _facts(outcome: RunOutcome) -> list[Block]:
@@ -367,7 +369,7 @@ def _results(outcome: RunOutcome, also: Mapping[str, Evaluation], figures: Path)
         return blocks
     silo = isinstance(outcome, SiloOutcome)
     per_epoch = 1 if silo else _schedule(outcome).rounds_per_epoch
-    metric = next(iter(outcome.evaluations[outcome.system].summary()))
+    metric = own_metric(outcome.evaluations[outcome.system])
     lines = [line for line in outcome.folder.metrics() if metric in line]
     epochs = [line["round"] / per_epoch for line in lines]
     if len(lines) > 1:
