@@ -381,15 +381,20 @@ class Experiment:
             return generate_town(self.town, ranks, users)
         return load(self.data.source, ranks=ranks, users=users)
 
-    def _filtered(self, found: Dataset) -> Dataset:
+    def uncut(self) -> Dataset:
+        """The data as they are without the cut of items that few users have."""
+        return self._filtered(self._loaded(ALONE), items=False)
+
+    def _filtered(self, found: Dataset, items: bool = True) -> Dataset:
         data = self.data
         if data.min_rating:
             if found.interactions.ratings is None:
                 raise ConfigError(f"data.min_rating is set, but {found.name} has no ratings")
             kept = found.interactions.select(found.interactions.ratings >= data.min_rating)
             found = found.restrict(kept)
-        if data.min_user_items or data.min_item_users:
-            found = keep_active(found, data.min_user_items, data.min_item_users)
+        least = data.min_item_users if items else 0
+        if data.min_user_items or least:
+            found = keep_active(found, data.min_user_items, least)
         if found.shard.ranks.total(found.interactions.n_interactions) == (0,):
             raise DataError(f"no interaction of {found.name} is left after the filters")
         return found

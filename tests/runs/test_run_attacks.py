@@ -520,7 +520,7 @@ def test_words_for_the_owner_of_a_device():
 def test_a_card_is_written_whole(tmp_path):
     card = Card(
         "small",
-        (result(), result(code="A2", value=0.1, interval=(0.05, 0.2), base_rate=0.1),
+        (result(), result(code="A2", value=0.1, interval=(0.05, 0.12), base_rate=0.1),
          result(code="A8", claims=0, recall=math.nan)),
         (NotApplicable("A6", "cosine", "orchestrator", "there is no <orchestrator> here"),),
         {"experiment": "small", "system": "pFPL"},
@@ -537,7 +537,7 @@ def test_a_card_is_written_whole(tmp_path):
     first, second, third = content["attacks"]
     assert set(first) == {
         "attack", "code", "party", "promise", "measure", "value", "interval", "base_rate",
-        "recall", "claims", "verdict", "detail",
+        "recall", "claims", "verdict", "detail", "looked", "unit", "far_above", "needed",
     }  # fmt: skip
     assert [first["verdict"], second["verdict"]] == ["broken", "holds"]
     assert (third["verdict"], third["recall"]) == ("nothing to attack", None)

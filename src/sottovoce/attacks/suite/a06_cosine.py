@@ -34,8 +34,9 @@ from sottovoce.attacks.views import ATTACKS, Attack, Result, Truth, View, cluste
 Ints = NDArray[np.int64]
 NEAR = 0.35
 """How far from one block the count in a row may be, for the row to be one person's."""
-FEWEST = 0.02
-"""The share of rows that is claimed where none looks like one person's."""
+FEWEST, ENOUGH = 0.02, 500
+"""The share of rows that is claimed where none looks like one person's, and how many of them at
+least: with fewer there is no verdict where no row is one person's."""
 WHO = "Who runs the recommendations cannot tell what I touched, and whether I liked it."
 ALONE = "What I do is never sent on without that of others."
 
@@ -166,8 +167,9 @@ def _alone(view: View) -> OnePerson:
             found.append((abs(count / (2.0 * config.reg or 1.0) - 1.0), number, item))
     found.sort()
     claimed = [row for row in found if row[0] < NEAR]
-    if len(claimed) < FEWEST * len(found):
-        claimed = found[: max(1, round(FEWEST * len(found)))]
+    least = max(ENOUGH, round(FEWEST * len(found)))
+    if len(claimed) < least:
+        claimed = found[:least]
     rows = np.array([row[1:] for row in claimed], dtype=np.int64).reshape(-1, 2)
     return OnePerson(rows, len(found))
 

@@ -143,7 +143,7 @@ def _result(
 ) -> Result:
     return Result(
         "A12", _NAME, "server", _PROMISE, PERMITTED, value, interval, permitted, claims=claims,
-        detail=detail,
+        detail=detail, looked=claims,
     )  # fmt: skip
 
 
@@ -155,6 +155,6 @@ KNOWN = ATTACKS.add(
     "known-others",
     Attack(
         _NAME, "server", _PROMISE, opened_once, _judge, "A12", against=GRAM, elsewhere=NOT_GRAM,
-        needs=_needs,
+        needs=_needs, grows_with="users",
     ),
 )  # fmt: skip

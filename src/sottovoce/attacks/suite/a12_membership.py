@@ -333,7 +333,8 @@ def _judge_part(home: Home, truth: Truth) -> Result:
     half = ranking.chance.high - 0.5
     ends = (max(0.0, ranking.auc - half), min(1.0, ranking.auc + half))
     found = AgainstControl(ranking.auc, 0.5, ends)
-    return _result("A12", "participation", _PART, found, len(users), _said(home))
+    result = _result("A12", "participation", _PART, found, len(users), _said(home))
+    return replace(result, looked=len(users))
 
 
 def _result(
@@ -349,12 +350,14 @@ _NOISE: Final = Remedy("noise", "noise on the sum (link.clip, link.noise), at a 
 HELD = ATTACKS.add(
     "member-items",
     Attack(
-        "member items", "anyone", _HELD, Home.of, _judge_held, "A12", needs=_needs, remedy=_NOISE
+        "member items", "anyone", _HELD, Home.of, _judge_held, "A12", needs=_needs, remedy=_NOISE,
+        grows_with="users",
     ),
-)
+)  # fmt: skip
 PART = ATTACKS.add(
     "participation",
     Attack(
-        "participation", "anyone", _PART, Home.of, _judge_part, "A12", needs=_needs, remedy=_NOISE
+        "participation", "anyone", _PART, Home.of, _judge_part, "A12", needs=_needs, remedy=_NOISE,
+        grows_with="users",
     ),
-)
+)  # fmt: skip
