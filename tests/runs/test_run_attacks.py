@@ -160,7 +160,7 @@ def test_an_attack_that_reads_is_told_from_one_that_guesses(run):
     card = attack_run(run, attacks=[READER, GUESSER])
     reader, guesser = card.results
     assert (reader.value, reader.verdict) == (1.0, "broken")
-    assert guesser.verdict == "holds"
+    assert guesser.verdict == "underpowered"  # 40 claims
     assert card.broken == (reader,)
     assert card.facts["system"] == "pFPL+"
     assert "π = 0 or 1" in card.setting.relied_on
@@ -172,7 +172,7 @@ def test_an_experiment_is_attacked_without_a_folder(run, tmp_path):
         make(), rounds=5, attacks=[READER, GUESSER], out=tmp_path / "card",
         report=lambda *step: told.append(step),
     )  # fmt: skip
-    assert [r.verdict for r in card.results] == ["broken", "holds"]
+    assert [r.verdict for r in card.results] == ["broken", "underpowered"]
     assert {"data", "training", "attacks"} == {what for what, _, _ in told}
     content = json.loads((tmp_path / "card" / "attacks.json").read_text())
     assert content["attacks"][0]["code"] == "A3"

@@ -34,9 +34,8 @@ from sottovoce.attacks.views import ATTACKS, Attack, Result, Truth, View, cluste
 Ints = NDArray[np.int64]
 NEAR = 0.35
 """How far from one block the count in a row may be, for the row to be one person's."""
-FEWEST, ENOUGH = 0.02, 500
-"""The share of rows that is claimed where none looks like one person's, and how many of them at
-least: with fewer there is no verdict where no row is one person's."""
+FEWEST = 0.02
+"""The share of rows that is claimed where none looks like one person's."""
 WHO = "Who runs the recommendations cannot tell what I touched, and whether I liked it."
 ALONE = "What I do is never sent on without that of others."
 
@@ -167,9 +166,8 @@ def _alone(view: View) -> OnePerson:
             found.append((abs(count / (2.0 * config.reg or 1.0) - 1.0), number, item))
     found.sort()
     claimed = [row for row in found if row[0] < NEAR]
-    least = max(ENOUGH, round(FEWEST * len(found)))
-    if len(claimed) < least:
-        claimed = found[:least]
+    if len(claimed) < FEWEST * len(found):
+        claimed = found[: max(1, round(FEWEST * len(found)))]
     rows = np.array([row[1:] for row in claimed], dtype=np.int64).reshape(-1, 2)
     return OnePerson(rows, len(found))
 
@@ -183,9 +181,11 @@ def _judge_alone(guess: OnePerson, truth: Truth) -> Result:
         return Result("A6", name, "orchestrator", ALONE, "precision", 0.0, (0.0, 1.0), 0.0)
     single = int((known.rows[:, 2] == 1).sum())
     fewest = int(known.rows[:, 2].min())
+    # Where no row is one person's, whichever was claimed would have been wrong: all count.
+    tried = right if single else np.zeros(max(len(right), guess.looked_at), dtype=bool)
     return Result(
         "A6", name, "orchestrator", ALONE, "precision", float(right.mean()),
-        clustered(right.astype(np.int64), np.ones(len(right), dtype=np.int64)),
+        clustered(tried.astype(np.int64), np.ones(len(tried), dtype=np.int64)),
         single / max(1, guess.looked_at), float(right.sum() / single) if single else np.nan,
         len(right), f"{fewest:,} people or more are behind every row",
     )  # fmt: skip
