@@ -30,6 +30,10 @@ MEMBERSHIP = "A12"
 """The attack that needs nothing but the published model."""
 
 
+MADE = ("sound", "sums")
+"""Kinds of ways that were made against attacks."""
+
+
 def broken_codes(cell: PriceCell) -> list[str]:
     """Codes of the attacks that have won."""
     return list(dict.fromkeys(a["code"] for a in cell.attacks if a["verdict"] == "broken"))
@@ -114,7 +118,7 @@ def _sound(source: str, found: Found) -> list[Claim]:
     """That no attack wins, membership inference left out, which has a claim of its own."""
     claims = []
     for row, cell in found:
-        if row.kind != "sound":
+        if row.kind not in MADE:
             continue
         tried = [a for a in cell.attacks if a["code"] != MEMBERSHIP]
         lost = [a for a in tried if a["verdict"] == "broken"]
@@ -131,8 +135,9 @@ def _sound(source: str, found: Found) -> list[Claim]:
 
 def _membership(source: str, found: Found) -> list[Claim]:
     """What the published model tells, and what closing it costs."""
-    plain = [(r, c) for r, c in found if r.kind == "sound" and not r.epsilon and _members(c)]
-    noisy = [(r, c) for r, c in found if r.kind == "sound" and r.epsilon and _members(c)]
+    made = [(r, c) for r, c in found if r.kind in MADE and _members(c)]
+    plain = [(r, c) for r, c in made if not r.epsilon]
+    noisy = [(r, c) for r, c in made if r.epsilon]
     claims = []
     for row, cell in plain:
         text = f"{source}: {row.system}, {row.label}: the model tells nothing of members (A12)"
