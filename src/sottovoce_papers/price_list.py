@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from sottovoce.attacks.power import decided
+from sottovoce.attacks.views import PERMITTED
 from sottovoce.evaluation import plots
 from sottovoce.evaluation.report import FigureBlock
 from sottovoce.evaluation.tables import Column, Table
@@ -30,6 +32,8 @@ MEMBERSHIP = "A12"
 """The attack that needs nothing but the published model."""
 
 
+KNOWS_OTHERS = "whoever knows everybody else"
+"""The attack of A12 that gets what ε permits, by its making."""
 MADE = ("sound", "sums")
 """Kinds of ways that were made against attacks."""
 
@@ -141,7 +145,7 @@ def _membership(source: str, found: Found) -> list[Claim]:
     claims = []
     for row, cell in plain:
         text = f"{source}: {row.system}, {row.label}: the model tells nothing of members (A12)"
-        claims.append(claim(text, *[(a["verdict"] == "holds", _words(a)) for a in _members(cell)]))
+        claims.append(claim(text, *[(_closed(a), _words(a)) for a in _members(cell)]))
     for row, cell in noisy:
         base = next((c for r, c in plain if r.system == row.system), None)
         cost = ""
@@ -149,10 +153,17 @@ def _membership(source: str, found: Found) -> list[Claim]:
             change = cell.accuracy["P@10"] / base.accuracy["P@10"] - 1.0
             cost = f", P@10 {cell.accuracy['P@10']:.4f} ({change:+.0%})"
         text = f"{source}: {row.system}: noise for ε = {row.epsilon:g} closes A12"
-        claims.append(
-            claim(text, *[(a["verdict"] == "holds", _words(a) + cost) for a in _members(cell)])
-        )
+        claims.append(claim(text, *[(_closed(a), _words(a) + cost) for a in _members(cell)]))
     return claims
+
+
+def _closed(attack: Mapping[str, Any]) -> bool:
+    """Whether it is known to tell no more than a coin. Of one who knows everybody else it is asked
+    whether he tells more than ε permits."""
+    if attack["measure"] != PERMITTED or attack["attack"] == KNOWS_OTHERS:
+        return bool(attack["verdict"] == "holds")
+    low, high = attack["interval"]
+    return low <= 0.5 and decided((low, high), 0.5)
 
 
 def _members(cell: PriceCell) -> list[Mapping[str, Any]]:

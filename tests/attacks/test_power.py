@@ -11,7 +11,18 @@ from sottovoce.attacks import power
 from sottovoce.attacks.views import PERMITTED, Claims, Result, clustered, judge_claims
 from sottovoce.core.interactions import Interactions
 from sottovoce.core.words import LANGUAGES, say
-from sottovoce.runs.card import Card, CardSetting, in_words, lead_of, plain_words, write_card
+from sottovoce.experiment import Experiment
+from sottovoce.privacy.own_epsilon import distance
+from sottovoce.runs.attack import attack_experiment
+from sottovoce.runs.card import (
+    Card,
+    CardSetting,
+    in_words,
+    lead_of,
+    plain_promise,
+    plain_words,
+    write_card,
+)
 from sottovoce.runs.side_by_side import attacked
 
 
@@ -170,6 +181,39 @@ def test_claims_that_know_nothing_are_seldom_called_broken():
         claims = Claims(rng.integers(0, 120, 200), rng.integers(1, 60, 200))
         broken += judged(claims, train).verdict == "broken"
     assert broken <= 12
+
+
+# --- what ε permits -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("system", ["noise", "gram", "plain"])
+def test_who_took_part_is_held_against_what_epsilon_permits_where_one_bounds_it(system):
+    """With enough users any ε above 0 is told from a coin, which nobody promises."""
+    mix = [{"weight": 5}, {"weight": 5, "takes_part": False}]
+    table = {
+        "town": {"residents": 150, "venues": 80, "visits_per_resident": 20.0},
+        "algorithm": {"configuration": "", "cohort_size": "all", "triples": 4, "rounds": 8},
+        "link": {"name": "secure-sum", "min_devices": 20},
+        "consent": {"mix": mix},
+    }  # fmt: skip
+    if system == "noise":
+        table["link"] |= {"clip": 1.0, "noise": 4.0}
+    if system == "gram":
+        table |= {
+            "algorithm": {"name": "gram", "least_head": 30, "most_head": 30},
+            "release": {"epsilon": 4.0},
+            "link": {"min_devices": 20},
+            "consent": {"mix": [{**mix[0], "epsilon": 1.0}, mix[1]]},
+        }
+    (found,) = attack_experiment(Experiment.from_table(table), only=["participation"]).results
+    if system == "plain":
+        assert (found.measure, found.base_rate) == ("AUC", 0.5)
+        return
+    mu = math.sqrt(8) / 4.0 if system == "noise" else distance(1.0, 1e-6)
+    assert found.measure == PERMITTED
+    assert found.base_rate == pytest.approx(0.5 * math.erfc(-mu / 2.0))
+    assert "better than" in found.promise
+    assert plain_promise(found).key == "attack.promise.known-others"
 
 
 # --- where verdicts are shown --------------------------------------------------------------------

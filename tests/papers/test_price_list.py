@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import sottovoce_papers as reproduce
-from sottovoce.attacks.views import Result
+from sottovoce.attacks.views import PERMITTED, Result
 from sottovoce.core.links import SEALED_SEED_BYTES
 from sottovoce.errors import ConfigError
 from sottovoce.privacy.central import price
@@ -183,6 +183,12 @@ def test_membership_has_a_claim_of_its_own_with_what_noise_costs(tmp_path):
     unclear = cell(result("A12", 0.5, 0.4, 0.6, 0.5))
     claims = claims_of(tmp_path / "few", cell(), cell(), cell(leak), unclear)
     assert one(claims, "noise for ε = 8 closes A12") is False
+    # That ε permits more than a coin does not close anything.
+    for value, closed in ((0.5, True), (0.55, False)):
+        found = replace(result("A12", value, value - 0.02, value + 0.02, 0.86), measure=PERMITTED)
+        claims = claims_of(tmp_path / str(value), cell(), cell(), cell(leak), cell(found))
+        assert found.verdict == "holds"
+        assert one(claims, "noise for ε = 8 closes A12") is closed
 
 
 def test_another_model_is_seen(tmp_path):

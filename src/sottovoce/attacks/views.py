@@ -28,7 +28,6 @@ Party = Literal["server", "proxy", "coalition", "orchestrator", "owner", "networ
 """Who attacks. "network" is whoever reads what passes, "anyone" knows what is published. The
 "coalition" is a server and all shufflers of a chain but one."""
 M = TypeVar("M")
-Floats = NDArray[np.float64]
 CONFIDENCE_Z = power.CONFIDENCE_Z
 PERMITTED = "AUC, by ε"
 """The measure of an attack that is held against what ε permits, not against a guess."""
@@ -336,7 +335,10 @@ def judge_claims(
 
 
 def _difference_spread(
-    hits: Floats, counts: NDArray[np.integer], expected: Floats, shared: Floats
+    hits: NDArray[np.number],
+    counts: NDArray[np.integer],
+    expected: NDArray[np.number],
+    shared: NDArray[np.number],
 ) -> float:
     """The standard error of a precision's distance from its base rate, by leaving out one user
     after the other. `expected` is how many others have what is claimed of a user, and `shared` how

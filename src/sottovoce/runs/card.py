@@ -126,21 +126,7 @@ class Card:
         }
 
     def table(self) -> Table:
-        rows: list[Mapping[str, str | int | float]] = [
-            {
-                "promise": r.promise,
-                "attack": f"{r.code} {r.attack}",
-                "party": r.party,
-                "measure": r.measure,
-                "value": r.value if r.claims else math.nan,
-                "interval": _interval(r),
-                "base": r.base_rate if r.claims else math.nan,
-                "recall": r.recall,
-                "verdict": r.verdict,
-            }
-            | ({"needed": f"{r.needed:,} {r.unit}"} if r.needed else {})
-            for r in self.results
-        ]
+        rows = [_row(r) for r in self.results]
         columns = [
             Column("promise"),
             Column("attack"),
@@ -206,6 +192,23 @@ class Card:
         return [in_words(result, self.setting) for result in self.results]
 
 
+def _row(r: Result) -> Mapping[str, str | int | float]:
+    row: dict[str, str | int | float] = {
+        "promise": r.promise,
+        "attack": f"{r.code} {r.attack}",
+        "party": r.party,
+        "measure": r.measure,
+        "value": r.value if r.claims else math.nan,
+        "interval": _interval(r),
+        "base": r.base_rate if r.claims else math.nan,
+        "recall": r.recall,
+        "verdict": r.verdict,
+    }
+    if r.needed:
+        row["needed"] = f"{r.needed:,} {r.unit}"
+    return row
+
+
 def plain_promise(result: Result) -> Said:
     """What was promised, as the person would say it to whom it was."""
     for key, attack in ATTACKS.items():
@@ -214,6 +217,8 @@ def plain_promise(result: Result) -> Said:
             result.attack,
             result.party,
         )
+        if same and result.measure == PERMITTED:  # no more is promised
+            return said("attack.promise.known-others")
         if same and f"attack.promise.{key}" in catalogue(LANGUAGES[0]):
             return said(f"attack.promise.{key}")
     return said("attack.promise.other", promise=result.promise)
@@ -258,7 +263,7 @@ def _what_it_takes(result: Result) -> list[Said]:
 
 def _about(number: int) -> int:
     """Two digits of it, rounded up: no more is known."""
-    step = 10 ** max(0, len(str(number)) - 2)
+    step: int = 10 ** max(0, len(str(number)) - 2)
     return -(-number // step) * step
 
 

@@ -8,6 +8,7 @@ all engines agree; the final model and the devices' vectors are those of the run
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import ndtr
 
 import sottovoce
 from sottovoce.algorithms.base import Contributing, Schedule
@@ -48,6 +50,7 @@ from sottovoce.experiment import Experiment, PreparedExperiment
 from sottovoce.parties.device import cut_profile
 from sottovoce.parties.shuffler import Seeds, Shuffler, shuffled
 from sottovoce.privacy.base import Release
+from sottovoce.privacy.own_epsilon import auc_permitted
 from sottovoce.privacy.reports import SEALED_BYTES
 from sottovoce.rng import Streams
 from sottovoce.runs.card import CardSetting
@@ -292,6 +295,11 @@ def _of_devices(
     own["again"] = _again(world, plan, threads)
     if settings.release.contributing is not None:
         own["contributed"] = _contributed(world, kept)
+        delta = settings.release.contributing.delta
+        own["permitted"] = auc_permitted(own["contributed"].epsilons, delta)
+    elif settings.link.noise:
+        seen = math.ceil(plan.rounds * min(1.0, plan.cohort_size / max(1, plan.devices)))
+        own["permitted"] = float(ndtr(math.sqrt(seen / 2.0) / settings.link.noise))
     if world.experiment.draws == "secret":
         updates = _senders(kept, "server") if plan.triples else {}
         told, own["told senders"] = told_words(federation.devices.rng, own.get("bits", ()), updates)

@@ -27,6 +27,7 @@ from sottovoce.attacks.filters import Ranking, rank
 from sottovoce.attacks.views import (
     ATTACKS,
     CONFIDENCE_Z,
+    PERMITTED,
     Attack,
     Remedy,
     Result,
@@ -321,6 +322,21 @@ def _judge_held(home: Home, truth: Truth) -> Result:
     return _result("A12", "member items", _HELD, found, len(mine), detail)
 
 
+ALLOWED: Final = "Nobody tells whether I took part better than the ε of this run permits."
+
+
+def by_epsilon(result: Result, truth: Truth) -> Result:
+    """Held against what ε permits where one bounds what is published: nobody promises a coin there,
+    and with enough users any ε above 0 is told from one. `truth.own["permitted"]` is that AUC."""
+    permitted = truth.own.get("permitted")
+    if permitted is None or not result.claims:
+        return result
+    detail = f"{result.detail}; ε permits an AUC of {permitted:.3f}, and a coin has .5"
+    return replace(
+        result, measure=PERMITTED, base_rate=float(permitted), promise=ALLOWED, detail=detail
+    )
+
+
 def _judge_part(home: Home, truth: Truth) -> Result:
     question = MemberPairs.took_part(truth.train, _RNG)
     users = np.unique(question.users)
@@ -334,7 +350,7 @@ def _judge_part(home: Home, truth: Truth) -> Result:
     ends = (max(0.0, ranking.auc - half), min(1.0, ranking.auc + half))
     found = AgainstControl(ranking.auc, 0.5, ends)
     result = _result("A12", "participation", _PART, found, len(users), _said(home))
-    return replace(result, looked=len(users))
+    return by_epsilon(replace(result, looked=len(users)), truth)
 
 
 def _result(
