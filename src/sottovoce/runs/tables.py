@@ -54,7 +54,8 @@ def readable_bytes(count: float) -> str:
 
 def hints(outcome: RunOutcome) -> list[str]:
     """What a reader of the results should be told: that a system which learns ends below
-    popularity, and what to try; that a sum hides less than it seems to."""
+    popularity, and what to try; that the catalogue is cut; that a sum hides less than it seems
+    to."""
     own = outcome.evaluations[outcome.system]
     metric = own_metric(own)
     size = outcome.federation.schedule.cohort_size if isinstance(outcome, DeviceOutcome) else 0
@@ -72,6 +73,8 @@ def hints(outcome: RunOutcome) -> list[str]:
         ]
     if isinstance(outcome, SiloOutcome):
         return found + _silo_hints(outcome)
+    if outcome.cut is not None:
+        found.append(outcome.cut.words(outcome.system, own.summary()))
     return found + _sum_hints(outcome)
 
 

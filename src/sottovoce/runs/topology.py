@@ -21,6 +21,7 @@ from sottovoce.engines.observers import Checkpoints, Report
 from sottovoce.errors import said_of
 from sottovoce.evaluation.protocol import Evaluation, Protocol, evaluate
 from sottovoce.experiment import Experiment, PreparedExperiment
+from sottovoce.runs.catalogue import CutCatalogue
 from sottovoce.runs.folder import RunFolder
 from sottovoce.runs.home import baseline_at_home
 
@@ -58,6 +59,8 @@ class RunOutcome(PreparedExperiment):
     """The name of the federated one."""
     seconds: float
     folder: RunFolder | None
+    cut: CutCatalogue | None
+    """What became of rare items, where they are cut."""
 
 
 class Topology(ABC):
@@ -130,6 +133,7 @@ class ActiveRun:
     protocol: Protocol
     progress: Report
     folder: RunFolder | None = None
+    cut: CutCatalogue | None = None
     left_out: list[str] = field(default_factory=list)
     """Baselines that learn from all histories in one place, which no rank has."""
 
@@ -163,11 +167,11 @@ class ActiveRun:
             line["slow"] = slow
         self.folder.append_pace(line)
 
-    def _judge(self, scorer: Scorer) -> Evaluation:
+    def _judge(self, scorer: Scorer, test: Interactions | None = None) -> Evaluation:
         split, options = self.topology.split, self.options
         return evaluate(
-            scorer, split.train, split.test, self.protocol, threads=options.threads,
-            ranks=options.ranks,
+            scorer, split.train, split.test if test is None else test, self.protocol,
+            threads=options.threads, ranks=options.ranks,
         )  # fmt: skip
 
     def judge_all(self) -> tuple[dict[str, Evaluation], Measures]:
@@ -179,6 +183,9 @@ class ActiveRun:
         def judge(label: str, scorer: Scorer) -> None:
             evaluations[label] = self._judge(scorer)
             measures[label] = self.topology.measures(scorer, self.options.threads)
+            if self.cut is not None:
+                whole = self.cut.judge(label, lambda test: self._judge(scorer, test))
+                measures[label] = {**measures[label], **whole}
 
         baselines, train = self.experiment.baselines, self.topology.split.train
         ranks = self.options.ranks

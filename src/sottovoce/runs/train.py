@@ -17,6 +17,7 @@ from sottovoce.engines.observers import Report as Report
 from sottovoce.errors import DataError, RunError, UsageError
 from sottovoce.evaluation.protocol import SLAB, Protocol
 from sottovoce.experiment import Experiment
+from sottovoce.runs.catalogue import cut_catalogue
 from sottovoce.runs.devices import DeviceOutcome as DeviceOutcome
 from sottovoce.runs.devices import DeviceTopology
 from sottovoce.runs.folder import RunFolder, check_writable, environment
@@ -73,7 +74,8 @@ def run_experiment(
     protocol = experiment.evaluation.protocol(topology.split, experiment.seed, dataset.shard)
     check_protocol(protocol, topology.split, ranks)
     progress("data", 1, 1)
-    run = ActiveRun(experiment, options, topology, protocol, progress)
+    cut = cut_catalogue(experiment, dataset, topology.split)
+    run = ActiveRun(experiment, options, topology, protocol, progress, cut=cut)
     if out is None:
         topology.train(run)
         evaluations, measures = run.judge_all()
@@ -100,6 +102,7 @@ def run_experiment(
         system=experiment.system,
         seconds=time.perf_counter() - started,
         folder=run.folder,
+        cut=cut,
     )
 
 
