@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 STAGES = {
     "data": "Preparing the data",
     "training": "Devices learn",
+    "search": "Trying settings",
+    "finalists": "Finalists with other seeds",
     "baselines": "Fitting baselines",
     "evaluation": "Ranking for every user",
     "attacks": "Trying attacks",

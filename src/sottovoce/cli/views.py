@@ -145,12 +145,12 @@ def report(
 ) -> None:
     """Tables and plots of one run, or of several side by side.
 
-    RUN is the folder of a finished run.
+    RUN is the folder of a finished run, or of a search (`sottovoce tune`).
 
-    One run gets its report.html written again. Several are compared: results with significance,
-    what left the devices, and a report in --out (by default `comparison` in the first run's
-    folder). Runs on different data or under different protocols are told apart and a warning says
-    so.
+    One run gets its report.html written again, and so does a search. Several runs are compared:
+    results with significance, what left the devices, and a report in --out (by default `comparison`
+    in the first run's folder). Runs on different data or under different protocols are told apart
+    and a warning says so.
 
     \b
     Examples:
@@ -161,9 +161,13 @@ def report(
     from sottovoce.runs.compare import compare_runs
     from sottovoce.runs.folder import check_writable
     from sottovoce.runs.report import write_run_report
+    from sottovoce.runs.tune import is_search
 
     if markdown + csv + as_json > 1:
         raise UsageError("choose one of --markdown, --csv and --json")
+    if len(folders) == 1 and is_search(folders[0]):
+        _report_search(folders[0], out, markdown, csv, as_json)
+        return
     cores = threads or default_threads()
     with output.interruptible("no report was written; the runs are as they were"):
         single = len(folders) == 1
@@ -182,3 +186,22 @@ def report(
         print("\n".join(table.to_csv() for table in found.tables), end="")
     else:
         output.show(*found.tables, f"Report: {found.report}")
+
+
+def _report_search(
+    folder: Path, out: Path | None, markdown: bool, csv: bool, as_json: bool
+) -> None:
+    """The page of a search, and its finalists."""
+    from sottovoce.runs.tune import reopened, summary_of
+    from sottovoce.runs.tune_report import finalists_table, write_search_report
+
+    if out is not None:
+        raise UsageError("the report of a search is written into its folder; leave out --out")
+    found = reopened(folder)
+    page, table = write_search_report(found), finalists_table(found)
+    if as_json:
+        output.emit({"folder": folder, **summary_of(found), "report": page})
+    elif markdown or csv:
+        print(table.to_markdown() if markdown else table.to_csv(), end="\n" * markdown)
+    else:
+        output.show(table, " ".join(found.cost.words()), f"Report: {page}")

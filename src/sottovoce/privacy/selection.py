@@ -14,19 +14,17 @@ less, **if**
 - only the best one is told, and nothing of the others.
 
 A search that looks at former trials before it tries the next one (`runs.tune`) is not of this kind,
-and neither is one with a fixed number of trials. So these functions price what a federation could do
-instead; they say nothing of a search that was made.
+and neither is one with a fixed number of trials. So these functions price what a federation could
+do instead; they say nothing of a search that was made.
 
-Written for a mechanism whose Rényi divergence of order λ is at most ε(λ):
+For a mechanism whose Rényi divergence of order λ is at most ε(λ), that of the best one is at most
 
-| K is drawn from                                   | Rényi divergence of order λ of the best, at most  |
-|---------------------------------------------------|---------------------------------------------------|
-| the truncated negative binomial D(η, γ), Theorem 2 | ε(λ) + (1+η)·min over λ̂ of [(1 − 1/λ̂)·ε(λ̂)    |
-|                                                   | + log(1/γ)/λ̂] + log(E K)/(λ−1)                   |
-| Poisson(μ), Theorem 6                             | ε(λ) + μ·δ̂ + log(μ)/(λ−1), where the mechanism is |
-|                                                   | (log(1 + 1/(λ−1)), δ̂)-differentially private     |
+- ε(λ) + (1+η)·min over h ≥ 1 of [(1 − 1/h)·ε(h) + log(1/γ)/h] + log(E K)/(λ−1), if K is drawn from
+  the truncated negative binomial D(η, γ) (Theorem 2);
+- ε(λ) + μ·δ + log(μ)/(λ−1), if K is drawn from Poisson(μ) and the mechanism is (log(1 + 1/(λ−1)),
+  δ)-differentially private (Theorem 6).
 
-η = 1 is the geometric distribution, and with λ, λ̂ → ∞ it gives 3ε of pure ε (Liu and Talwar 2019);
+η = 1 is the geometric distribution, and with λ, h → ∞ it gives 3ε of pure ε (Liu and Talwar 2019);
 η = 0 is the logarithmic one, 2ε.
 """
 
@@ -123,10 +121,10 @@ def epsilon_of(renyi: Renyi, delta: float = DELTA) -> float:
 
 @lru_cache(maxsize=64)
 def _others(loss: Loss, gamma: float) -> float:
-    """What Theorem 2 adds for the trainings that were not chosen, by the best λ̂."""
+    """What Theorem 2 adds for the trainings that were not chosen, by the best h."""
     spread = math.log(1.0 / gamma)
     found = ((1.0 - 1.0 / one) * loss.renyi(one) + spread / one for one in ORDERS)
-    return min(spread, loss.renyi(math.inf), *found)  # the first is λ̂ = 1
+    return min(spread, loss.renyi(math.inf), *found)  # the first is h = 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,6 +57,11 @@ class FinishedRun(PreparedExperiment):
         """Refuses a run that has not finished, and data that has changed since."""
         folder = RunFolder.open(path)
         manifest = folder.manifest()
+        if manifest.get("kind") == "search":
+            raise RunError(
+                f"{path} is a search for settings, not a run; run the best that it found with "
+                f"`sottovoce run {path / 'best.toml'}`"
+            )
         if not folder.finished:
             raise RunError(f"{path} has not finished; go on with `sottovoce run … --resume`")
         check_manifest(manifest, path)
