@@ -275,7 +275,7 @@ def search(
     with folder.locked():
         _same_sampler(folder)
         journal = Journal.open(folder.path / "trials.jsonl")
-        with _workers(world, progress) as train:
+        with workers(world, progress) as train:
             trials = _trials(world, journal, train, progress)
             finalists, again = _finals(world, trials, journal, train, progress)
         cost = cost_of([*trials, *again])
@@ -607,7 +607,7 @@ _here: list[SearchWorld] = []
 
 
 @contextlib.contextmanager
-def _workers(world: SearchWorld, progress: Report) -> Iterator[Train]:
+def workers(world: SearchWorld, progress: Report) -> Iterator[Train]:
     """Who trains: this process, or several that end with it, however it ends."""
     jobs = world.options.jobs
     if jobs == 1:
