@@ -58,9 +58,7 @@ class Range:
     def __str__(self) -> str:
         if self.choices:
             return ",".join(_written(one) for one in self.choices)
-        ends = ":".join(
-            f"{int(end)}" if self.whole else f"{end:g}" for end in (self.low, self.high)
-        )
+        ends = ":".join(str(int(end) if self.whole else end) for end in (self.low, self.high))
         return f"log:{ends}" if self.log else ends
 
     @property
@@ -276,7 +274,7 @@ def _chosen(settings: tuple[str, ...], values: list[Any], where: str) -> Range:
         raise ConfigError(f"{where} has values that are no number, word, true or false")
     if any(isinstance(one, float) and not math.isfinite(one) for one in values):
         raise ConfigError(f"{where} has a value that is no finite number")
-    if len({(type(one), one) for one in values}) < max(2, len(values)):
+    if len(set(values)) < max(2, len(values)):  # 1, 1.0 and true are no three, either
         raise ConfigError(f"{where} needs two different values or more, not {values}")
     return Range(settings, choices=tuple(values))
 

@@ -221,7 +221,7 @@ class SearchOutcome:
     maximise: bool
     trials: tuple[Training, ...]
     again: tuple[Training, ...]
-    """Of the finalists, with other seeds."""
+    """Of finalists, with other seeds."""
     finalists: tuple[Finalist, ...]
     """The best one first."""
     cost: SearchCost
@@ -277,7 +277,8 @@ def search(
         journal = Journal.open(folder.path / "trials.jsonl")
         with workers(world, progress) as train:
             trials = _trials(world, journal, train, progress)
-            finalists, again = _finals(world, trials, journal, train, progress)
+            finalists = _finals(world, trials, journal, train, progress)
+        again = journal.others(experiment.seed)
         cost = cost_of([*trials, *again])
         before = float(folder.manifest().get("seconds", 0.0))
         seconds = before + time.perf_counter() - started
@@ -309,18 +310,14 @@ def reopened(path: Path) -> SearchOutcome:
         experiment = Experiment.from_table(manifest["experiment"])
         space = read_space(experiment, own=manifest["space"])
         metric, maximise = read_metric(manifest["metric"], experiment.evaluation.k)
-        done = Journal.open(folder.path / "trials.jsonl").done
+        journal = Journal.open(folder.path / "trials.jsonl")
         summary, seconds = manifest["search"], float(manifest["seconds"])
-        trials = [done[n, experiment.seed] for n in range(int(summary["trials"]))]
+        trials = [journal.done[n, experiment.seed] for n in range(int(summary["trials"]))]
         finalists = tuple(
             Finalist(int(one["number"]), one["settings"], tuple(one["values"]))
             for one in summary["finalists"]
         )
-        again = [
-            done[one.number, experiment.seed + k]
-            for one in finalists
-            for k in range(1, len(one.values))
-        ]
+        again = journal.others(experiment.seed)
     except (KeyError, TypeError, ValueError) as error:
         raise CorruptData(f"{path} is no whole search: {error}") from None
     return SearchOutcome(
@@ -375,6 +372,10 @@ class Journal:
         if text.count("\n") != len(done) or not text.endswith("\n"):
             journal.sort()
         return journal
+
+    def others(self, seed: int) -> list[Training]:
+        """With other seeds than this."""
+        return [self.done[key] for key in sorted(self.done) if key[1] != seed]
 
     def add(self, one: Training) -> None:
         with open(self.path, "a", encoding="utf-8") as file:
@@ -431,7 +432,7 @@ def _finals(
     journal: Journal,
     train: Train,
     progress: Report,
-) -> tuple[list[Finalist], list[Training]]:
+) -> list[Finalist]:
     """The best trials with all their seeds, the best mean first."""
     options, seed = world.options, world.experiment.seed
     chosen = best_of(trials, options.finalists, maximise=world.maximise)
@@ -455,7 +456,7 @@ def _finals(
             "--seeds 1"
         )
     found.sort(key=lambda one: (world.better(one.mean), one.number))
-    return found, [journal.done[a.number, s] for a, s in pairs]
+    return found
 
 
 def best_of(trials: Sequence[Training], count: int, *, maximise: bool = True) -> list[Training]:

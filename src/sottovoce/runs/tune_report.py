@@ -29,7 +29,7 @@ FEWEST = 10
 
 def best_table(table: Mapping[str, Any], found: SearchOutcome) -> dict[str, Any]:
     """The experiment of a file with the best settings, under a name of its own."""
-    whole = changed({k: v for k, v in table.items() if k != "search"}, found.best.settings)
+    whole = changed(table, found.best.settings)
     whole["name"] = f"{found.experiment.name}-tuned"
     return whole
 
