@@ -22,17 +22,15 @@ from typing import Any
 from sottovoce.core.recommender import default_threads
 from sottovoce.data.sources import available
 from sottovoce.experiment import Experiment, find_experiment, load_benchmark
-from sottovoce.runs.space import Settings, read_space
-from sottovoce.runs.tune import (
-    Journal,
+from sottovoce.runs.search_trials import (
     SearchOptions,
     SearchWorld,
-    Task,
+    TrialTask,
     best_of,
-    search,
     searched_experiment,
-    workers,
 )
+from sottovoce.runs.space import Settings, read_space
+from sottovoce.runs.tune import Journal, search, workers
 
 fpl: Any = load_benchmark("fpl")
 Progress = Callable[[str], None]
@@ -114,7 +112,7 @@ def compared(
     journal = Journal.open(folder / "grid.jsonl")
     points = grid.points()
     tasks = [
-        Task(number, experiment.seed, point)
+        TrialTask(number, experiment.seed, point)
         for number, point in enumerate(points)
         if (number, experiment.seed) not in journal.done
     ]

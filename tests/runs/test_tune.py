@@ -20,22 +20,20 @@ from sottovoce.errors import ConfigError, FolderInUse, RunError, UsageError
 from sottovoce.experiment import Experiment, find_experiment
 from sottovoce.privacy.accountant import account
 from sottovoce.runs.search_cost import Charge, cost_of
+from sottovoce.runs.search_trials import (
+    SearchOptions,
+    SearchWorld,
+    Training,
+    TrialTask,
+    best_of,
+    read_metric,
+    run_trial,
+    searched_experiment,
+)
 from sottovoce.runs.space import read_space
 from sottovoce.runs.standing import standing
 from sottovoce.runs.train import run_experiment
-from sottovoce.runs.tune import (
-    Journal,
-    SearchOptions,
-    SearchWorld,
-    Task,
-    Training,
-    best_of,
-    read_metric,
-    reopened,
-    run_trial,
-    search,
-    searched_experiment,
-)
+from sottovoce.runs.tune import Journal, reopened, search
 from sottovoce.runs.tune_report import importance, write_best
 
 FILE = """# A file with a comment.
@@ -215,11 +213,11 @@ def test_pruned_and_failed_trials_cannot_be_best():
 def test_seeds_change_what_is_drawn_and_never_the_split():
     experiment, space = parts(data={"split": "random"})
     world = SearchWorld.of(experiment, space, OPTIONS)
-    one, again, other = (run_trial(world, Task(0, seed, {})) for seed in (3, 3, 4))
+    one, again, other = (run_trial(world, TrialTask(0, seed, {})) for seed in (3, 3, 4))
     assert one.value == again.value != other.value
     # With another seed in the file the same training is judged on other items.
     elsewhere = SearchWorld.of(*parts(data={"split": "random"}, seed=4), OPTIONS)
-    assert run_trial(elsewhere, Task(0, 4, {})).value != other.value
+    assert run_trial(elsewhere, TrialTask(0, 4, {})).value != other.value
     assert world.split.test.n_interactions == world.judged
 
 
@@ -228,13 +226,13 @@ def test_settings_that_diverge_or_do_not_go_together_are_trials_that_failed():
     space = read_space(experiment, ["algorithm.learning_rate=0.05,10.0"])
     world = SearchWorld.of(experiment, space, OPTIONS)
     wild = run_trial(
-        world, Task(1, 3, {"algorithm.learning_rate": 10.0, "algorithm.reg_user": 900.0})
+        world, TrialTask(1, 3, {"algorithm.learning_rate": 10.0, "algorithm.reg_user": 900.0})
     )
     assert wild.state == "failed"
     assert wild.value is None
     assert wild.why.startswith("diverged")
     silly = run_trial(
-        world, Task(1, 3, {"algorithm.configuration": "", "algorithm.cohort_size": 999})
+        world, TrialTask(1, 3, {"algorithm.configuration": "", "algorithm.cohort_size": 999})
     )
     assert silly.state == "failed"
     assert "cohort_size is 999" in silly.why
@@ -274,7 +272,7 @@ def test_a_training_is_charged_what_its_run_has_spent(name, settings, tmp_path):
     whole = Experiment.from_file(find_experiment(name), settings)
     experiment = searched_experiment(whole.table)
     world = SearchWorld.of(experiment, read_space(experiment), OPTIONS)
-    charge = run_trial(world, Task(0, experiment.seed, {})).charge
+    charge = run_trial(world, TrialTask(0, experiment.seed, {})).charge
     outcome = run_experiment(experiment, tmp_path / "run")
     bound = standing(experiment, outcome.folder.ledger()).epsilon
     assert charge.bounded == math.isfinite(bound)

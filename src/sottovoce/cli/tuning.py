@@ -107,14 +107,9 @@ def tune(
     from sottovoce.core.recommender import default_threads
     from sottovoce.experiment import Experiment, find_experiment
     from sottovoce.runs.folder import check_writable
+    from sottovoce.runs.search_trials import SearchOptions, require_optuna, searched_experiment
     from sottovoce.runs.space import read_space
-    from sottovoce.runs.tune import (
-        SearchOptions,
-        require_optuna,
-        search,
-        searched_experiment,
-        summary_of,
-    )
+    from sottovoce.runs.tune import search, summary_of
     from sottovoce.runs.tune_report import finalists_table, write_best, write_search_report
 
     require_optuna()

@@ -118,7 +118,7 @@ class SearchCost:
             f"In a real federation {each} would cost: a user would pay up to "
             f"ε = {_shown(self.told)} at δ = {self.delta:g}{proxy}, where the dearest one alone "
             f"costs {_shown(self.one)}.{weak}",
-            f"If settings were drawn at random, as many times as chance says (on average "
+            f"If settings were drawn at random, a geometric or Poisson number of times (on average "
             f"{self.trainings:,}), and the best model alone were told, the cost would be "
             f"ε = {_shown(self.chosen)}{without} (private selection, Papernot and Steinke 2022); "
             "this search is not of that kind.",

@@ -19,9 +19,10 @@ from sottovoce.evaluation.report import (
 )
 from sottovoce.evaluation.tables import Column, Table
 from sottovoce.runs.folder import new_figures, write_text
+from sottovoce.runs.search_trials import Training
 from sottovoce.runs.space import Range, as_it_is, changed
 from sottovoce.runs.tables import Row
-from sottovoce.runs.tune import SearchOutcome, Training
+from sottovoce.runs.tune import SearchOutcome
 
 FEWEST = 10
 """Trials that have ended, without which nothing is said of which setting matters."""
