@@ -129,12 +129,14 @@ def scatter(
     *,
     x_label: str,
     y_label: str,
-    log: bool = False,
+    log: tuple[float, float] | None = None,
     names: Sequence[str] = (),
     level: Curve | None = None,
 ) -> Figures:
-    """Points of several kinds, on a logarithmic axis with `log`. With `names` places are those of
-    names; `level` is a line through the best so far."""
+    """Points of several kinds; with `log` on a logarithmic axis with these ends. With `names` places
+    are those of names; `level` is a line through the best so far."""
+    from matplotlib.ticker import NullFormatter
+
     _need(groups)
     with drawing(path, "", (6.4, 3.8)) as (figure, axes):
         if level is not None:
@@ -149,8 +151,11 @@ def scatter(
         if names:
             axes.set_xticks(np.arange(len(names)), list(names))
             axes.margins(x=0.15)
-        elif log:
+        elif log is not None:
             axes.set_xscale("log")
+            axes.set_xlim(log[0] / 1.1, log[1] * 1.1)
+            if log[1] >= 10.0 * log[0]:  # powers of ten are labels enough
+                axes.xaxis.set_minor_formatter(NullFormatter())
         axes.set(xlabel=x_label, ylabel=y_label)
         _legend(figure, axes)
     return figure_files(path)

@@ -102,7 +102,7 @@ class SearchCost:
         first = "This search was a simulation, on data that lie here."
         if not self.trainings:
             return [first, "Nothing would have left a device."]
-        each = f"each of its {self.trainings:,} trainings, also of those given up on the way,"
+        each = f"each of its {self.trainings:,} trainings, also those given up on the way,"
         if not math.isfinite(self.told):
             return [
                 first,

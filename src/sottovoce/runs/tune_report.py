@@ -190,7 +190,7 @@ def _against(one: Range, points: list[tuple[Any, float]], path: Path, metric: st
     names = [str(choice) for choice in one.choices]
     places = [(names.index(str(x)) if names else float(x), y) for x, y in points]
     return plots.scatter(
-        path, {"trials": _points(places)}, x_label=one.name, y_label=metric, log=one.log,
+        path, {"trials": _points(places)}, x_label=one.name, y_label=metric, log=(one.low, one.high) if one.log else None,
         names=names,
     )  # fmt: skip
 
