@@ -315,7 +315,7 @@ def test_the_command_writes_a_file_that_runs_and_a_page(tmp_path, capsys):
 
     command = ["tune", file, "--out", place, "--trials", 12, "--seeds", 1, "--json"]
     command += ["--set", "algorithm.reg_user=0.01"]
-    code, said = call(*command, "--test")
+    code, said = call(*command)
     assert code == 0, said.err
     found = json.loads(said.out)
     assert found["part"] == "validation"
@@ -332,19 +332,13 @@ def test_the_command_writes_a_file_that_runs_and_a_page(tmp_path, capsys):
     assert table["search"] == tomllib.loads(FILE)["search"]
     for name, value in found["best"]["settings"].items():
         assert table["algorithm"][name.partition(".")[2]] == value
-    again = run_experiment(Experiment.from_file(place / "best.toml"))
-    assert again.experiment.data.part == "test"
-    assert again.evaluations["pFPL+"].summary() == pytest.approx(found["test"]["results"])
+    assert "test" not in found
+    assert not (place / "test").exists()
     page = (place / "report.html").read_text()
     assert "Which settings matter" in page
     assert {p.stem for p in (place / "figures").glob("*.png")} == {
         "history", "setting-0", "setting-1",
     }  # fmt: skip
-    before = (place / "best.toml").read_bytes()
-    code, said = call(*command)
-    assert code == 0
-    assert json.loads(said.out)["best"] == found["best"]
-    assert (place / "best.toml").read_bytes() == before
     (place / "report.html").unlink()
     code, said = call("report", place)
     assert code == 0
@@ -360,6 +354,22 @@ def test_the_command_writes_a_file_that_runs_and_a_page(tmp_path, capsys):
         code, said = call(*command, *arguments)
         assert code in (UsageError.exit_code, RunError.exit_code)
         assert words in json.loads(said.out)["error"]
+
+
+@pytest.mark.slow
+def test_the_best_file_is_run_on_the_test_part_where_that_is_asked_for(tmp_path, capsys):
+    file, place = tmp_path / "tiny.toml", tmp_path / "s"
+    file.write_text(FILE)
+    command = ["tune", file, "--out", place, "--trials", "3", "--seeds", "1", "--json"]
+    assert sottovoce.cli.call([*map(str, command)]) == 0
+    found, before = json.loads(capsys.readouterr().out), (place / "best.toml").read_bytes()
+    assert sottovoce.cli.call([*map(str, command), "--test"]) == 0
+    tested = json.loads(capsys.readouterr().out)
+    assert tested["best"] == found["best"]
+    assert (place / "best.toml").read_bytes() == before
+    again = run_experiment(Experiment.from_file(place / "best.toml"))
+    assert again.experiment.data.part == "test"
+    assert again.evaluations["pFPL+"].summary() == pytest.approx(tested["test"]["results"])
 
 
 def test_importance_is_said_where_enough_trials_ended(whole):

@@ -87,7 +87,7 @@ class Training:
             "state": self.state,
             "value": self.value,
             "reached": [list(one) for one in self.reached],
-            "seconds": round(self.seconds, 3),
+            "seconds": self.seconds,
             "charge": self.charge.to_table(),
         }
         return table | ({"why": self.why} if self.why else {})
@@ -289,7 +289,7 @@ def run_trial(world: SearchWorld, task: TrialTask, progress: Report | None = Non
         why = f"diverged: {error}"
     except ConfigError as error:
         why = str(error)
-    seconds = time.perf_counter() - started
+    seconds = round(time.perf_counter() - started, 3)  # as it is written
     return Training(
         task.number, task.seed, task.settings, state, value, tuple(reached), why, seconds, charge
     )
