@@ -150,6 +150,12 @@ def test_another_search_in_the_folder_is_refused_and_nothing_is_lost(whole):
     assert (whole.folder.path / "trials.jsonl").read_bytes() == before
 
 
+def test_a_kill_before_the_first_line_loses_nothing_and_blocks_nothing(tmp_path):
+    (tmp_path / "manifest.json.partial").write_text('{"half')
+    found = search(*parts(), tmp_path, replace(OPTIONS, trials=1, seeds=1))
+    assert len(found.trials) == 1
+
+
 @pytest.fixture
 def worlds(tmp_path, monkeypatch):
     """Two data sets whose training parts are the same and whose test parts are not."""

@@ -133,8 +133,8 @@ def scatter(
     names: Sequence[str] = (),
     level: Curve | None = None,
 ) -> Figures:
-    """Points of several kinds; with `log` on a logarithmic axis with these ends. With `names` places
-    are those of names; `level` is a line through the best so far."""
+    """Points of several kinds; with `log` on a logarithmic axis with these ends. With `names`,
+    places are those of names; `level` is a line through the best so far."""
     from matplotlib.ticker import NullFormatter
 
     _need(groups)

@@ -189,10 +189,10 @@ def _by_setting(found: SearchOutcome, figures: Path) -> list[Block]:
 def _against(one: Range, points: list[tuple[Any, float]], path: Path, metric: str) -> plots.Figures:
     names = [str(choice) for choice in one.choices]
     places = [(names.index(str(x)) if names else float(x), y) for x, y in points]
+    ends = (one.low, one.high) if one.log else None
     return plots.scatter(
-        path, {"trials": _points(places)}, x_label=one.name, y_label=metric, log=(one.low, one.high) if one.log else None,
-        names=names,
-    )  # fmt: skip
+        path, {"trials": _points(places)}, x_label=one.name, y_label=metric, log=ends, names=names
+    )
 
 
 def _points(pairs: Any) -> plots.Curve:
