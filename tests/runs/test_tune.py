@@ -245,11 +245,11 @@ def test_settings_that_diverge_or_do_not_go_together_are_trials_that_failed():
 
 
 def test_a_metric_that_is_not_given_is_named(tmp_path):
-    assert read_metric("", 5) == ("NDCG@5", True)
+    assert read_metric("", (5, 10)) == ("NDCG@5", True)
     with pytest.raises(UsageError, match=r"gives no NDCG@7; there are P@10"):
-        read_metric("NDCG@7", 10)
+        read_metric("NDCG@7", (10,))
     with pytest.raises(UsageError, match="neither better nor worse"):
-        read_metric("Gini@10", 10)
+        read_metric("Gini@10", (10,))
     sampled = parts(evaluation={"candidates": 20})
     with pytest.raises(ConfigError, match=r"gives no P@10; it gives"):
         search(*sampled, tmp_path / "s", replace(OPTIONS, metric="P@10", trials=2))

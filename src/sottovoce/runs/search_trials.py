@@ -139,7 +139,7 @@ class SearchWorld:
         """Of an experiment whose part is "validation"."""
         if experiment.data.part != "validation":
             raise ConfigError('a search is for data.part = "validation" alone')
-        metric, maximise = read_metric(options.metric, experiment.evaluation.k)
+        metric, maximise = read_metric(options.metric, experiment.evaluation.cutoffs)
         prepared = experiment.prepared()
         run = begun(prepared, run_options(options), quiet)
         per_epoch = 1
@@ -161,16 +161,19 @@ class SearchWorld:
 
 def searched_experiment(table: Mapping[str, Any]) -> Experiment:
     """The experiment of a file as trials run it: on the validation part, without baselines."""
-    kept = {name: value for name, value in table.items() if name not in ("baselines", "search")}
+    other = ("baselines", "search", "seeds")
+    kept = {name: value for name, value in table.items() if name not in other}
+    if table.get("seeds"):  # of a file with several, the first
+        kept["seed"] = table["seeds"][0]
     kept["data"] = {**kept.get("data", {}), "part": "validation"}
     kept["evaluation"] = {**kept.get("evaluation", {}), "every_epochs": 0}
     return Experiment.from_table(kept)
 
 
-def read_metric(asked: str, k: int) -> tuple[str, bool]:
+def read_metric(asked: str, cutoffs: Sequence[int]) -> tuple[str, bool]:
     """The metric by which trials are judged, and whether more of it is better."""
-    known = {f"{one.key()}@{k}": one for one in every_metric()}
-    name = asked or f"NDCG@{k}"
+    known = {f"{one.key()}@{k}": one for k in cutoffs for one in every_metric()}
+    name = asked or f"NDCG@{cutoffs[0]}"
     if name not in known:
         raise UsageError(
             f"evaluation gives no {name}; there are {', '.join(known)} (evaluation.k sets the "

@@ -159,7 +159,7 @@ def reopened(path: Path) -> SearchOutcome:
     try:
         experiment = Experiment.from_table(manifest["experiment"])
         space = read_space(experiment, own=manifest["space"])
-        metric, maximise = read_metric(manifest["metric"], experiment.evaluation.k)
+        metric, maximise = read_metric(manifest["metric"], experiment.evaluation.cutoffs)
         journal = Journal.open(folder.path / "trials.jsonl")
         summary, seconds = manifest["search"], float(manifest["seconds"])
         trials = [journal.done[n, experiment.seed] for n in range(int(summary["trials"]))]
