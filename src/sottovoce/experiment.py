@@ -280,6 +280,7 @@ class Experiment:
         known = {
             "name", "seed", "seeds", "draws", "data", "town", "algorithm", "release", "link",
             "consent", "evaluation", "baselines", "service", "owners", "defence", "home",
+            "search",
         }  # fmt: skip
         unknown = sorted(set(table) - known)
         if unknown:
@@ -295,6 +296,7 @@ class Experiment:
                 f"{name!r} cannot name an experiment; use letters, digits, dots, dashes and "
                 "underscores"
             )
+        _section(table, "search")  # which `runs.space` reads
         draws: Draws = table.get("draws", "fast")
         if draws not in get_args(Draws):
             raise ConfigError(f'draws must be "fast" or "secret", not {draws!r}')

@@ -21,6 +21,7 @@ which whoever sees it reads the user's vector and every positive. The release is
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -80,6 +81,15 @@ class FCFConfig(AlgorithmSettings):
     def system(self) -> str:
         """Its name in tables."""
         return "FCF" if self.variant == "paper" else "FCF (as in FPL)"
+
+    def searched(self) -> Mapping[str, str]:
+        weight = {} if self.variant == "fpl" else {"alpha": "log:0.5:50"}
+        return {
+            "learning_rate": "log:0.005:0.1",
+            "reg": "log:0.5:50",
+            **weight,
+            "embedding_size": "8,16,32",
+        }
 
     def confidence(self) -> closed_form.Confidence:
         if self.variant == "fpl":

@@ -19,6 +19,7 @@ pFPL+ makes X⁺/N times as many draws per epoch as pFPL although the text calls
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
@@ -186,6 +187,13 @@ class FPLConfig(AlgorithmSettings):
         negative = others * (1.0 - (1.0 - 1.0 / others) ** triples)
         share = consent.share_positives.astype(np.float64)
         return float((negative + release.positives_sent(held, share, triples)).mean())
+
+    def searched(self) -> Mapping[str, str]:
+        return {
+            "learning_rate": "log:0.001:0.1",
+            "reg_user+reg_positive+reg_negative": "log:0.001:0.1",
+            "embedding_size": "8,16,32,64",
+        }
 
     def advice(self, cohort_size: int) -> str:
         rate, several = self.learning_rate, cohort_size > 1
