@@ -99,7 +99,7 @@ def run_experiment(
         system=experiment.system,
         seconds=time.perf_counter() - started,
         folder=run.folder,
-        cut=cut,
+        cut=run.cut,
     )
 
 
