@@ -46,10 +46,12 @@ NAMES: Mapping[str, str] = {
     "price-list": "every system as printed and as it survives: accuracy, bytes, time, and what "
     "each attack came to (MovieLens 1M, Foursquare Italy)",
     "poisoning": "malicious devices that push an item, with and without defences",
+    "negatives-leak": "FedMF, FedNCF, PFedRec and FedRAP with and without training negatives that "
+    "leak the test item (MovieLens 1M and 100K, Last.fm)",
     "wu-fedgnn": "FedGNN of Wu et al.: accuracy, and what pseudo items hide (MovieLens 1M, or the "
     "town without it)",
 }
-ON_GPU = ("uc-", "scale")
+ON_GPU = ("uc-", "scale", "negatives-leak")
 """How names begin that can be trained on a GPU."""
 MODULES: Mapping[str, Sequence[str]] = {
     "fpl": ("fpl_table2", "fpl_table3", "fpl_sweep"),
@@ -62,6 +64,7 @@ MODULES: Mapping[str, Sequence[str]] = {
     "price": ("price_list",),
     "poisoning": ("poisoning",),
     "wu": ("wu_fedgnn",),
+    "negatives": ("negatives_leak",),
 }
 """Where the views of a paper are: each module has `VIEWS` by name, and their kind of `STUDY`."""
 
