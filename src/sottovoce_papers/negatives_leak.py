@@ -7,6 +7,7 @@ import itertools
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from dataclasses import fields as dataclass_fields
 from pathlib import Path
 from typing import Any, Self
 
@@ -83,6 +84,13 @@ class LeakSystem:
         if bool(self.rival) == bool(self.baseline):
             raise ConfigError(f"{self.label} must be a rival or a baseline")
 
+    @classmethod
+    def of(cls, table: Mapping[str, Any], number: int) -> LeakSystem:
+        known = {each.name for each in dataclass_fields(cls)}
+        if "label" not in table or not set(table) <= known:
+            raise ConfigError(f"systems[{number}] needs a label, and has fields that are unknown")
+        return cls(**table)
+
     def cases(self, source: str) -> list[dict[str, Any]]:
         """The settings to choose from."""
         base = laid_over(self.rival, self.at.get(source, {}))
@@ -133,10 +141,7 @@ class LeakStudy(Study):
         cls, name: str, quick: bool, cells: Path, threads: int, report: Report, device: str = "cpu"
     ) -> Self:
         table = installed(name, quick)
-        systems = [
-            config.build(LeakSystem, each, f"systems[{number}]")
-            for number, each in enumerate(table["systems"])
-        ]
+        systems = [LeakSystem.of(each, number) for number, each in enumerate(table["systems"])]
         settings = config.build(LeakConfig, table.get("study", {}), "study")
         data, printed = table["data"], table.get("printed", ())
         return cls(settings, data, systems, printed, cells, threads, report, device)
