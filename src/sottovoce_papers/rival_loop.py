@@ -87,9 +87,11 @@ class Samples:
 
     users: Tensor
     """[U], those with most samples first."""
+    sizes: NDArray[np.int64]
+    """[U]: how many samples each has."""
     start: Tensor
     size: Tensor
-    """[U]: where each one's samples are."""
+    """[U]: where they are, and again how many."""
     pairs: Tensor
     """[samples], the place of its pair of user and item in what follows."""
     labels: Tensor
@@ -103,15 +105,13 @@ class Samples:
         labels, and which of them count."""
         import torch
 
-        column = torch.arange(batch, device=self.size.device)
-        for first in range(0, int(self.size.max()), batch):
-            active = int((self.size > first).sum())
-            left = self.size[:active] - first
-            width = min(batch, int(left.max()))
-            mask = column[:width] < left[:, None]
-            place = (self.start[:active, None] + first + column[:width]).clamp(
-                max=len(self.pairs) - 1
-            )
+        # A GPU is not asked for anything on the way: it would have to finish first.
+        last = len(self.pairs) - 1
+        for first in range(0, int(self.sizes[0]), batch):
+            active = int((self.sizes > first).sum())
+            column = torch.arange(min(batch, int(self.sizes[0]) - first), device=self.size.device)
+            place = (self.start[:active, None] + first + column).clamp(max=last)
+            mask = column < self.size[:active, None] - first
             yield active, self.pairs[place], self.labels[place], mask
 
 
@@ -193,8 +193,8 @@ class RivalWorld:
         owner, item, labels = owner[order], item[order], labels[order]
         known, pairs = torch.unique(owner * self.n_items + item, return_inverse=True)
         return Samples(
-            users, size.cumsum(0) - size, size, pairs, labels, known // self.n_items,
-            known % self.n_items,
+            users, self.counts[chosen] * (1 + negatives), size.cumsum(0) - size, size, pairs,
+            labels, known // self.n_items, known % self.n_items,
         )  # fmt: skip
 
 
@@ -281,8 +281,8 @@ class Rival(ABC):
                     value -= s.learning_rate * rate.view(shape) * grads[name]
                 if s.alternating:
                     _, moved = self._gradients(table[pairs], mine, labels, mask, round)
-                moved = moved * rate[:, None, None]
-                table.index_add_(0, pairs[mask], moved[mask], alpha=-s.item_rate)
+                moved = (moved * rate[:, None, None]).flatten(0, 1)  # 0 outside the mask
+                table.index_add_(0, pairs.flatten(), moved, alpha=-s.item_rate)
                 steps[:active] += 1.0
         self.keep(users, params)
         self.gather(samples, before, table)
@@ -329,8 +329,14 @@ def train_rival(
                 drawn = world.samples(chosen, settings.negatives, rng.child("round", round))
                 rival.learn(drawn, round)
             rival.fold(round)
-            if not torch.isfinite(rival.items).all():
-                raise Diverged(f"{settings.system} ran off to infinity; lower its rates")
+            if round % 10 == 9:
+                _check(settings, rival)
             if progress is not None:
                 progress(round + 1, settings.rounds)
+        _check(settings, rival)
         return rival.scorer()
+
+
+def _check(settings: RivalSettings, rival: Rival) -> None:
+    if not bool(rival.items.isfinite().all()):
+        raise Diverged(f"{settings.system} ran off to infinity; lower its rates")

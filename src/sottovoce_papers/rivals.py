@@ -95,9 +95,10 @@ class FedNCF(RivalSettings):
 
     embedding_size: int = 48
     """16 for the product and 32 for the network."""
+    batch_size: int = 1024
     local_epochs: int = 2
-    learning_rate: float = 1.0
-    item_rate: float = 10.0
+    learning_rate: float = 0.3
+    item_rate: float = 100.0
     init_scale: float = 0.1
 
     def __post_init__(self) -> None:
