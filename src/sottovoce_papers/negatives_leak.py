@@ -1,9 +1,8 @@
 """The leak in published figures: training negatives that are drawn from outside a user's whole
-history never hit her test item, and so tell the model what it is. Each rival with and without it."""
+history never hit her test item, and so tell the model what it is. Each rival with and without."""
 
 from __future__ import annotations
 
-import itertools
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,10 +14,8 @@ import numpy as np
 
 from sottovoce import config
 from sottovoce.baselines import BASELINES
-from sottovoce.core.recommender import Scorer
 from sottovoce.data.dataset import Dataset
-from sottovoce.data.splitting import Split
-from sottovoce.errors import ConfigError, Diverged
+from sottovoce.errors import ConfigError
 from sottovoce.evaluation import plots
 from sottovoce.evaluation.protocol import Protocol, evaluate
 from sottovoce.evaluation.report import FigureBlock
@@ -28,8 +25,7 @@ from sottovoce.experiment import Experiment
 from sottovoce.rng import Streams
 from sottovoce.runs.train import Report
 from sottovoce.wire.terms import named
-from sottovoce_papers.rival_loop import RivalWorld, train_rival
-from sottovoce_papers.rivals import rival_of
+from sottovoce_papers.rivals import best_case, cases_of, rival_of, rival_scorer
 from sottovoce_papers.study import (
     Arrays,
     Claim,
@@ -40,7 +36,6 @@ from sottovoce_papers.study import (
     count_of,
     installed,
     interval,
-    laid_over,
     shown,
 )
 
@@ -93,20 +88,8 @@ class LeakSystem:
 
     def cases(self, source: str) -> list[dict[str, Any]]:
         """The settings to choose from."""
-        base = laid_over(self.rival, self.at.get(source, {}))
-        grid = {} if source in self.at else self.grid
-        return [
-            {**base, **dict(zip(grid, values, strict=True))}
-            for values in itertools.product(*grid.values())
-        ]
-
-
-def rival_scorer(
-    table: Mapping[str, Any], split: Split, seed: int, device: str, *, leak: bool
-) -> Scorer:
-    """A trained rival. With `leak` its clients never draw what is in the test part."""
-    world = RivalWorld(split.train, device, split.test if leak else None)
-    return train_rival(rival_of(table), world, Streams.from_seed(seed).child("rival"))
+        known = self.at.get(source)
+        return cases_of({**self.rival, **(known or {})}, {} if known else self.grid)
 
 
 class LeakStudy(Study):
@@ -209,17 +192,13 @@ class LeakStudy(Study):
         """A rival's settings, by NDCG@10 among 99 candidates of the validation part; what runs off
         to infinity is not chosen."""
         cases = [self._sized(case) for case in system.cases(source)]
-        if len(cases) == 1:
-            return cases[0]
-        scores = []
-        for number, case in enumerate(cases):
-            self.report(f"{source}: rates of {system.label}", number, len(cases))
-            try:
-                found = self.cell(source, 0, case, "fair", "validation")
-                scores.append(float(found["sampled NDCG@10"].mean()))
-            except Diverged:
-                scores.append(-1.0)
-        return cases[int(np.argmax(scores))]
+
+        def score(case: dict[str, Any]) -> float:
+            self.report(f"{source}: rates of {system.label}", cases.index(case), len(cases))
+            found = self.cell(source, 0, case, "fair", "validation")
+            return float(found["sampled NDCG@10"].mean())
+
+        return best_case(cases, score)
 
     def figures(self, source: str, system: LeakSystem) -> list[Row]:
         """A row for each way, with each user's values over all seeds."""

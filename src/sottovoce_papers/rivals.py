@@ -9,9 +9,10 @@ items that it drew as negatives, the more it can learn of the one that it never 
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,7 +20,8 @@ from numpy.typing import NDArray
 
 from sottovoce import config
 from sottovoce.core.recommender import FactorScorer, Scorer
-from sottovoce.errors import ConfigError
+from sottovoce.data.splitting import Split
+from sottovoce.errors import ConfigError, Diverged
 from sottovoce.rng import Streams
 from sottovoce_papers.rival_loop import (
     Params,
@@ -28,6 +30,7 @@ from sottovoce_papers.rival_loop import (
     RivalWorld,
     Samples,
     first_values,
+    train_rival,
 )
 
 if TYPE_CHECKING:
@@ -110,7 +113,7 @@ class FedNCF(RivalSettings):
         return FedNCFClients(self, world, rng)
 
     def sent(self, n_items: int) -> int:
-        sizes = zip(LAYERS[:-1], LAYERS[1:], strict=True)
+        sizes = itertools.pairwise(LAYERS)
         network = sum((a + 1) * b for a, b in sizes)
         last = self.embedding_size - LAYERS[0] // 2 + LAYERS[-1] + 1
         return 4 * (n_items * self.embedding_size + network + last)
@@ -123,7 +126,7 @@ class FedNCFClients(FedMFClients):
 
         self.network: Params = {}
         product = settings.embedding_size - LAYERS[0] // 2
-        sizes = [*zip(LAYERS[:-1], LAYERS[1:], strict=True), (product + LAYERS[-1], 1)]
+        sizes = [*itertools.pairwise(LAYERS), (product + LAYERS[-1], 1)]
         for number, (wide, narrow) in enumerate(sizes):
             scale = math.sqrt(2.0 / (wide + narrow))
             stream = rng.child("network", number)
@@ -149,7 +152,9 @@ class FedNCFClients(FedMFClients):
 
         half, last = LAYERS[0] // 2, len(LAYERS) - 1
         vector = params["vector"][:, None]
-        hidden = torch.cat([vector[..., -half:].expand(*rows.shape[:2], half), rows[..., -half:]], 2)
+        hidden = torch.cat(
+            [vector[..., -half:].expand(*rows.shape[:2], half), rows[..., -half:]], 2
+        )
         for number in range(last):
             bias = params[f"b{number}"][:, None]
             hidden = torch.relu(torch.baddbmm(bias, hidden, params[f"w{number}"]))
@@ -414,8 +419,6 @@ class ByTorch:
 
 def _scaled(settings: RivalSettings, world: RivalWorld) -> RivalSettings:
     """With item rates times the number of items."""
-    from dataclasses import replace
-
     return replace(settings, item_rate=settings.item_rate * world.n_items)
 
 
@@ -435,3 +438,36 @@ def rival_of(table: Mapping[str, Any], where: str = "rival") -> RivalSettings:
     if name not in RIVALS:
         raise ConfigError(f"{where}.name must be one of {sorted(RIVALS)}, not {name!r}")
     return config.build(RIVALS[name], fields, where)
+
+
+# --- how its rates are chosen, and what it then does ---------------------------------------------
+
+
+def cases_of(rival: Mapping[str, Any], grid: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
+    """The settings to choose from."""
+    every = itertools.product(*grid.values())
+    return [{**rival, **dict(zip(grid, values, strict=True))} for values in every]
+
+
+def best_case(
+    cases: Sequence[dict[str, Any]], score: Callable[[dict[str, Any]], float]
+) -> dict[str, Any]:
+    """The case of the highest score, the first of several; what runs off to infinity is not
+    chosen."""
+    if len(cases) == 1:
+        return cases[0]
+    found = []
+    for case in cases:
+        try:
+            found.append(score(case))
+        except Diverged:
+            found.append(-1.0)
+    return cases[int(np.argmax(found))]
+
+
+def rival_scorer(
+    table: Mapping[str, Any], split: Split, seed: int, device: str, *, leak: bool = False
+) -> Scorer:
+    """A trained rival. With `leak` its clients never draw what is in the test part."""
+    world = RivalWorld(split.train, device, split.test if leak else None)
+    return train_rival(rival_of(table), world, Streams.from_seed(seed).child("rival"))

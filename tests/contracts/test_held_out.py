@@ -103,7 +103,10 @@ def test_no_baseline_sees_what_is_held_out(tmp_path, monkeypatch):
         "baselines": {name: small(kind) for name, kind in BASELINES.items()},
     }
     ranked = [
-        {name: found.lists for name, found in run(table, one, None, monkeypatch).evaluations.items()}
+        {
+            name: found.lists
+            for name, found in run(table, one, None, monkeypatch).evaluations.items()
+        }
         for one in (*WORLDS, world(1, train_seed=5))
     ]
     for name in BASELINES:

@@ -17,7 +17,7 @@ def quiet(what, done, total):
 
 SYSTEMS = [
     LeakSystem("counts", rival={"name": "counting", "rounds": 25}),
-    LeakSystem("FedMF", rival={"name": "fedmf"}, grid={"item_rate": [0.001, 1e30]}),
+    LeakSystem("FedMF", rival={"name": "fedmf"}, grid={"item_rate": [0.001, 1e38]}),
     LeakSystem("Top-Pop", baseline={"name": "top-pop"}),
 ]
 PRINTED = [{"data": "town", "system": "FedMF", "HR@10": 0.5, "from": "a paper"}]

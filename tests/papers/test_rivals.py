@@ -105,7 +105,7 @@ def test_a_round_is_what_each_client_would_do_alone(train):
     rival = settings.begin(world, RNG.child("start"))
     tables, expected = [], np.zeros((train.n_users, train.n_items), np.float32)
     for place, user in enumerate(world.able):
-        rows, weight, bias = one_client(
+        rows, weight, _ = one_client(
             rival.items, rival.weights[user], samples, place, settings, train.n_items
         )
         tables.append(rows)
@@ -169,7 +169,7 @@ def test_fedrap_remembers_all_that_it_drew():
 
 
 def test_what_makes_no_sense_is_refused(train):
-    with pytest.raises(ConfigError, match="rival.name must be one of"):
+    with pytest.raises(ConfigError, match=r"rival\.name must be one of"):
         rival_of({"name": "fedsomething"})
     with pytest.raises(ConfigError, match="rounds must be at least 1"):
         rival_of({"name": "fedmf", "rounds": 0})
