@@ -22,7 +22,7 @@ from sottovoce.core.ledger import totals_of
 from sottovoce.core.recommender import Scorer
 from sottovoce.data.dataset import Dataset
 from sottovoce.data.splitting import Split
-from sottovoce.errors import ConfigError
+from sottovoce.errors import ConfigError, Diverged
 from sottovoce.evaluation.protocol import Evaluation, evaluate
 from sottovoce.experiment import Experiment, find_experiment
 from sottovoce.rng import Streams
@@ -31,7 +31,7 @@ from sottovoce.runs.devices import DeviceOutcome
 from sottovoce.runs.standing import standing
 from sottovoce.runs.train import Report, run_experiment
 from sottovoce.wire.terms import named
-from sottovoce_papers.rivals import best_case, cases_of, rival_of, rival_scorer
+from sottovoce_papers.rivals import WORST, best_case, cases_of, rival_of, rival_scorer
 from sottovoce_papers.study import Arrays, Floats, Study, count_of, installed, laid_over
 
 VERSION = 1
@@ -113,17 +113,24 @@ class BenchmarkFacts:
     """What a system came to, beside each user's figures. Bytes are those of one user in all, on
     average, in training; -1 where nobody knows."""
 
-    up: float
-    down: float
-    epsilon: float
+    up: float = -1.0
+    down: float = -1.0
+    epsilon: float = math.inf
     """What a user has spent at most; infinite where nothing bounds it."""
-    bound: str
-    attacks: str
-    seconds: float
-    settings: Mapping[str, Any]
-    protocol: str
-    test: str
+    bound: str = ""
+    attacks: str = ""
+    seconds: float = 0.0
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    protocol: str = ""
+    test: str = ""
     """By which two can tell that they found the same items: a digest of the test part."""
+
+
+def _facts(text: bytes) -> BenchmarkFacts:
+    told = json.loads(text)
+    if told.get("epsilon") is None:
+        told["epsilon"] = math.inf
+    return BenchmarkFacts(**told)
 
 
 class BenchmarkStudy(Study):
@@ -227,9 +234,7 @@ class BenchmarkStudy(Study):
         found = self.kept(
             key, [*METRICS, "facts"], lambda: self._measured(source, sections, seed, part, attacked)
         )
-        told = json.loads(bytes(found["facts"]))
-        told["epsilon"] = math.inf if told["epsilon"] is None else told["epsilon"]
-        return found, BenchmarkFacts(**told)
+        return found, _facts(bytes(found["facts"]))
 
     def _chosen(
         self, source: str, rival: Mapping[str, Any], grid: Mapping[str, list[Any]]
@@ -253,7 +258,12 @@ class BenchmarkStudy(Study):
             found, facts = self._ours(experiment, sections, attacked)
         else:
             split = experiment.split(self.dataset(source))
-            scorer, facts = self._others(split, sections, seed)
+            try:
+                scorer, facts = self._others(split, sections, seed)
+            except Diverged:
+                if part == "test":
+                    raise
+                return {**dict.fromkeys(METRICS, WORST), "facts": np.frombuffer(b"{}", np.uint8)}
             facts |= {"seconds": time.perf_counter() - started, "test": answers_digest(split)}
             protocol = experiment.evaluation.protocol(split, seed)
             found = evaluate(scorer, split.train, split.test, protocol, threads=self.threads)

@@ -15,7 +15,7 @@ import numpy as np
 from sottovoce import config
 from sottovoce.baselines import BASELINES
 from sottovoce.data.dataset import Dataset
-from sottovoce.errors import ConfigError
+from sottovoce.errors import ConfigError, Diverged
 from sottovoce.evaluation import plots
 from sottovoce.evaluation.protocol import Protocol, evaluate
 from sottovoce.evaluation.report import FigureBlock
@@ -25,7 +25,7 @@ from sottovoce.experiment import Experiment
 from sottovoce.rng import Streams
 from sottovoce.runs.train import Report
 from sottovoce.wire.terms import named
-from sottovoce_papers.rivals import best_case, cases_of, rival_of, rival_scorer
+from sottovoce_papers.rivals import WORST, best_case, cases_of, rival_of, rival_scorer
 from sottovoce_papers.study import (
     Arrays,
     Claim,
@@ -176,7 +176,12 @@ class LeakStudy(Study):
             kind = named(table, BASELINES, "", "baseline")
             scorer = kind.fit(split.train, Streams.from_seed(seed).child("baseline", kind.name))
         else:
-            scorer = rival_scorer(table, split, seed, self.device, leak=way == "leak")
+            try:
+                scorer = rival_scorer(table, split, seed, self.device, leak=way == "leak")
+            except Diverged:
+                if part == "test":
+                    raise
+                return {f"{place} {metric}": WORST for place in PLACES for metric in METRICS}
         seconds = time.perf_counter() - started
         protocols = {
             "sampled": experiment.evaluation.protocol(split, 0),
@@ -202,6 +207,7 @@ class LeakStudy(Study):
 
     def figures(self, source: str, system: LeakSystem) -> list[Row]:
         """A row for each way, with each user's values over all seeds."""
+        rows: list[Row]
         if system.baseline:
             rows = [{"way": "baseline", "table": dict(system.baseline)}]
             seeds: Sequence[int] = self.config.seeds[:1]

@@ -72,7 +72,7 @@ class RivalSettings(ABC):
                 raise ConfigError(f"{name} must be above 0, not {getattr(self, name)}")
 
     @abstractmethod
-    def begin(self, world: RivalWorld, rng: Streams) -> Rival:
+    def begin(self, world: RivalWorld, rng: Streams) -> RivalClients:
         """Before the first round."""
 
     def sent(self, n_items: int) -> int:
@@ -227,7 +227,7 @@ def first_values(rng: Streams, rows: int, width: int, scale: float, device: str)
     return torch.tensor(values.astype(np.float32), device=device)
 
 
-class Rival(ABC):
+class RivalClients(ABC):
     """A federation of a rival's clients between two rounds."""
 
     def __init__(self, settings: RivalSettings, world: RivalWorld, rng: Streams) -> None:
@@ -337,6 +337,6 @@ def train_rival(
         return rival.scorer()
 
 
-def _check(settings: RivalSettings, rival: Rival) -> None:
+def _check(settings: RivalSettings, rival: RivalClients) -> None:
     if not bool(rival.items.isfinite().all()):
         raise Diverged(f"{settings.system} ran off to infinity; lower its rates")

@@ -21,11 +21,11 @@ from numpy.typing import NDArray
 from sottovoce import config
 from sottovoce.core.recommender import FactorScorer, Scorer
 from sottovoce.data.splitting import Split
-from sottovoce.errors import ConfigError, Diverged
+from sottovoce.errors import ConfigError
 from sottovoce.rng import Streams
 from sottovoce_papers.rival_loop import (
     Params,
-    Rival,
+    RivalClients,
     RivalSettings,
     RivalWorld,
     Samples,
@@ -36,6 +36,8 @@ from sottovoce_papers.rival_loop import (
 if TYPE_CHECKING:
     from torch import Tensor
 
+WORST = np.full(1, -1.0)
+"""What is kept of settings that ran off to infinity, so that nobody chooses or tries them again."""
 LAYERS = (64, 32, 16, 8)
 """FedNCF's network: the halves of the first are a user's and an item's part."""
 
@@ -59,11 +61,11 @@ class FedMF(RivalSettings):
     """Times the number of items."""
     init_scale: float = 0.1
 
-    def begin(self, world: RivalWorld, rng: Streams) -> Rival:
+    def begin(self, world: RivalWorld, rng: Streams) -> RivalClients:
         return FedMFClients(_scaled(self, world), world, rng)
 
 
-class FedMFClients(Rival):
+class FedMFClients(RivalClients):
     def __init__(self, settings: RivalSettings, world: RivalWorld, rng: Streams) -> None:
         super().__init__(settings, world, rng)
         self.vectors = first_values(
@@ -109,7 +111,7 @@ class FedNCF(RivalSettings):
         if self.embedding_size <= LAYERS[0] // 2:
             raise ConfigError(f"FedNCF's vectors need more than {LAYERS[0] // 2} numbers")
 
-    def begin(self, world: RivalWorld, rng: Streams) -> Rival:
+    def begin(self, world: RivalWorld, rng: Streams) -> RivalClients:
         return FedNCFClients(self, world, rng)
 
     def sent(self, n_items: int) -> int:
@@ -207,11 +209,11 @@ class PFedRec(RivalSettings):
     item_rate: float = 8.0
     """Times the number of items."""
 
-    def begin(self, world: RivalWorld, rng: Streams) -> Rival:
+    def begin(self, world: RivalWorld, rng: Streams) -> RivalClients:
         return PFedRecClients(_scaled(self, world), world, rng)
 
 
-class PFedRecClients(Rival):
+class PFedRecClients(RivalClients):
     def __init__(self, settings: RivalSettings, world: RivalWorld, rng: Streams) -> None:
         super().__init__(settings, world, rng)
         import torch
@@ -290,7 +292,7 @@ class FedRAP(RivalSettings):
     local_decay: float = 0.95
     """Of the rates, from local step to local step."""
 
-    def begin(self, world: RivalWorld, rng: Streams) -> Rival:
+    def begin(self, world: RivalWorld, rng: Streams) -> RivalClients:
         return FedRAPClients(self, world, rng)
 
 
@@ -332,7 +334,7 @@ class FedRAPClients(PFedRecClients):
         self._moved.index_add_(0, samples.pair_item, shared - before[:, size:])
 
     def fold(self, round: int) -> None:
-        Rival.fold(self, round)
+        RivalClients.fold(self, round)
 
     def scorer(self) -> Scorer:
         def every(users: Tensor) -> Tensor:
@@ -352,14 +354,14 @@ class Counting(RivalSettings):
     system = "a device that counts its negatives"
     source = "here"
 
-    def begin(self, world: RivalWorld, rng: Streams) -> Rival:
+    def begin(self, world: RivalWorld, rng: Streams) -> RivalClients:
         return CountingClients(self, world, rng)
 
     def sent(self, n_items: int) -> int:
         return 0
 
 
-class CountingClients(Rival):
+class CountingClients(RivalClients):
     def __init__(self, settings: RivalSettings, world: RivalWorld, rng: Streams) -> None:
         super().__init__(settings, world, rng)
         import torch
@@ -399,7 +401,7 @@ class CountingClients(Rival):
 class ByTorch:
     """A `Scorer` whose scores are computed where the rival was trained."""
 
-    rival: Rival
+    rival: RivalClients
     every: Any
     """From users to their scores of all items."""
 
@@ -412,7 +414,7 @@ class ByTorch:
 
         with torch.no_grad():
             place = self.rival.world.device
-            tiles = torch.tensor(np.asarray(users), device=place).split(64)
+            tiles = torch.split(torch.tensor(np.asarray(users), device=place), 64)
             found: NDArray[np.float32] = torch.cat([self.every(t) for t in tiles]).cpu().numpy()
             return found
 
@@ -452,17 +454,8 @@ def cases_of(rival: Mapping[str, Any], grid: Mapping[str, Sequence[Any]]) -> lis
 def best_case(
     cases: Sequence[dict[str, Any]], score: Callable[[dict[str, Any]], float]
 ) -> dict[str, Any]:
-    """The case of the highest score, the first of several; what runs off to infinity is not
-    chosen."""
-    if len(cases) == 1:
-        return cases[0]
-    found = []
-    for case in cases:
-        try:
-            found.append(score(case))
-        except Diverged:
-            found.append(-1.0)
-    return cases[int(np.argmax(found))]
+    """The case of the highest score, the first of several."""
+    return cases[0] if len(cases) == 1 else max(cases, key=score)
 
 
 def rival_scorer(
