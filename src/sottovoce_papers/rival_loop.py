@@ -62,6 +62,9 @@ class RivalSettings(ABC):
     """Step size of item rows on the client."""
     init_scale: float = 1.0
     """Standard deviation of the first values."""
+    reg: float = 0.0
+    """Weight decay: in every local step of a client all of its numbers shrink by this share of the
+    step, item rows that it does not touch included."""
 
     def __post_init__(self) -> None:
         for name in ("embedding_size", "rounds", "negatives", "batch_size", "local_epochs"):
@@ -70,6 +73,8 @@ class RivalSettings(ABC):
         for name in ("learning_rate", "item_rate", "init_scale"):
             if not getattr(self, name) > 0.0:
                 raise ConfigError(f"{name} must be above 0, not {getattr(self, name)}")
+        if not 0.0 <= self.reg < 1.0:
+            raise ConfigError(f"reg must lie between 0 and 1, not {self.reg}")
 
     @abstractmethod
     def begin(self, world: RivalWorld, rng: Streams) -> RivalClients:
@@ -236,7 +241,7 @@ class RivalClients(ABC):
         self.items = first_values(
             rng.child("items"), world.n_items, size, scale, world.device
         )  # the server's table
-        self._moved = self.items * 0.0
+        self._moved, self._left = self.items * 0.0, 0.0
 
     @abstractmethod
     def local(self, users: Tensor) -> Params:
@@ -271,6 +276,7 @@ class RivalClients(ABC):
         s, users = self.settings, samples.users
         before, params = self.rows(samples), self.local(users)
         table, steps = before.clone(), (samples.size * 0).to(before.dtype)
+        left = steps + 1.0  # of an item row that is not touched
         for _ in range(s.local_epochs):
             for active, pairs, labels, mask in samples.steps(s.batch_size):
                 mine = {name: value[:active] for name, value in params.items()}
@@ -278,14 +284,20 @@ class RivalClients(ABC):
                 grads, moved = self._gradients(table[pairs], mine, labels, mask, round)
                 for name, value in mine.items():
                     shape = (active, *(1,) * (value.ndim - 1))
-                    value -= s.learning_rate * rate.view(shape) * grads[name]
+                    step = s.learning_rate * rate.view(shape)
+                    value -= step * (grads[name] + s.reg * value)
                 if s.alternating:
                     _, moved = self._gradients(table[pairs], mine, labels, mask, round)
+                if s.reg:
+                    shrunk = steps * 0.0 + 1.0
+                    shrunk[:active] -= s.item_rate * s.reg * rate
+                    table *= shrunk[samples.pair_user, None]
+                    left *= shrunk
                 moved = (moved * rate[:, None, None]).flatten(0, 1)  # 0 outside the mask
                 table.index_add_(0, pairs.flatten(), moved, alpha=-s.item_rate)
                 steps[:active] += 1.0
         self.keep(users, params)
-        self.gather(samples, before, table)
+        self.gather(samples, before, table, left)
 
     def _gradients(
         self, rows: Tensor, params: Params, labels: Tensor, mask: Tensor, round: int
@@ -305,15 +317,18 @@ class RivalClients(ABC):
         found = torch.autograd.grad(total, [rows, *mine.values()])
         return dict(zip(mine, found[1:], strict=True)), found[0]
 
-    def gather(self, samples: Samples, before: Tensor, after: Tensor) -> None:
-        """The server adds up what clients have changed in item rows."""
-        self._moved.index_add_(0, samples.pair_item, after - before)
+    def gather(self, samples: Samples, before: Tensor, after: Tensor, left: Tensor) -> None:
+        """The server adds up what clients have changed in item rows, beside what is `left` [U] of
+        rows that they have not touched."""
+        self._moved.index_add_(0, samples.pair_item, after - left[samples.pair_user, None] * before)
+        self._left += float(left.sum())
 
     def fold(self, round: int) -> None:
-        """The server's average over all clients of the round: an item that a client has not touched
-        counts as unchanged."""
-        self.items = self.items + self._moved / len(self.world.able)
-        self._moved = self.items * 0.0
+        """The server's average over all clients of the round, with rows that they have not
+        touched."""
+        clients = len(self.world.able)
+        self.items = self.items * (self._left / clients) + self._moved / clients
+        self._moved, self._left = self.items * 0.0, 0.0
 
 
 def train_rival(

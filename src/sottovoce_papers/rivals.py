@@ -100,7 +100,6 @@ class FedNCF(RivalSettings):
 
     embedding_size: int = 48
     """16 for the product and 32 for the network."""
-    batch_size: int = 1024
     local_epochs: int = 2
     learning_rate: float = 0.3
     item_rate: float = 100.0
@@ -163,14 +162,14 @@ class FedNCFClients(FedMFClients):
         both = torch.cat([vector[..., :-half] * rows[..., :-half], hidden], 2)
         return torch.baddbmm(params[f"b{last}"][:, None], both, params[f"w{last}"])[..., 0]
 
-    def gather(self, samples: Samples, before: Tensor, after: Tensor) -> None:
-        super().gather(samples, before, after)
+    def gather(self, samples: Samples, before: Tensor, after: Tensor, left: Tensor) -> None:
+        super().gather(samples, before, after, left)
         ones = (samples.pair_item * 0 + 1).to(self._senders.dtype)
         self._senders.index_add_(0, samples.pair_item, ones)
 
     def fold(self, round: int) -> None:
         self.items = self.items + self._moved / self._senders.clamp(min=1.0)[:, None]
-        self._moved, self._senders = self.items * 0.0, self._senders * 0.0
+        self._moved, self._senders, self._left = self.items * 0.0, self._senders * 0.0, 0.0
         for name in self.network:
             self.network[name] = self._added[name] / len(self.world.able)
             self._added[name] = self._added[name] * 0.0
@@ -224,7 +223,7 @@ class PFedRecClients(RivalClients):
         start = torch.tensor(first.astype(np.float32), device=world.device)
         self.weights = start.expand(world.n_users, size).clone()
         self.offsets = torch.zeros(world.n_users, device=world.device)
-        self._base = self.items
+        self._base, self._shrunk = self.items, torch.ones_like(self.offsets)
         self._own: list[tuple[Tensor, Tensor]] = []
 
     def local(self, users: Tensor) -> Params:
@@ -236,8 +235,9 @@ class PFedRecClients(RivalClients):
     def logits(self, params: Params, rows: Tensor) -> Tensor:
         return (rows * params["weight"][:, None]).sum(2) + params["offset"][:, None]
 
-    def gather(self, samples: Samples, before: Tensor, after: Tensor) -> None:
-        super().gather(samples, before, after)
+    def gather(self, samples: Samples, before: Tensor, after: Tensor, left: Tensor) -> None:
+        super().gather(samples, before, after, left)
+        self._shrunk[samples.users] = left
         user = samples.users[samples.pair_user]
         score = (after * self.weights[user]).sum(1)
         self._own.append((user * self.world.n_items + samples.pair_item, score))
@@ -257,7 +257,7 @@ class PFedRecClients(RivalClients):
         scores, n_items = scores[order], self.world.n_items
 
         def every(users: Tensor) -> Tensor:
-            table = self.weights[users] @ self._base.T
+            table = self.weights[users] @ self._base.T * self._shrunk[users, None]
             low = torch.searchsorted(pairs, users * n_items)
             high = torch.searchsorted(pairs, (users + 1) * n_items)
             for place, (first, stop) in enumerate(zip(low.tolist(), high.tolist(), strict=True)):
@@ -273,8 +273,7 @@ class PFedRecClients(RivalClients):
 @dataclass(frozen=True, slots=True)
 class FedRAP(RivalSettings):
     """A table of items of each client's own, which stays, added to one that the server averages;
-    the two are driven apart, and the shared one is made sparse, more so with every round. Published
-    code adds weight decay; here is none."""
+    the two are driven apart, and the shared one is made sparse, more so with every round."""
 
     system = "FedRAP"
     source = "Li, Long, Zhou: Federated Recommendation with Additive Personalization, ICLR 2024"
@@ -327,11 +326,13 @@ class FedRAPClients(PFedRecClients):
         slower: Tensor = self.settings.decay**round * self.settings.local_decay**steps
         return slower
 
-    def gather(self, samples: Samples, before: Tensor, after: Tensor) -> None:
+    def gather(self, samples: Samples, before: Tensor, after: Tensor, left: Tensor) -> None:
         mine, shared = after.chunk(2, dim=1)
+        if self.settings.reg:
+            self.own[samples.users] *= left[:, None, None]
         self.own[samples.users[samples.pair_user], samples.pair_item] = mine
         size = self.settings.embedding_size
-        self._moved.index_add_(0, samples.pair_item, shared - before[:, size:])
+        RivalClients.gather(self, samples, before[:, size:], shared, left)
 
     def fold(self, round: int) -> None:
         RivalClients.fold(self, round)

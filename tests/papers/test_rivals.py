@@ -14,7 +14,7 @@ from sottovoce_papers.rival_loop import RivalWorld, train_rival
 from sottovoce_papers.rivals import RIVALS, FedMF, PFedRec, rival_of
 
 RNG = Streams.from_seed(3)
-SMALL = {"rounds": 2, "batch_size": 7}
+SMALL = {"rounds": 2, "batch_size": 7, "reg": 1e-4}
 
 
 def one_each(train):
@@ -84,8 +84,9 @@ def one_client(rows, weight, samples, place, settings, n_items):
     table = nn.Embedding.from_pretrained(rows.clone(), freeze=False)
     score = nn.Linear(rows.shape[1], 1)
     score.weight.data, score.bias.data = weight.clone()[None], torch.zeros(1)
-    mine = torch.optim.SGD(score.parameters(), lr=settings.learning_rate)
-    items = torch.optim.SGD(table.parameters(), lr=settings.item_rate * n_items)
+    decay = {"weight_decay": settings.reg}
+    mine = torch.optim.SGD(score.parameters(), lr=settings.learning_rate, **decay)
+    items = torch.optim.SGD(table.parameters(), lr=settings.item_rate * n_items, **decay)
     start, size = int(samples.start[place]), int(samples.size[place])
     for first in range(start, start + size, settings.batch_size):
         part = slice(first, min(first + settings.batch_size, start + size))
@@ -100,7 +101,8 @@ def one_client(rows, weight, samples, place, settings, n_items):
 
 
 def test_a_round_is_what_each_client_would_do_alone(train):
-    settings, world = PFedRec(rounds=1, batch_size=7, item_rate=0.01), RivalWorld(train)
+    settings = PFedRec(rounds=1, batch_size=7, item_rate=0.01, reg=0.05)
+    world = RivalWorld(train)
     samples = world.samples(world.able, 4, RNG.child("round", 0))
     rival = settings.begin(world, RNG.child("start"))
     tables, expected = [], np.zeros((train.n_users, train.n_items), np.float32)
