@@ -39,7 +39,7 @@ VERSION = 1
 METRICS = ("NDCG@10", "HR@10", "R@10")
 Kind = Literal["ours", "rival", "central"]
 NOT_ATTACKED = "not attacked"
-_SECTIONS = ("algorithm", "release", "link", "consent", "home", "owners")
+_SECTIONS = ("algorithm", "release", "link", "consent", "home", "owners", "evaluation")
 _KINDS = ("preset", "rival", "baseline")
 
 
@@ -105,7 +105,7 @@ class BenchmarkSystem:
 def _preset(name: str) -> dict[str, Any]:
     """What a shipped experiment says of a system, not of its data."""
     table = tomllib.loads(find_experiment(name).read_text(encoding="utf-8"))
-    return {key: table[key] for key in _SECTIONS if key in table}
+    return {key: table[key] for key in _SECTIONS if key in table and key != "evaluation"}
 
 
 @dataclass(frozen=True, slots=True)
