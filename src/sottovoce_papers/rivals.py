@@ -100,6 +100,7 @@ class FedNCF(RivalSettings):
 
     embedding_size: int = 48
     """16 for the product and 32 for the network."""
+    batch_size: int = 1024
     local_epochs: int = 2
     learning_rate: float = 0.3
     item_rate: float = 100.0
@@ -163,7 +164,9 @@ class FedNCFClients(FedMFClients):
         return torch.baddbmm(params[f"b{last}"][:, None], both, params[f"w{last}"])[..., 0]
 
     def gather(self, samples: Samples, before: Tensor, after: Tensor, left: Tensor) -> None:
-        super().gather(samples, before, after, left)
+        super().gather(
+            samples, before, after, left * 0.0 + 1.0
+        )  # who has not moved it is not asked
         ones = (samples.pair_item * 0 + 1).to(self._senders.dtype)
         self._senders.index_add_(0, samples.pair_item, ones)
 
