@@ -23,6 +23,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from sottovoce.errors import DataNotFound
 from sottovoce.experiment import Experiment, find_experiment, load_benchmark
 from sottovoce.runs import measuring
 from sottovoce.runs import plan as planning
@@ -81,9 +82,13 @@ def run(*, quick: bool = False, progress: Progress | None = None) -> dict[str, A
     results: list[dict[str, Any]] = []
     for system, (name, *settings) in FILES.items():
         say(f"{system}: constants")
-        small = [_called("--real", str(size), name, *settings) for size in SMALL]
         experiment = Experiment.from_file(find_experiment(name), settings)
-        crowd = planning.UsersAlike.of(experiment.prepared())
+        try:
+            crowd = planning.UsersAlike.of(experiment.prepared())
+        except DataNotFound as error:
+            say(f"{system} is left out: {error}")
+            continue
+        small = [_called("--real", str(size), name, *settings) for size in SMALL]
         constants = planning.Constants({experiment.algorithm.name: _fitted(small)})
         for size in QUICK if quick else SIZES:
             if small[-1]["seconds"] * small[-1]["rounds"] * size / SMALL[-1] > 60.0:

@@ -40,8 +40,8 @@ def _runs(values: NDArray[Any]) -> NDArray[Any]:
 
 def equal_spans(n: int, parts: int) -> list[slice]:
     """0 … n-1 in so many parts of equal length, as nearly as can be."""
-    edges = np.linspace(0, n, parts + 1).astype(int)
-    return [slice(int(a), int(b)) for a, b in itertools.pairwise(edges)]
+    edges = [n * k // parts for k in range(parts + 1)]
+    return [slice(a, b) for a, b in itertools.pairwise(edges)]
 
 
 def each(work: Callable[[P], T], parts: Sequence[P], threads: int) -> list[T]:

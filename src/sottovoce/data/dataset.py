@@ -65,6 +65,11 @@ class Labels:
         return Labels(rank[self.codes], tuple(names[i] for i in order))
 
 
+PARTS = ("train", "validation", "test")
+"""Of a published split, the later ones held out."""
+VALIDATION, TEST = 1, 2
+
+
 @dataclass(frozen=True, slots=True, repr=False, eq=False)
 class PublishedSplit:
     """A split that came with the data: which entries are held out, and sampled negatives."""
@@ -72,6 +77,15 @@ class PublishedSplit:
     held_out: NDArray[np.bool_]
     negatives: NDArray[np.int32] | None = None
     """Item numbers, shape [users, k]."""
+    validation: NDArray[np.bool_] | None = None
+    """Entries to tune on, where the split has such a part; they are none of those held out."""
+
+    def parts(self) -> NDArray[np.uint8]:
+        """The place in `PARTS` of each entry."""
+        found = np.where(self.held_out, TEST, 0).astype(np.uint8)
+        if self.validation is not None:
+            found[self.validation] = VALIDATION
+        return found
 
 
 @dataclass(frozen=True, slots=True, repr=False, eq=False)
@@ -104,6 +118,8 @@ class Dataset:
         if self.published is not None:
             entries = self.interactions.n_interactions
             _same_length("the published split", len(self.published.held_out), entries)
+            if self.published.validation is not None:
+                _same_length("its validation part", len(self.published.validation), entries)
             if self.published.negatives is not None:
                 _same_length("sampled negatives", len(self.published.negatives), users)
 
@@ -145,7 +161,7 @@ class Dataset:
         """What is publicly known of these items: their categories, and every attribute."""
         from scipy.sparse import csr_array
 
-        rows = _positions(self.interactions.items_vocabulary(), items)
+        rows = positions(self.interactions.items_vocabulary(), items)
         kinds: dict[str, Any] = {}
         for name, labels in self.item_attributes.items():
             codes = labels.codes[rows]
@@ -166,8 +182,8 @@ class Dataset:
         """
         ranks = self.shard.ranks
         old = self.interactions
-        users = _positions(old.users_vocabulary(), interactions.users_vocabulary())
-        items = _positions(old.items_vocabulary(), interactions.items_vocabulary())
+        users = positions(old.users_vocabulary(), interactions.users_vocabulary())
+        items = positions(old.items_vocabulary(), interactions.items_vocabulary())
         titles, categories = self.item_titles, self.item_categories
         return replace(
             self,
@@ -185,7 +201,7 @@ class Dataset:
         """Which of all users a rank should have instead of these, so that filters leave each rank
         as many: numbers before the filters, which left `filtered` of this share."""
         ranks, left = self.shard.ranks, filtered.interactions.users_vocabulary()
-        mine = self.shard.first + _positions(self.interactions.users_vocabulary(), left)
+        mine = self.shard.first + positions(self.interactions.users_vocabulary(), left)
         everybody, total = ranks.total(self.interactions.n_users, len(mine))
         ranks.span(total)  # raises where there are too few
         edges = np.zeros(ranks.size + 1, dtype=np.int64)
@@ -228,6 +244,8 @@ class Dataset:
         _feed(digest, ("\x1f".join(row) for row in self.item_categories or ()))
         if self.published is not None:
             _feed_shares(digest, self.published.held_out, ranks)
+            if self.published.validation is not None:
+                _feed_shares(digest, self.published.validation, ranks)
             if self.published.negatives is not None:
                 _feed_shares(digest, self.published.negatives, ranks)
         return digest.hexdigest()
@@ -284,7 +302,7 @@ def _same_length(what: str, have: int, need: int) -> None:
         raise CorruptData(f"{what}: {have:,} values for {need:,} rows")
 
 
-def _positions(old: Vocabulary, new: Vocabulary) -> NDArray[np.int64]:
+def positions(old: Vocabulary, new: Vocabulary) -> NDArray[np.int64]:
     return np.array([old.index(name) for name in new.names()], dtype=np.int64)
 
 

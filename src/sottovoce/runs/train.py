@@ -14,9 +14,10 @@ from sottovoce.core.ranks import ALONE, Ranks
 from sottovoce.data.dataset import Dataset
 from sottovoce.data.splitting import Split
 from sottovoce.engines.observers import Report as Report
-from sottovoce.errors import DataError, RunError
+from sottovoce.errors import DataError, RunError, UsageError
 from sottovoce.evaluation.protocol import SLAB, Protocol
 from sottovoce.experiment import Experiment
+from sottovoce.runs.catalogue import cut_catalogue
 from sottovoce.runs.devices import DeviceOutcome as DeviceOutcome
 from sottovoce.runs.devices import DeviceTopology
 from sottovoce.runs.folder import RunFolder, check_writable, environment
@@ -49,6 +50,11 @@ def run_experiment(
     started = time.perf_counter()
     progress = report or (lambda what, done, total: None)
     kept = out is not None
+    if experiment.seeds:
+        raise UsageError(
+            f"{experiment.name} has several seeds, and this is a run of one; leave seeds out, or "
+            "use run_seeds"
+        )
     options = RunOptions(engine, device, processes, threads, transcript, kept, ranks)
     if out is not None:
         check_writable(out)
@@ -68,7 +74,8 @@ def run_experiment(
     protocol = experiment.evaluation.protocol(topology.split, experiment.seed, dataset.shard)
     check_protocol(protocol, topology.split, ranks)
     progress("data", 1, 1)
-    run = ActiveRun(experiment, options, topology, protocol, progress)
+    cut = cut_catalogue(experiment, dataset, topology.split)
+    run = ActiveRun(experiment, options, topology, protocol, progress, cut=cut)
     if out is None:
         topology.train(run)
         evaluations, measures = run.judge_all()
@@ -95,6 +102,7 @@ def run_experiment(
         system=experiment.system,
         seconds=time.perf_counter() - started,
         folder=run.folder,
+        cut=cut,
     )
 
 

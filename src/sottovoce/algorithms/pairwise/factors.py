@@ -18,6 +18,7 @@ computed anywhere, in any order.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -280,9 +281,9 @@ def _check(
         raise DataError("there must be one flag per interaction, or none at all")
 
 
-def _zeros(shape: int | tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
+def _zeros(shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
     """Zeros that begin a cache line."""
-    size = int(np.prod(shape)) * np.dtype(dtype).itemsize
+    size = math.prod(shape) * np.dtype(dtype).itemsize
     raw = np.zeros(size + _LINE, dtype=np.uint8)
     start = -raw.ctypes.data % _LINE
     return raw[start : start + size].view(dtype).reshape(shape)
