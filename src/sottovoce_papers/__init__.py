@@ -46,10 +46,14 @@ NAMES: Mapping[str, str] = {
     "price-list": "every system as printed and as it survives: accuracy, bytes, time, and what "
     "each attack came to (MovieLens 1M, Foursquare Italy)",
     "poisoning": "malicious devices that push an item, with and without defences",
+    "negatives-leak": "FedMF, FedNCF, PFedRec and FedRAP with and without training negatives that "
+    "leak the test item (MovieLens 1M and 100K, Last.fm)",
+    "benchmark": "federated recommenders, ours and others', beside central references: accuracy, "
+    "bytes, ε (MovieLens 1M and 100K, Last.fm, Foursquare Italy, Gowalla)",
     "wu-fedgnn": "FedGNN of Wu et al.: accuracy, and what pseudo items hide (MovieLens 1M, or the "
     "town without it)",
 }
-ON_GPU = ("uc-", "scale")
+ON_GPU = ("uc-", "scale", "negatives-leak", "benchmark")
 """How names begin that can be trained on a GPU."""
 MODULES: Mapping[str, Sequence[str]] = {
     "fpl": ("fpl_table2", "fpl_table3", "fpl_sweep"),
@@ -62,6 +66,8 @@ MODULES: Mapping[str, Sequence[str]] = {
     "price": ("price_list",),
     "poisoning": ("poisoning",),
     "wu": ("wu_fedgnn",),
+    "negatives": ("negatives_leak",),
+    "benchmark": ("benchmark",),
 }
 """Where the views of a paper are: each module has `VIEWS` by name, and their kind of `STUDY`."""
 
@@ -87,6 +93,25 @@ def run(
             found: dict[str, Any] = module.VIEWS[name](study, out)
             return found
     raise UsageError(f"{name} has no view")
+
+
+def compare(
+    *,
+    quick: bool,
+    sets: Sequence[str],
+    systems: Sequence[str],
+    add: Sequence[Path],
+    attacks: bool,
+    out: Path,
+    threads: int,
+    report: Report,
+    device: str = "cpu",
+) -> dict[str, Any]:
+    """The benchmark, of these data sets and systems where any are named, with rows of others."""
+    from sottovoce_papers.benchmark import NAME, STUDY, benchmark
+
+    whole = STUDY.read(NAME, quick, out.parent / "cells", threads, report, device)
+    return benchmark(whole.narrowed(sets, systems, attacks=attacks), out, add)
 
 
 def check(name: str, device: str) -> None:

@@ -105,8 +105,8 @@ def only_json(text):
 
 @pytest.mark.parametrize(
     "command",
-    ["", "demo", "run", "recommend", "ledger", "report", "reproduce", "bench", "data",
-     "data import"],
+    ["", "demo", "run", "recommend", "ledger", "report", "reproduce", "benchmark", "bench",
+     "data", "data import"],
 )  # fmt: skip
 def test_help_is_quick_and_has_an_example(command):
     seconds = []  # of the command's own work: others on a busy machine do not count

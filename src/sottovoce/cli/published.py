@@ -1,9 +1,9 @@
-"""`sottovoce reproduce | bench`: published results and speed."""
+"""`sottovoce reproduce | benchmark | bench`: published results, systems side by side, speed."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -27,7 +27,7 @@ def reproduce(
     threads: Threads = None,
     device: Annotated[
         Literal["cpu", "cuda"],
-        typer.Option(help="Where models are trained; cuda is for UC-FedRec alone."),
+        typer.Option(help="Where models are trained; cuda is for UC-FedRec, scale and rivals."),
     ] = "cpu",
     as_json: Json = False,
 ) -> None:
@@ -71,6 +71,71 @@ def reproduce(
             report=report,
             device=device,
         )
+    _tell(found, as_json)
+
+
+def benchmark(
+    quick: Annotated[
+        bool, typer.Option("--quick", help="One small data set and short trainings: for a look.")
+    ] = False,
+    sets: Annotated[
+        str, typer.Option(metavar="A,B", help="These data sets alone, separated by commas.")
+    ] = "",
+    systems: Annotated[
+        str, typer.Option(metavar="A;B", help="These systems alone, separated by semicolons.")
+    ] = "",
+    add: Annotated[
+        list[Path] | None,
+        typer.Option(metavar="FILE", help="A benchmark.json with rows of others; repeatable."),
+    ] = None,
+    attacks: Annotated[
+        bool, typer.Option("--attacks", help="Run the attack suite on systems of ours, too.")
+    ] = False,
+    out: Out = None,
+    threads: Threads = None,
+    device: Annotated[
+        Literal["cpu", "cuda"], typer.Option(help="Where published rivals are trained.")
+    ] = "cpu",
+    as_json: Json = False,
+) -> None:
+    """Federated recommenders side by side, on five data sets, by full ranking.
+
+    Systems of ours as their presets are shipped, published rivals (FedMF, FedNCF, PFedRec, FedRAP)
+    with fair negatives, and central references: accuracy with intervals, bytes up and down, ε, what
+    bounds it, attacks, time. Writes a table, a plot and benchmark.json, which others can add to
+    with --add. What is trained is kept in `cells` beside the folder of --out: stopped, the same
+    command goes on from there.
+
+    \b
+    Examples:
+      sottovoce benchmark --quick
+      sottovoce benchmark --sets movielens-1m,lastfm-2k --systems "pFPL+;FedMF;EASE"
+      sottovoce benchmark --add mine.json --json
+    """
+    import sottovoce_papers as published
+    from sottovoce.core.recommender import default_threads
+    from sottovoce.runs.folder import check_writable
+
+    published.check("benchmark", device)
+    place = out or Path("runs") / "benchmark"
+    check_writable(place)
+    advice = "start it again with the same command; models that are trained are kept"
+    with output.interruptible(advice), output.progress(lines=True) as report:
+        found = published.compare(
+            quick=quick,
+            sets=[name.strip() for name in sets.split(",") if name.strip()],
+            systems=[name.strip() for name in systems.split(";") if name.strip()],
+            add=add or [],
+            attacks=attacks,
+            out=place,
+            threads=threads or default_threads(),
+            report=report,
+            device=device,
+        )
+    _tell(found, as_json)
+
+
+def _tell(found: dict[str, Any], as_json: bool) -> None:
     tables = found.pop("tables", [])
     if as_json:
         output.emit(found)
@@ -80,6 +145,8 @@ def reproduce(
         verdict = "holds" if claim["holds"] else "does not hold"
         output.show(f"{verdict}: {claim['claim']} ({claim['detail']})")
     output.show(f"Report: {found['report']}")
+    if "file" in found:
+        output.show(f"For others to add to: {found['file']}")
 
 
 def bench(
