@@ -180,10 +180,16 @@ def test_the_command_plans_and_refuses(capsys):
     ):
         assert call(["plan", "pfpl-plus", *bad]) == 2
         assert word in capsys.readouterr().err
-    # One device a round, rotated reports and data owners were never timed there.
-    for name in ("sfpl", "fmf", "drift"):
+    # One device a round and rotated reports were never timed there.
+    for name in ("sfpl", "fmf"):
         assert call(["plan", name, "--gpus", "1"]) == 2
         assert "on a GPU" in capsys.readouterr().err
+
+
+@pytest.mark.data
+def test_data_owners_were_never_timed_on_a_gpu(capsys):
+    assert call(["plan", "drift/movielens-100k", "--gpus", "1"]) == 2
+    assert "on a GPU" in capsys.readouterr().err
 
 
 def test_gpu_constants_say_what_was_timed():
