@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sottovoce.algorithms.schedule import Schedule as Schedule
+from sottovoce.algorithms.schedule import Signs as Signs
 from sottovoce.algorithms.schedule import Work as Work
 from sottovoce.algorithms.schedule import require_devices as require_devices
 from sottovoce.core.choice import ASKED, DrawnField
@@ -202,6 +203,11 @@ class AlgorithmSettings(Component, ABC):
         """What to try where it ends below popularity."""
         return "try more rounds, or other settings of the algorithm"
 
+    def suspects(self, plan: Schedule, signs: Signs) -> tuple[str, ...]:
+        """Which settings most likely caused that a run ends near popularity, in half-sentences, by
+        what was measured; nothing where that tells nothing."""
+        return ()
+
     def rows_named(self, n_items: int) -> str:
         """For how many items a report has a row, in words for the device's owner."""
         if self.draws:
@@ -275,8 +281,6 @@ class FactorModel(ABC):
     sends: ClassVar[Literal["rows", "bits", "contributions"]] = "rows"
     """What leaves a device: updates of rows (`CrossDevice`), randomised reports (`Reporting`) or
     contributions to sums that are opened once (`Contributing`)."""
-    fuses: ClassVar[bool] = False
-    """Whether many rounds of one device each can be run at once (`device_learn_rounds`)."""
     sums: ClassVar[bool] = False
     """Whether simulations have a way of their own for whole cohorts (`device_learn_summed`, or
     `device_report`), which gives what the definition gives."""
@@ -287,6 +291,11 @@ class FactorModel(ABC):
     and devices recommend by the published one. Otherwise by the newest."""
     config: Any
     """Its `AlgorithmSettings`."""
+
+    @property
+    def fuses(self) -> bool:
+        """Whether many rounds of one device each can be run at once (`device_learn_rounds`)."""
+        return False
 
     @property
     def row_bytes(self) -> int:

@@ -16,6 +16,7 @@ from sottovoce.evaluation.protocol import Evaluation
 from sottovoce.evaluation.significance import compare
 from sottovoce.evaluation.tables import Cell, Column, Table, Value
 from sottovoce.privacy.accountant import rounded_up
+from sottovoce.runs.floor import near_popularity
 from sottovoce.runs.read import FinishedRun, LedgerLine, Sums, choice_groups
 from sottovoce.runs.train import DeviceOutcome, RunOutcome, SiloOutcome
 
@@ -45,23 +46,9 @@ def readable_bytes(count: float) -> str:
 
 
 def hints(outcome: RunOutcome) -> list[str]:
-    """What a reader of the results should be told: that a system which learns ends below
+    """What a reader of the results should be told: that a system which learns ends near
     popularity, and what to try; that a sum hides less than it seems to."""
-    own = outcome.evaluations[outcome.system]
-    metric = own_metric(own)
-    size = outcome.federation.schedule.cohort_size if isinstance(outcome, DeviceOutcome) else 0
-    advice = outcome.experiment.algorithm.advice(size)
-    found = []
-    for label, baseline in outcome.experiment.baselines:
-        if not baseline.floor:
-            continue
-        pair = {label: outcome.evaluations[label], outcome.system: own}
-        found += [
-            f"{outcome.system} ends below {name_of(label)} ({metric} {test.mean:.4f} against "
-            f"{test.reference_mean:.4f}); {advice}"
-            for test in compare(pair, metric, label)
-            if test.significant() and test.mean < test.reference_mean
-        ]
+    found = near_popularity(outcome)
     if isinstance(outcome, SiloOutcome):
         return found + _silo_hints(outcome)
     return found + _sum_hints(outcome)

@@ -89,6 +89,7 @@ export interface FplSettings {
   readonly name: "fpl";
   readonly embedding_size: number;
   readonly learning_rate: number;
+  readonly server_rate: number | null;
   readonly cohort_size: number | "all";
   readonly triples: number;
   readonly epochs: number;

@@ -33,6 +33,7 @@ from sottovoce.algorithms.base import (
     AlgorithmSettings,
     CrossDevice,
     Schedule,
+    Signs,
     Work,
 )
 from sottovoce.algorithms.closed_form import vectors as closed_form
@@ -45,6 +46,10 @@ from sottovoce.errors import ConfigError, MessageError
 from sottovoce.rng import Streams
 
 _ADAM = (0.9, 0.999, 1e-8)
+_HARDLY_MOVED = 0.5
+"""Of a number of the model, in all rounds: vectors are then nearly as they were drawn."""
+_ALIKE = 0.9
+"""Share of scores' variance in common from which lists are nearly everybody's."""
 
 
 @ALGORITHMS.register("fcf")
@@ -112,6 +117,20 @@ class FCFConfig(AlgorithmSettings):
 
     def advice(self, cohort_size: int) -> str:
         return f"try another algorithm.learning_rate than {self.learning_rate:g}, or more rounds"
+
+    def suspects(self, plan: Schedule, signs: Signs) -> tuple[str, ...]:
+        if self.variant == "paper" and plan.rounds * self.learning_rate < _HARDLY_MOVED:
+            return (
+                f"Adam moves a number by {self.learning_rate:g} a round at most: more "
+                f"algorithm.rounds (there were {plan.rounds:,}) or a larger "
+                "algorithm.learning_rate most likely help",
+            )
+        if signs.common > _ALIKE:
+            return (
+                f"{signs.common:.0%} of what scores differ by is the same for all users: "
+                f"algorithm.reg ({self.reg:g}) is likely too large",
+            )
+        return ()
 
     def rows_named(self, n_items: int) -> str:
         return "each of your items" if self._plain else f"each of {n_items:,} items"

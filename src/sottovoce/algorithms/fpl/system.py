@@ -13,6 +13,12 @@ Each round: the server publishes `items`; every selected device draws T triples 
 frozen, moves its vector after each, and sums the changes it would make to item rows; what may leave
 is the release's business; the server adds α times the sum of all reports.
 
+A sum over more devices is a larger step, so that α has to be fitted to every federation. Ours, not
+the paper's, is `server_rate`: the server divides every number of a sum by the root of the sum of
+its squares in all rounds so far (Adagrad; as a server's step, Reddi et al. 2021). A step is then as
+large for an item of ten people as for one of ten thousand. It is made of what the server sees
+anyhow: devices, and what leaves them, stay as they are.
+
 Two errors of the papers that matter here: the sum's σ is over the whole score (not per factor), and
 pFPL+ makes X⁺/N times as many draws per epoch as pFPL although the text calls them equal.
 """
@@ -31,6 +37,7 @@ from sottovoce.algorithms.base import (
     AlgorithmSettings,
     CrossDevice,
     Schedule,
+    Signs,
     Work,
     normal_rows,
     require_devices,
@@ -40,7 +47,7 @@ from sottovoce.config import require_whole
 from sottovoce.core.cohort import Cohort, RowCounts
 from sottovoce.core.consent import Consent, ShareRule
 from sottovoce.core.links import Link
-from sottovoce.core.messages import Aggregate, ModelView, SummedReports, Updates, row_bytes
+from sottovoce.core.messages import GRID, Aggregate, ModelView, SummedReports, Updates, row_bytes
 from sottovoce.errors import ConfigError, MessageError
 from sottovoce.rng import Keys, Streams
 
@@ -52,6 +59,16 @@ CONFIGURATIONS: dict[str, tuple[int | Literal["all"], int | Literal["mean"]]] = 
 }
 """Name → (cohort_size, triples)."""
 _HOME_DRAWS = 500
+_SATURATED = 20.0
+"""Between two items of a user: her steps are then 0 or 1 in single precision."""
+_FEW_DRAWS = 20.0
+"""Of a positive, below which a training has hardly begun."""
+_ALIKE = 0.9
+"""Share of scores' variance in common from which lists are nearly everybody's."""
+_UNLIKE = 0.3
+"""The same, below which what few have in common outweighs what everybody likes."""
+_LEAST_SQUARE = np.float32(GRID**-2)
+"""Of the smallest sum that is not 0."""
 _CELLS_PER_DRAW = 200
 """Numbers of a table that are cleared, added up and folded in the time of one written draw."""
 
@@ -62,7 +79,10 @@ class FPLConfig(AlgorithmSettings):
     embedding_size: int = 10
     """Length of a user's or item's vector; F in the paper."""
     learning_rate: float = 0.05
-    """Step size; α in the paper."""
+    """Step size; α in the paper. Of devices alone where there is a `server_rate`."""
+    server_rate: float | None = None
+    """Step size of the server where it goes by Adagrad; it adds α times the sum where this is not
+    given."""
     configuration: str = ""
     """sFPL, sFPL+, pFPL or pFPL+: sets `cohort_size` and `triples` as the paper does."""
     cohort_size: int | Literal["all"] = "all"
@@ -105,6 +125,8 @@ class FPLConfig(AlgorithmSettings):
             require_whole("triples", self.triples, 1, 1_000_000)
         if not 0.0 < self.learning_rate <= 10.0:
             raise ConfigError(f"learning_rate must lie in (0, 10], not {self.learning_rate:g}")
+        if self.server_rate is not None and not 0.0 < self.server_rate <= 10.0:
+            raise ConfigError(f"server_rate must lie in (0, 10], not {self.server_rate:g}")
         for name in ("reg_user", "reg_positive", "reg_negative", "reg_bias", "init_scale"):
             value = getattr(self, name)
             if value is not None and not 0.0 <= value < 1e3:
@@ -188,12 +210,46 @@ class FPLConfig(AlgorithmSettings):
         return float((negative + release.positives_sent(held, share, triples)).mean())
 
     def advice(self, cohort_size: int) -> str:
+        if self.server_rate is not None:
+            return (
+                f"try another algorithm.server_rate than {self.server_rate:g}, another "
+                f"algorithm.reg_user than {self.step().reg_user:g}, or more rounds"
+            )
         rate, several = self.learning_rate, cohort_size > 1
         why = f", since a round adds up the steps of {cohort_size:,} devices" if several else ""
         return (
             f"try a smaller algorithm.learning_rate, such as {rate / 5:.2g} instead of "
             f"{rate:g}{why}"
         )
+
+    def suspects(self, plan: Schedule, signs: Signs) -> tuple[str, ...]:
+        drawn = plan.rounds * plan.cohort_size * plan.triples / plan.positives
+        if signs.spread > _SATURATED:
+            if self.server_rate is None:
+                return (self.advice(plan.cohort_size),)
+            return (
+                f"scores lie {signs.spread:.2g} apart, where nothing is learnt any more: "
+                f"algorithm.server_rate ({self.server_rate:g}) is likely too large",
+            )
+        if drawn < _FEW_DRAWS:
+            return (
+                f"each positive was drawn {drawn:.2g} times: more algorithm.rounds (there were "
+                f"{plan.rounds:,}) most likely help",
+            )
+        alike = f"{signs.common:.0%} of what scores differ by is the same for all users"
+        reg = self.step().reg_user
+        if signs.common > _ALIKE:
+            # By how many e-folds vectors were pulled to 0 in all.
+            pulled = self.learning_rate * reg * plan.rounds * plan.cohort_size * plan.triples
+            if pulled > plan.devices:
+                other = self.step().reg_positive
+                pulls = f"algorithm.reg_user ({reg:g}) or reg_positive ({other:g})"
+                return (f"{alike}: {pulls} is likely too large",)
+            rate = f"algorithm.learning_rate ({self.learning_rate:g})"
+            return (f"{alike}: {rate} is likely too small, or rounds too few",)
+        if signs.common < _UNLIKE and self.server_rate is not None:
+            return (f"only {alike}: algorithm.reg_user ({reg:g}) is likely too small",)
+        return ()
 
     def step(self) -> factors.PairStep:
         rate = self.learning_rate
@@ -232,10 +288,14 @@ def schedule(config: FPLConfig, devices: int, positives: int) -> Schedule:
 class FPL(CrossDevice):
     """Both halves of FPL, for a fixed number of triples per device and round."""
 
-    fuses: ClassVar[bool] = True
     sums: ClassVar[bool] = True
     config: FPLConfig
     triples: int
+
+    @property
+    def fuses(self) -> bool:
+        """Where the server adds sums up as they are: fused rounds do just that."""
+        return self.config.server_rate is None
 
     @property
     def row_bytes(self) -> int:
@@ -248,6 +308,11 @@ class FPL(CrossDevice):
         if self.config.init_bias == "zero":
             items[:, size] = 0.0
         return items.astype(np.float32)
+
+    def server_memory(self, n_items: int) -> NDArray[np.float32]:
+        """Of every number the sum of its squares so far, where there is a `server_rate`."""
+        columns = 0 if self.config.server_rate is None else self.config.width
+        return np.zeros((n_items, columns), dtype=np.float32)
 
     def device_init(self, users: NDArray[np.int64], rng: Streams) -> NDArray[np.float32]:
         return normal_rows(users, self.config.embedding_size, self.config.init_scale, rng)
@@ -332,9 +397,17 @@ class FPL(CrossDevice):
     ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         if not isinstance(aggregate, SummedReports):
             raise MessageError("FPL folds sums of item rows, not randomised reports")
-        folded = items.copy()
-        factors.fold_rows(self.config.step(), folded, aggregate.item, aggregate.sums)
-        return folded, memory
+        folded, rate = items.copy(), self.config.server_rate
+        if rate is None:
+            factors.fold_rows(self.config.step(), folded, aggregate.item, aggregate.sums)
+            return folded, memory
+        rows, squares = aggregate.item, memory.copy()
+        sums = aggregate.sums / GRID
+        squares[rows] = squares[rows] + sums**2
+        # Where nothing was ever added there is nothing to divide.
+        root = np.sqrt(np.maximum(squares[rows], _LEAST_SQUARE), dtype=np.float64)
+        folded[rows] = folded[rows] + rate * sums / root
+        return folded, squares
 
     def accelerated(
         self,
