@@ -6,8 +6,9 @@ import pytest
 from sottovoce.algorithms.fpl.system import CONFIGURATIONS, FPL, FPLConfig, published_cost, schedule
 from sottovoce.algorithms.schedule import Schedule, Signs
 from sottovoce.baselines.bpr_mf import BPRMF
+from sottovoce.core.cohort import Cohort
 from sottovoce.core.consent import Choice, Consent
-from sottovoce.core.messages import SummedReports
+from sottovoce.core.messages import ModelView, SummedReports
 from sottovoce.errors import ConfigError, Diverged
 from sottovoce.privacy.mechanisms import ShareFraction
 from sottovoce.rng import Streams
@@ -270,3 +271,53 @@ def test_what_a_model_looks_like_names_the_setting():
     )
     assert "reg_user (0.5) is likely too small" in config.suspects(plan, Signs(1.0, 0.1))[0]
     assert config.suspects(plan, Signs(1.0, 0.5)) == ()
+
+
+def by_interaction(triples=16, **more):
+    return FPLConfig(embedding_size=4, triples=triples, draws_by="interaction", **more)
+
+
+def test_by_interaction_a_device_draws_as_often_as_it_has_positives():
+    config = by_interaction()
+    held = np.array([1, 2, 3, 4, 7, 8, 15, 16, 17, 900])
+    assert config.own_draws(held, 16).tolist() == [1, 2, 2, 4, 4, 8, 8, 16, 16, 16]
+    assert FPLConfig().own_draws(held, 16).tolist() == [16] * 10
+    assert schedule(FPLConfig(draws_by="interaction"), 10, 1005).triples == 201
+    with pytest.raises(ConfigError, match="draws_by"):
+        FPLConfig(draws_by="device")
+
+
+@pytest.mark.parametrize("share", [0.5, 1.0])
+def test_by_interaction_messages_and_sums_are_the_same(share):
+    """What devices write out, added up, is what simulations sum; a device alone draws the same."""
+    train = random_world(23, 61, 500, seed=4)
+    runs = [
+        small_run(
+            FPL(by_interaction(server_rate=0.1), 16), train, rounds=6, cohort_size=cohort,
+            choice=Choice(share_positives=share), seed=5, written=written,
+        )
+        for written in (True, False)
+        for cohort in (23,)
+    ]  # fmt: skip
+    assert np.array_equal(runs[0].items, runs[1].items)
+    assert np.array_equal(runs[0].vectors, runs[1].vectors)
+    alike = small_run(
+        FPL(FPLConfig(embedding_size=4, triples=16, server_rate=0.1), 16), train, rounds=6,
+        cohort_size=23, choice=Choice(share_positives=share), seed=5,
+    )  # fmt: skip
+    assert not np.array_equal(runs[0].items, alike.items)
+
+
+def test_by_interaction_no_device_sends_more_than_it_has_drawn():
+    train = random_world(23, 61, 500, seed=4)
+    algorithm, users = FPL(by_interaction(), 16), np.arange(23, dtype=np.int64)
+    rng = Streams.from_seed(3)
+    consent = Consent.uniform(users, Choice(share_positives=1.0))
+    cohort = Cohort(users, train, consent, algorithm.device_init(users, rng))
+    view = ModelView(0, algorithm.server_init(61, rng))
+    able = np.flatnonzero(cohort.able())
+    made = algorithm.device_learn(view, cohort, able, rng)
+    own = by_interaction().own_draws(train.counts[able], 16)
+    assert np.array_equal(np.bincount(made.row, minlength=len(able)), 2 * own)
+    assert (np.diff(made.row) >= 0).all()
+    assert np.array_equal(made.item[1::2], train.items[made.entry[1::2]])

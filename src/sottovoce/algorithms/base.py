@@ -92,6 +92,10 @@ class AlgorithmSettings(Component, ABC):
         """Draws of a device and round; 0 where it draws no pairs, or does not say how many."""
         return 0
 
+    def draws_each(self, plan: Schedule) -> float:
+        """Draws of a device and round, on average, about."""
+        return float(plan.triples)
+
     @property
     def counts_senders(self) -> bool:
         """Whether the last number of a row in a report says 1, for its sender."""
@@ -156,6 +160,11 @@ class AlgorithmSettings(Component, ABC):
         each device knows of its owner, where that matters. `places`: devices use at home in which
         place each item is. Users may be one rank's; what holds for all comes from all `ranks`."""
         return self, None
+
+    def by_rule(self, users: int, positives: int, n_items: int) -> Self:
+        """With numbers in the place of rules, on data with so many users, positives and items. In
+        a real federation whoever sets it up knows these about, or names the numbers."""
+        return self
 
     @property
     def waits_for(self) -> int | Literal["all"]:

@@ -88,6 +88,7 @@ def _why(outcome: RunOutcome) -> str:
     algorithm, size = outcome.experiment.algorithm, 0
     if isinstance(outcome, DeviceOutcome):
         plan = outcome.federation.schedule
+        algorithm = outcome.federation.server.algorithm.config
         suspects = algorithm.suspects(plan, signs_of(outcome))
         if suspects:
             return "; ".join(suspects)

@@ -62,14 +62,16 @@ def _sum_hints(outcome: RunOutcome) -> list[str]:
     n_items = outcome.split.train.n_items
     if link is None or link.summing is None or link.noise or not plan.triples:
         return []
-    each = plan.cohort_size * plan.triples / n_items
+    algorithm = outcome.federation.server.algorithm.config
+    each = plan.cohort_size * algorithm.draws_each(plan) / n_items
     if each >= DRAWS_PER_ITEM:
         return []
     enough = -(-DRAWS_PER_ITEM * n_items // plan.cohort_size)
     return [
         f"an item is drawn {each:.2g} times in a round, so that rows of the sum that are one "
         f"device's can be read by everybody; set algorithm.triples to {enough:,} or more (with "
-        "fewer rounds), or link.clip and link.noise; see `sottovoce attack`"
+        "fewer rounds, and without algorithm.draws_by), or link.clip and link.noise; see "
+        "`sottovoce attack`"
     ]
 
 

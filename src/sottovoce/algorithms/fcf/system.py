@@ -21,7 +21,8 @@ which whoever sees it reads the user's vector and every positive. The release is
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -46,6 +47,12 @@ from sottovoce.errors import ConfigError, MessageError
 from sottovoce.rng import Streams
 
 _ADAM = (0.9, 0.999, 1e-8)
+_MOST = 1e6
+_UNKNOWN = (
+    "algorithm.by_density needs to know how dense the data are, which nobody does in a real "
+    "federation; name algorithm.alpha and algorithm.reg in its place (a run on data that are alike "
+    "says which, in its manifest)"
+)
 _HARDLY_MOVED = 0.5
 """Of a number of the model, in all rounds: vectors are then nearly as they were drawn."""
 _ALIKE = 0.9
@@ -64,6 +71,8 @@ class FCFConfig(AlgorithmSettings):
     """Confidence of a positive is 1 + α; not used by the variant "fpl"."""
     reg: float = 1.0
     """Pull of all vectors to 0; λ in the paper. Above 0, or users could have no solution."""
+    by_density: bool | None = None
+    """Whether `alpha` and `reg` are multiples of what suits the density of the data (`by_rule`)."""
     rounds: int = 50
     """Rounds; every device that takes part is in each."""
     variant: Literal["paper", "fpl"] = "paper"
@@ -75,9 +84,11 @@ class FCFConfig(AlgorithmSettings):
         require_whole("embedding_size", self.embedding_size, 1, closed_form.MOST_FACTORS)
         require_whole("rounds", self.rounds, 1, 1_000_000)
         require_number("learning_rate", self.learning_rate, 0.0, 10.0)
-        require_number("alpha", self.alpha, 0.0, 1e6, above=False)
-        require_number("reg", self.reg, 0.0, 1e6)
+        require_number("alpha", self.alpha, 0.0, _MOST, above=False)
+        require_number("reg", self.reg, 0.0, _MOST)
         require_number("init_scale", self.init_scale, 0.0, 1e3)
+        if not self.by_density:  # so that terms that are agreed to stay as they are
+            object.__setattr__(self, "by_density", None)
         if self.variant not in ("paper", "fpl"):
             raise ConfigError(f'variant must be "paper" or "fpl", not {self.variant!r}')
 
@@ -86,7 +97,30 @@ class FCFConfig(AlgorithmSettings):
         """Its name in tables."""
         return "FCF" if self.variant == "paper" else "FCF (as in FPL)"
 
+    def by_rule(self, users: int, positives: int, n_items: int) -> FCFConfig:
+        """Where it goes by density: α is a multiple of 1/(50 · density), and λ one of α · 1.5 √m,
+        with m the geometric mean of positives per user and per item. With multiples of 1 these are
+        the rules of iALS (`baselines/ials.py`), but for what is rare there."""
+        if not self.by_density:
+            return self
+        alpha = self.alpha * users * n_items / (50.0 * max(1, positives))
+        reg = self.reg * 1.5 * math.sqrt(positives / math.sqrt(users * n_items)) * alpha
+        return replace(
+            self, by_density=None, alpha=min(alpha, _MOST), reg=min(max(reg, 1.0 / _MOST), _MOST)
+        )
+
+    def check_terms(self) -> None:
+        if self.by_density:
+            raise ConfigError(_UNKNOWN)
+
+    def learning(self) -> str:
+        which = "multiples of the rules for " if self.by_density else ""
+        least = super(FCFConfig, self).learning()
+        return f"{least}, {which}α = {self.alpha:.3g} and λ = {self.reg:.3g}"
+
     def confidence(self) -> closed_form.Confidence:
+        if self.by_density:
+            raise ConfigError(_UNKNOWN)
         if self.variant == "fpl":
             return closed_form.Confidence(1.0, 0.0, self.reg)
         return closed_form.Confidence(1.0 + self.alpha, 1.0, self.reg)
