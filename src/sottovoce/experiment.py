@@ -320,7 +320,8 @@ class Experiment:
         more = {"ranks": ranks} if ranks.several else {}
         settings, labels = algorithm.on_data(known, consent, n_items, release, places, **more)
         table = dataset.interactions
-        return settings.by_rule(*ranks.total(table.n_users, table.n_interactions), n_items), labels
+        users, positives = ranks.total(table.n_users, table.n_interactions)
+        return settings.by_rule(users, positives, n_items), labels
 
     def prepared(self, dataset: Dataset | None = None) -> PreparedExperiment:
         """With these data, or those that it names, split, and the consent of their users."""

@@ -96,7 +96,7 @@ class DeviceTopology(Topology):
         asked, found = self.experiment.algorithm, self.federation.server.algorithm.config
         ruled = {
             field.name: getattr(found, field.name)
-            for field in fields(asked)
+            for field in fields(found)
             if getattr(found, field.name) != getattr(asked, field.name)
             and isinstance(getattr(found, field.name), int | float)
         }

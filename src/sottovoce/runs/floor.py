@@ -64,7 +64,7 @@ def _said(system: str, own: Evaluation, label: str, floor: Evaluation) -> str:
             return f"{system} is no better than {label}, but for chance ({_figures(one)})"
     if own.lists is None or floor.lists is None:
         return ""
-    mine, theirs = (len(np.unique(e.lists[e.lists >= 0])) for e in (own, floor))
+    mine, theirs = (len(np.unique(lists[lists >= 0])) for lists in (own.lists, floor.lists))
     if mine < min(TIMES_AS_MANY * theirs, MOST_COVERED * own.n_items):
         return (
             f"{system} recommends hardly more different items than {label} ({mine:,} against "

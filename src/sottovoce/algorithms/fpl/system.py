@@ -178,7 +178,8 @@ class FPLConfig(AlgorithmSettings):
         if self.draws_by is None:
             return np.full(len(held), triples, dtype=np.int64)
         whole = np.floor(np.log2(np.maximum(held, 1))).astype(np.int64)
-        return np.minimum(np.int64(1) << whole, triples)
+        own: NDArray[np.int64] = np.minimum(np.int64(1) << whole, triples)
+        return own
 
     def server_reads(self, release: Any, n_items: int) -> tuple[str, ...]:
         least = super(FPLConfig, self).server_reads(release, n_items)
