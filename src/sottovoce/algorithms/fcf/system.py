@@ -22,7 +22,7 @@ which whoever sees it reads the user's vector and every positive. The release is
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -105,9 +105,8 @@ class FCFConfig(AlgorithmSettings):
             return self
         alpha = self.alpha * users * n_items / (50.0 * max(1, positives))
         reg = self.reg * 1.5 * math.sqrt(positives / math.sqrt(users * n_items)) * alpha
-        return replace(
-            self, by_density=None, alpha=min(alpha, _MOST), reg=min(max(reg, 1.0 / _MOST), _MOST)
-        )
+        found = {"alpha": min(alpha, _MOST), "reg": min(max(reg, 1.0 / _MOST), _MOST)}
+        return FCFConfig(**{**asdict(self), "by_density": None, **found})
 
     def check_terms(self) -> None:
         if self.by_density:
