@@ -12,18 +12,18 @@ from numpy.typing import NDArray
 from sottovoce.evaluation import METRICS, Ranked, UserMetric
 
 
-@METRICS.register("reciprocal-rank")
-class ReciprocalRank(UserMetric):
-    """RR@K = 1 / rank of the first hit, 0 without a hit; the mean over users is MRR@K."""
+@METRICS.register("top-half")
+class TopHalf(UserMetric):
+    """Top@K: the share of the upper half of a list that is a hit, for pages that show no more."""
 
-    short, mean = "RR", "MRR"
+    short = "Top"
 
     def per_user(self, ranked: Ranked) -> NDArray[np.float64]:
-        first = ranked.hit.argmax(axis=1)
-        return np.where(ranked.hit.any(axis=1), 1.0 / (first + 1.0), 0.0)
+        upper = ranked.hit[:, : max(1, ranked.hit.shape[1] // 2)]
+        return np.asarray(upper.mean(axis=1))
 
     def gain(self, rank: NDArray[np.int64]) -> NDArray[np.float64]:
-        return np.asarray(1.0 / rank)  # of one test item among sampled negatives
+        return np.asarray(rank <= 5, dtype=np.float64)  # of one item among sampled negatives
 
 
 @METRICS.register("novelty")

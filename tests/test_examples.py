@@ -65,12 +65,12 @@ def test_a_metric(experiment, tmp_path):
     run, file = tmp_path / "run", experiment("[baselines.top-pop]\n")
     found = json.loads(command("my_metric.py", "run", file, "--out", run, "--json"))["results"]
     for summary in found.values():
-        assert 0 < summary["MRR@10"] < 1 < summary["Novelty@10"]
+        assert 0 < summary["Top@10"] < 1 < summary["Novelty@10"]
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert [line for line in lines if "P@10" in line]
-    assert all("MRR@10" in line for line in lines if "P@10" in line)
+    assert all("Top@10" in line for line in lines if "P@10" in line)
     one = command("my_metric.py", "report", run)
-    assert "MRR@10" in one
+    assert "Top@10" in one
     again = tmp_path / "again"
     command("my_metric.py", "run", file, "--out", again, "--json")
     two = json.loads(command("my_metric.py", "report", run, again, "--json"))
@@ -82,7 +82,7 @@ def test_a_metric(experiment, tmp_path):
 def test_a_metric_under_sampled_candidates(experiment, tmp_path):
     words = ("run", experiment("candidates = 20\n"), "--out", tmp_path / "run", "--json")
     (summary,) = json.loads(command("my_metric.py", *words))["results"].values()
-    assert set(summary) == {"HR@10", "NDCG@10", "MAP@10", "MRR@10"}
+    assert set(summary) == {"HR@10", "NDCG@10", "MAP@10", "Top@10"}
 
 
 def test_an_importer(tmp_path):
@@ -113,9 +113,9 @@ class TestKindred(BaselineContract):
     def baseline(self):
         return BASELINES["kindred"]()
 
-class TestReciprocalRank(MetricContract):
+class TestTopHalf(MetricContract):
     def metric(self):
-        return METRICS["reciprocal-rank"]()
+        return METRICS["top-half"]()
 
 class TestNovelty(MetricContract):
     def metric(self):

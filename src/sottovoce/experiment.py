@@ -34,6 +34,7 @@ from sottovoce.data.splitting import (
     keep_active,
     leave_one_out,
     published_split,
+    published_validation,
     random_holdout,
     temporal_holdout,
     validation_split,
@@ -41,6 +42,7 @@ from sottovoce.data.splitting import (
 from sottovoce.data.town import TownConfig, generate_town
 from sottovoce.engines.silo import Sharing, owners_of
 from sottovoce.errors import ConfigError, DataError, UsageError
+from sottovoce.evaluation.metrics import metric_named, sampled_too
 from sottovoce.evaluation.protocol import Full, Given, Protocol, Sampled, negatives_digest
 from sottovoce.parties.defence import Defence
 from sottovoce.parties.server import RoundRules
@@ -114,6 +116,8 @@ def load_benchmark(name: str) -> Any:
 
 
 Draws = Literal["fast", "secret"]
+MOST_SEEDS = 1000
+"""Of one run: more are a slip of the pen."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +133,7 @@ class DataConfig:
     split: Literal["temporal", "random", "leave-one-out", "published"] = "temporal"
     """What is held out: each user's latest share, a random share, one item, or as published."""
     test_fraction: float = 0.2
-    """Share held out by "temporal" and "random"."""
+    """Share held out by "temporal" and "random", and for validation under "published"."""
     hold_out: Literal["latest", "random"] = "latest"
     """Which item "leave-one-out" takes."""
     part: Literal["test", "validation"] = "test"
@@ -149,25 +153,53 @@ class DataConfig:
 
 @dataclass(frozen=True, slots=True)
 class EvaluationConfig:
-    k: int = 10
-    """Length of the lists."""
+    k: int | tuple[int, ...] = 10
+    """Length of the lists, or several; the first one stands for the others in drawings."""
+    metrics: tuple[str, ...] = ()
+    """Columns of tables of results, such as ["NDCG", "HR", "MAP", "F1", "recall", "MRR"], the
+    first of which stands for the others; the usual ones where nothing is said."""
     candidates: Literal["full"] | int = "full"
     """Rank the whole catalogue, or the positive among so many sampled negatives."""
     every_epochs: int = 0
     """Evaluate after so many epochs, too; 0 only at the end."""
+    relevant: Literal["liked", "all"] = "liked"
+    """What of the held-out part a list should find. Only drift tells likes from dislikes (by
+    algorithm.positive_from); with "all" its lists are judged by everything that was held out, as
+    those of all other systems are, and can be put beside them. Its baselines then learn from all,
+    too."""
 
     def __post_init__(self) -> None:
-        if self.k < 1 or self.every_epochs < 0:
+        if self.relevant not in ("liked", "all"):
+            raise ConfigError(f'evaluation.relevant is "liked" or "all", not {self.relevant!r}')
+        if self.every_epochs < 0 or not self.cutoffs or min(self.cutoffs) < 1:
             raise ConfigError("evaluation.k must be at least 1 and every_epochs not negative")
+        if len(set(self.cutoffs)) < len(self.cutoffs):
+            raise ConfigError("evaluation.k has a cut-off twice")
+        kinds = [metric_named(word) for word in self.metrics]
+        for kind in kinds:
+            if kinds.count(kind) > 1:
+                raise ConfigError(f"evaluation.metrics has {kind.key()} twice")
+            if self.candidates != "full" and not sampled_too(kind):
+                raise ConfigError(
+                    f"evaluation.metrics has {kind.key()}, which needs whole lists; leave it out, "
+                    'or set evaluation.candidates = "full"'
+                )
+
+    @property
+    def cutoffs(self) -> tuple[int, ...]:
+        return self.k if isinstance(self.k, tuple) else (self.k,)
 
     def protocol(self, split: Split, seed: int, shard: Shard = WHOLE) -> Protocol:
         """Of a split of these users."""
-        if self.candidates == "full":
-            return Protocol(self.k, Full())
-        if split.negatives is not None and split.negatives.shape[1] == self.candidates:
-            table = np.concatenate(shard.ranks.gather(split.negatives))
-            return Protocol(self.k, Given(split.negatives, digest=negatives_digest(table)))
-        return Protocol(self.k, Sampled(self.candidates, seed, shard.first))
+        candidates: Full | Given | Sampled = Full()
+        if self.candidates != "full":
+            candidates = Sampled(self.candidates, seed, shard.first)
+            if split.negatives is not None and split.negatives.shape[1] == self.candidates:
+                table = np.concatenate(shard.ranks.gather(split.negatives))
+                candidates = Given(split.negatives, digest=negatives_digest(table))
+        k, *also = self.cutoffs
+        asked = tuple(metric_named(word).key() for word in self.metrics)
+        return Protocol(k, candidates, tuple(also), asked)
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,6 +229,9 @@ class DeviceParts(NamedTuple):
 class Experiment:
     name: str
     seed: int
+    """The first one, where there are several."""
+    seeds: tuple[int, ...]
+    """Several, each of which is a run (`runs.seeds`); else empty."""
     draws: Draws
     """From which generator devices and server draw what others can see: the fast one, or the one
     that real ones use."""
@@ -234,15 +269,16 @@ class Experiment:
     @classmethod
     def from_table(cls, table: Mapping[str, Any]) -> Experiment:
         known = {
-            "name", "seed", "draws", "data", "town", "algorithm", "release", "link", "consent",
-            "evaluation", "baselines", "service", "owners", "defence", "home",
+            "name", "seed", "seeds", "draws", "data", "town", "algorithm", "release", "link",
+            "consent", "evaluation", "baselines", "service", "owners", "defence", "home",
         }  # fmt: skip
         unknown = sorted(set(table) - known)
         if unknown:
             raise ConfigError(
                 f"the experiment has unknown keys {unknown}; known are {sorted(known)}"
             )
-        name, seed = table.get("name", "experiment"), table.get("seed", 0)
+        name, seeds = table.get("name", "experiment"), _seeds(table)
+        seed = seeds[0] if seeds else table.get("seed", 0)
         if not isinstance(name, str) or isinstance(seed, bool) or not isinstance(seed, int):
             raise ConfigError("name must be text and seed a whole number")
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):  # the run's folder is called so
@@ -270,6 +306,7 @@ class Experiment:
         return cls(
             name=name,
             seed=seed,
+            seeds=seeds,
             draws=draws,
             data=config.build(DataConfig, _section(table, "data"), "data"),
             algorithm=algorithm,
@@ -285,6 +322,17 @@ class Experiment:
             home=config.build(HomeConfig, _section(table, "home"), "home"),
             table=json.loads(json.dumps(table, default=str)),
         )
+
+    def with_seed(self, seed: int) -> Experiment:
+        """The same with one seed, as a file would say it."""
+        return self.from_table(
+            {k: v for k, v in self.table.items() if k != "seeds"} | {"seed": seed}
+        )
+
+    def with_seeds(self, seeds: Sequence[int]) -> Experiment:
+        """The same with these seeds, as a file would say it."""
+        table = {k: v for k, v in self.table.items() if k != "seed"}
+        return self.from_table(table | {"seeds": list(seeds)})
 
     @property
     def system(self) -> str:
@@ -388,18 +436,29 @@ class Experiment:
         data = self.data
         if data.min_rating:
             if found.interactions.ratings is None:
-                raise ConfigError(f"data.min_rating is set, but {found.name} has no ratings")
+                raise ConfigError(
+                    f"data.min_rating is set, but {found.name} has no ratings; leave it out, or "
+                    "import them (--column rating=NAME)"
+                )
             kept = found.interactions.select(found.interactions.ratings >= data.min_rating)
             found = found.restrict(kept)
         if data.min_user_items or data.min_item_users:
             found = keep_active(found, data.min_user_items, data.min_item_users)
         if found.shard.ranks.total(found.interactions.n_interactions) == (0,):
-            raise DataError(f"no interaction of {found.name} is left after the filters")
+            raise DataError(
+                f"no interaction of {found.name} is left after the filters; lower data.min_rating, "
+                "data.min_user_items or data.min_item_users"
+            )
         return found
 
     def split(self, dataset: Dataset) -> Split:
         data, rng = self.data, self.streams().child("split")
         table, shard = dataset.interactions, dataset.shard
+        if data.split == "temporal" and table.timestamps is None and dataset.published is not None:
+            raise DataError(
+                f"{dataset.name} has no time stamps but a ready split; set data.split to "
+                '"published" (or to "random")'
+            )
         if data.split == "published":
             split = published_split(dataset)
         elif data.split == "leave-one-out":
@@ -410,7 +469,9 @@ class Experiment:
             split = temporal_holdout(table, data.test_fraction, shard)
         if data.part == "test":
             return split
-        one = data.split in ("leave-one-out", "published")
+        if data.split == "published":
+            return published_validation(dataset, data.test_fraction, data.hold_out, rng)
+        one = data.split == "leave-one-out"
         which: Literal["latest", "random"] = "random" if data.split == "random" else data.hold_out
         return validation_split(split, None if one else data.test_fraction, which, rng, shard)
 
@@ -424,8 +485,8 @@ class Experiment:
         return replace(split, test=test.select(self.liked(test) & consent.takes_part[test.users]))
 
     def liked(self, table: Interactions) -> NDArray[np.bool_]:
-        """Which entries are positive; all, where ratings do not matter."""
-        if self.silo is None or table.ratings is None:
+        """Which entries count as positive; all, where ratings do not matter."""
+        if self.silo is None or table.ratings is None or self.evaluation.relevant == "all":
             return np.ones(table.n_interactions, dtype=bool)
         rated: NDArray[np.bool_] = table.ratings >= self.silo.positive_from
         return rated
@@ -481,6 +542,20 @@ def _defence(table: Mapping[str, Any], link: Link | None, algorithm: AlgorithmSe
             "senders in UC-FedRec's rows; use release.clip"
         )
     return found
+
+
+def _seeds(table: Mapping[str, Any]) -> tuple[int, ...]:
+    found = table.get("seeds")
+    if found is None:
+        return ()
+    whole = isinstance(found, list) and all(type(one) is int and 0 <= one < 2**63 for one in found)
+    if not whole or not 0 < len(set(found)) == len(found) <= MOST_SEEDS:
+        raise ConfigError(
+            f"seeds must be a list of 1 to {MOST_SEEDS:,} different whole numbers, like [1, 2, 3]"
+        )
+    if "seed" in table:
+        raise ConfigError("the experiment has seed and seeds; leave one of them out")
+    return tuple(found)
 
 
 def _section(table: Mapping[str, Any], name: str) -> Mapping[str, Any]:

@@ -80,11 +80,14 @@ def run(
 ) -> dict[str, Any]:
     """Run one of `NAMES`. Trained models are kept in `cells/` beside `out`, shared by all names."""
     check(name, device)
+    report("data", 0, 1)
     for place in MODULES[name.split("-")[0]]:
         module = import_module(f"sottovoce_papers.{place}")
         if name in module.VIEWS:
             given = name, quick, out.parent / "cells", threads, report, device
-            found: dict[str, Any] = module.VIEWS[name](module.STUDY.read(*given), out)
+            study = module.STUDY.read(*given)
+            report("data", 1, 1)
+            found: dict[str, Any] = module.VIEWS[name](study, out)
             return found
     raise UsageError(f"{name} has no view")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -175,7 +176,8 @@ class FPLStudy(Study):
         split = self.split(part)
 
         def train() -> Mapping[str, Lists]:
-            scorer = baseline.fit(split.train, Streams.from_seed(0).child("baseline", name))
+            rng, told = Streams.from_seed(0).child("baseline", name), partial(self.report, name)
+            scorer = baseline.fit(split.train, rng, told)
             return {"lists": self._lists(scorer, split)}
 
         fcf = isinstance(baseline, FCFBaseline)
@@ -186,7 +188,9 @@ class FPLStudy(Study):
 
     def best(self, name: str, tried: Iterable[B]) -> tuple[B, Evaluation]:
         """The baseline that does best on validation, and what it does on test."""
-        best = max(tried, key=lambda one: self._validated(name, one))
+        every = list(tried)
+        worth = self.many(f"{name} on validation", partial(self._validated, name), every, threads=1)
+        best = every[int(np.argmax(worth))]
         return best, self.fit(name, best, "test")
 
     def _validated(self, name: str, one: Baseline) -> float:
@@ -389,15 +393,6 @@ def fcf_rows(study: FPLStudy) -> list[Evaluated]:
         best, found = study.best(name, [FCFBaseline(one) for one in tried])
         rows.append(Evaluated(name, best.words(), [found]))
     return rows
-
-
-def averaged(evaluations: Sequence[Evaluation]) -> Evaluation:
-    """The mean over seeds of each user's values, for paired tests. Lists are the first seed's."""
-    first = evaluations[0]
-    values = {
-        name: np.mean([e.per_user(name) for e in evaluations], axis=0) for name in first.values
-    }
-    return replace(first, values=values)
 
 
 def mean_summary(evaluations: Sequence[Evaluation]) -> dict[str, float]:

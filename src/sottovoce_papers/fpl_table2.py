@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from sottovoce.evaluation.seeds import over_seeds
 from sottovoce.evaluation.significance import Comparison, compare
 from sottovoce.evaluation.tables import Cell, Column
 from sottovoce_papers.fpl_study import (
@@ -19,7 +20,6 @@ from sottovoce_papers.fpl_study import (
     Chosen,
     Evaluated,
     FPLStudy,
-    averaged,
     baseline_rows,
     best_rates,
     choose_bpr,
@@ -128,7 +128,7 @@ def _star(tests: Mapping[str, Comparison], row: Row) -> str:
 
 
 def _tests(rows: Sequence[Evaluated]) -> dict[str, Comparison]:
-    means = {row.system: averaged(row.evaluations) for row in rows}
+    means = {row.system: over_seeds(dict(enumerate(row.evaluations))) for row in rows}
     return {c.system: c for c in compare(means, "P@10", "BPR-MF")}
 
 

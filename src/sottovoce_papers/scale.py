@@ -31,7 +31,7 @@ from sottovoce.privacy.reports import KReports, Tier
 from sottovoce.rng import Streams
 from sottovoce.runs.federation import Federation
 from sottovoce.runs.train import Report
-from sottovoce_papers.study import Arrays, Claim, Row, Study, claim, installed, shown
+from sottovoce_papers.study import Arrays, Claim, Row, Study, claim, installed, repr_as, shown
 
 METRIC = "HR@10"
 VERSION = 1
@@ -99,6 +99,11 @@ class ScaleStudy(Study):
         settings = config.build(ScaleConfig, table, "study")
         return cls(settings, cells, threads, report, device)
 
+    @property
+    def _crowd(self) -> str:
+        """As it stands in the keys of cells."""
+        return repr_as("CrowdConfig", self.crowd.config)
+
     def describe(self) -> str:
         return (
             f"{ONE_ITEM}; {METRIC} of the first {self.config.tested:,} users; one seed; vectors "
@@ -147,7 +152,7 @@ class ScaleStudy(Study):
     def cell(self, users: int, asked: ScaleCell) -> Arrays:
         """Whether each tested user's item was among ten."""
         parts = [repr(part) for part in (asked.settings, asked.release, asked.choice)]
-        key = [VERSION, users, repr(self.crowd.config), parts, self.config.tested, self.config.seed]
+        key = [VERSION, users, self._crowd, parts, self.config.tested, self.config.seed]
         return self.kept(key, ["values"], lambda: self._train(users, asked))
 
     def popularity(self, users: int) -> Arrays:
@@ -158,7 +163,7 @@ class ScaleStudy(Study):
             scorer = TopPop().fit(train, Streams.from_seed(self.config.seed))
             return {"values": evaluate(scorer, some, test, threads=self.threads).per_user(METRIC)}
 
-        key = [VERSION, users, repr(self.crowd.config), "top-pop", self.config.tested]
+        key = [VERSION, users, self._crowd, "top-pop", self.config.tested]
         return self.kept(key, ["values"], fit)
 
     def _train(self, users: int, asked: ScaleCell) -> Arrays:

@@ -132,19 +132,24 @@ def test_an_update_does_not_depend_on_whose_message_came_first(seed, late):
 
 
 @settings(max_examples=30, deadline=None)
-@given(seed=st.integers(0, 10**6), stop=st.integers(0, 60))
-def test_a_restored_owner_goes_on_as_if_nothing_had_happened(seed, stop):
+@given(
+    seed=st.integers(0, 10**6),
+    stop=st.integers(0, 60),
+    negatives=st.sampled_from(["touched", "untouched"]),
+)
+def test_a_restored_owner_goes_on_as_if_nothing_had_happened(seed, stop, negatives):
     events = Events.of(world(5, 9, 60, seed), 4.0, "time")
-    config = DRIFTConfig(theta=2)
-    owner, other = (Owner(0, range(9), config) for _ in range(2))
+    config = DRIFTConfig(theta=2, negatives=negatives)
+    owner, other = (Owner(0, range(9), config, RNG) for _ in range(2))
     for user in range(5):
         owner.admit(user)
         other.admit(user)
     for k in range(len(events)):
         if k == stop:
             streams = {u: s for u in owner.users if (s := owner.stream(u)) is not None}
+            touched = {u: owner.touched(u) for u in owner.users}
             owner = Owner.restore(
-                0, owner.items, config, owner.users, streams, owner.saved, owner.asked
+                0, owner.items, config, owner.users, streams, owner.saved, owner.asked, RNG, touched
             )
         message = Interaction(
             0, int(events.user[k]), int(events.item[k]), bool(events.positive[k]), k

@@ -56,8 +56,11 @@ def at_once(config, train, member, epochs, refused=None):
     table = OwnerTable.of_membership(member)
     events = Events.of(train, config.positive_from, config.order)
     events, told = door(table, train.n_users, refused).would_leave(events)
-    plan = AggregatedPlan.of(events, table, config.window, told)
-    found = Aggregation(plan, config, train.n_users, train.n_items, RNG)
+    first, plan = (
+        AggregatedPlan.of(events, table, config.window, told, config.drawing(RNG, known=known))
+        for known in (False, True)
+    )
+    found = Aggregation(plan, config, train.n_users, train.n_items, RNG, first)
     for _ in range(epochs):
         found.epoch()
     return found
@@ -76,13 +79,16 @@ def at_once(config, train, member, epochs, refused=None):
     window=st.sampled_from([0, 1, 5, 20, 100]),
     ridge=st.sampled_from(["rows", "pairs"]),
     refusals=st.booleans(),
+    negatives=st.sampled_from(["touched", "untouched"]),
 )
 def test_messages_and_the_plan_give_the_same_model(
-    seed, n, n_owners, min_users, order, window, ridge, refusals
+    seed, n, n_owners, min_users, order, window, ridge, refusals, negatives
 ):
     train, member = world(5, 9, n, seed), membership(9, n_owners, seed)
     refused = np.random.default_rng(seed).random((5, n_owners)) < 0.3 if refusals else None
-    config = replace(CONFIG, min_users=min_users, order=order, window=window, ridge=ridge)
+    config = replace(
+        CONFIG, min_users=min_users, order=order, window=window, ridge=ridge, negatives=negatives
+    )
     owners, orchestrator = watched(config, train, member, 3, refused)
     fast = at_once(config, train, member, 3, refused)
     assert np.array_equal(orchestrator.model.items, fast.rows)
@@ -95,7 +101,7 @@ def test_messages_and_the_plan_give_the_same_model(
     vectors = fast.model().users
     for user in range(5):
         given_ = [v for o in owners.values() if (v := o.vector(user)) is not None]
-        assert np.array_equal(own_vector(given_, 4), vectors[user])
+        assert np.array_equal(own_vector(given_, 4, config.start), vectors[user])
 
 
 def test_a_federation_of_everybody_learns():

@@ -14,8 +14,9 @@ from sottovoce.core.interactions import Interactions
 from sottovoce.core.links import SecureSum
 from sottovoce.core.messages import ModelView, SummedReports
 from sottovoce.core.recommender import top_n
-from sottovoce.errors import ConfigError, ConsentError, DataError
+from sottovoce.errors import ConfigError, ConsentError, DataError, MessageError
 from sottovoce.experiment import Experiment
+from sottovoce.parties import device
 from sottovoce.privacy.own_epsilon import OwnEpsilon
 from sottovoce.rng import Streams
 from sottovoce.runs.federation import Federation
@@ -88,9 +89,11 @@ def _steps(values):
     return np.round(values * STEPS).astype(np.int64)[:, None]
 
 
-def test_whole_runs_are_the_same_written_out_summed_and_on_more_threads():
+def test_whole_runs_are_the_same_written_out_summed_in_parts_and_on_more_threads(monkeypatch):
     found = []
-    for way in ({"message_observers": [Everything()]}, {}, {"threads": 2}):
+    ways = ({"message_observers": [Everything()]}, {}, {"threads": 2}, {}, {"threads": 3})
+    for way, at_once in zip(ways, (60, 60, 60, 7, 7), strict=True):
+        monkeypatch.setattr(device, "_CUT_AT_ONCE", at_once)
         made = federation(timed(WORLD), choice=Choice(epsilon=2.0))
         made.run(**way)
         found.append((made.server.items, made.vectors(), made.devices.ledger.pending()))
@@ -99,6 +102,22 @@ def test_whole_runs_are_the_same_written_out_summed_and_on_more_threads():
         assert np.array_equal(vectors, found[0][1])
         order = [("round", "ascending"), ("user", "ascending")]
         assert ledger.sort_by(order).equals(found[0][2].sort_by(order))
+
+
+def test_where_a_part_is_refused_nothing_of_the_others_is_booked(monkeypatch):
+    monkeypatch.setattr(device, "_CUT_AT_ONCE", 7)
+    made, profile = federation(), Gram.device_profile
+
+    def late(self, view, cohort, rows):
+        found = profile(self, view, cohort, rows)
+        return replace(found, value=3.0 * found.value) if rows[0] >= 28 else found
+
+    monkeypatch.setattr(Gram, "device_profile", late)
+    with pytest.raises(MessageError, match="longer than 1; nothing was sent"):
+        opened(made)
+    assert made.devices.ledger.totals.releases == 0
+    assert not made.devices.cohort.spent.any()
+    assert not made.devices.cohort.sent.any()
 
 
 def test_what_is_published_is_rounded_and_its_head_is_that_of_the_exact_sums():

@@ -8,8 +8,8 @@ import pytest
 
 from sottovoce.algorithms.drift.aggregated import AggregatingOwner
 from sottovoce.algorithms.drift.blocks import Events
-from sottovoce.algorithms.drift.messages import OwnerTable
-from sottovoce.algorithms.drift.system import DRIFTConfig
+from sottovoce.algorithms.drift.messages import Interaction, OwnerTable
+from sottovoce.algorithms.drift.system import DRIFTConfig, Owner
 from sottovoce.attacks.suite import a06_cosine, a07_requests, owners_refused
 from sottovoce.attacks.views import Truth, View
 from sottovoce.core.consent import Choice, Consent
@@ -91,10 +91,73 @@ def test_as_printed_lengths_tell(printed):
     assert printed[LENGTHS].verdict == "broken"
 
 
-@pytest.mark.parametrize("window", [0, 400])
-@pytest.mark.parametrize("min_users", [4, 10])
-def test_against_sums_every_attack_is_at_its_base_rate(window, min_users):
-    config = replace(SUMS, window=window, min_users=min_users)
+@pytest.fixture(scope="module")
+def drawing():
+    """Likes and dislikes that the orchestrator reads out of gradients as printed, with three drawn
+    negatives for a positive, and what was so: users, items and whether she liked it."""
+    views, truth = seen(DRIFTConfig(theta=2, negatives="untouched", negatives_per_positive=3))
+    guess, known = a06_cosine.COSINE.guess(views["orchestrator"]), truth.own["drift"]
+    there = set(zip(known.user.tolist(), known.item.tolist(), known.liked.tolist(), strict=True))
+    claimed = set(zip(*(part.tolist() for part in guess), strict=True))
+    return claimed, there
+
+
+@pytest.mark.parametrize("liked", [True, False])
+def test_drawn_negatives_hide_dislikes_and_no_likes(drawing, liked):
+    """As printed, a gradient's sign says who liked an item; what she disliked looks like what was
+    drawn for her."""
+    claimed, there = ({c for c in part if c[2] == liked} for part in drawing)
+    assert len(claimed & there) > 0.95 * len(there)
+    precision = len(claimed & there) / len(claimed)
+    assert precision > 0.95 if liked else precision < 0.3
+
+
+class Forgetful(Owner):
+    """Draws anew in every pass, as it must not."""
+
+    passes = 0
+
+    def _add_single(self, block, said):
+        mine, self._rng = self._rng, self._rng.child("pass", self.passes)
+        try:
+            return super()._add_single(block, said)
+        finally:
+            self._rng = mine
+
+
+@pytest.mark.parametrize("kind", [Owner, Forgetful])
+def test_what_comes_again_in_every_pass_is_no_dislike_for_that(kind):
+    """Requests of three passes, which name one user each: an item that all of them name with her,
+    and that she did not like, is a dislike where owners draw anew, and hardly ever otherwise."""
+    config = DRIFTConfig(theta=1, negatives="untouched", negatives_per_positive=5)
+    owner, draw = kind(0, range(2000), config, Streams.from_seed(1)), np.random.default_rng(2)
+    likes = {u: set(draw.integers(0, 2000, 12).tolist()) for u in range(30)}
+    dislikes = {u: set(draw.integers(0, 2000, 4).tolist()) - likes[u] for u in likes}
+    named = []
+    for number in range(3):
+        owner.passes = number
+        asked = set()
+        for user in likes:
+            owner.admit(user)
+            both = [(i, False) for i in dislikes[user]] + [(i, True) for i in likes[user]]
+            for time, (item, flag) in enumerate(both):
+                if owner.receive(Interaction(0, user, item, flag, time)):
+                    asked |= {(user, i) for i in owner.request().items.tolist()}
+                    owner.settle(True)
+            owner.end_stream(user)
+        named.append(asked)
+    again = {(u, i) for u, i in set.intersection(*named) if i not in likes[u]}
+    right = sum(i in dislikes[u] for u, i in again) / len(again)
+    assert right > 0.9 if kind is Forgetful else right < 0.15
+
+
+@pytest.mark.parametrize(
+    ("window", "min_users", "negatives"),
+    [(0, 4, "touched"), (0, 10, "touched"), (400, 4, "touched"), (400, 10, "touched"),
+     (0, 4, "untouched"), (400, 10, "untouched")],
+)  # fmt: skip
+def test_against_sums_every_attack_is_at_its_base_rate(window, min_users, negatives):
+    config = replace(SUMS, window=window, min_users=min_users, negatives=negatives)
     found = results(*seen(config, refused=REFUSED, rounds=2))
     when = found.pop(WHEN)
     assert (when.verdict == "holds") == (not window), "sums in short windows tell when it was"
@@ -110,8 +173,8 @@ def test_against_sums_every_attack_is_at_its_base_rate(window, min_users):
 @pytest.mark.parametrize("window", [0, 400])
 def test_a_threshold_that_is_ignored_is_caught(window):
     class Careless(AggregatingOwner):
-        def __init__(self, number, items, config):
-            super().__init__(number, items, replace(config, min_users=1))
+        def __init__(self, number, items, config, rng):
+            super().__init__(number, items, replace(config, min_users=1), rng)
 
     found = results(*seen(replace(SUMS, window=window), kind=Careless))
     assert found[ALONE].verdict == "broken"

@@ -10,7 +10,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sottovoce.baselines import BASELINES, Baseline, ItemKNN, MultVAE, Progress, TopPop, UserKNN
+from sottovoce.baselines import (
+    BASELINES,
+    SLIM,
+    Baseline,
+    ItemKNN,
+    LightGCN,
+    MultVAE,
+    Progress,
+    TopPop,
+    UserKNN,
+)
 from sottovoce.core.interactions import Interactions
 from sottovoce.core.recommender import top_n
 from sottovoce.errors import ConfigError, SottovoceError
@@ -29,6 +39,7 @@ SMALL: dict[str, dict[str, int]] = {
     "dplcf": {"neighbors": 5},
     "dpals": {"embedding_size": 3, "rounds": 2},
     "saros": {"epochs": 3},
+    "lightgcn": {"embedding_size": 4, "epochs": 3, "threads": 1},
     "mult-vae": {"hidden_size": 12, "embedding_size": 4, "epochs": 4, "threads": 1},
 }
 
@@ -45,7 +56,7 @@ def held(name: str) -> type[BaselineContract]:
 globals().update({f"Test_{name}": held(name) for name in BASELINES})
 
 
-@pytest.mark.parametrize("name", ["random", "bpr-mf", "mult-vae", "dpals"])
+@pytest.mark.parametrize("name", ["random", "bpr-mf", "mult-vae", "lightgcn", "dpals"])
 def test_another_stream_gives_other_scores(name: str, sparse: Interactions) -> None:
     users = np.arange(sparse.n_users)
     first, second = (
@@ -60,8 +71,10 @@ def test_another_stream_gives_other_scores(name: str, sparse: Interactions) -> N
         UserKNN(5),
         ItemKNN(5),
         MultVAE(20, 8, epochs=60, batch_size=10, learning_rate=0.01, threads=1),
+        SLIM(reg=1.0),
+        LightGCN(8, epochs=40, batch_size=64, learning_rate=0.02, threads=1),
     ],
-    ids=["user-knn", "item-knn", "mult-vae"],
+    ids=["user-knn", "item-knn", "mult-vae", "slim", "lightgcn"],
 )
 def test_learns_the_checkerboard(baseline: Baseline, checkerboard: Interactions) -> None:
     users = np.arange(checkerboard.n_users)
@@ -69,7 +82,7 @@ def test_learns_the_checkerboard(baseline: Baseline, checkerboard: Interactions)
     np.testing.assert_array_equal(items[:, 0], users)
 
 
-@pytest.mark.parametrize("name", ["user-knn", "item-knn", "mult-vae"])
+@pytest.mark.parametrize("name", ["user-knn", "item-knn", "mult-vae", "slim", "lightgcn"])
 def test_progress_is_told(name: str, sparse: Interactions) -> None:
     seen: list[tuple[int, int]] = []
     make(name).fit(sparse, RNG, lambda done, total: seen.append((done, total)))
@@ -79,8 +92,8 @@ def test_progress_is_told(name: str, sparse: Interactions) -> None:
 def test_tables_know_them_in_their_order() -> None:
     titles = [kind.title for kind in BASELINES.values()]
     assert titles == [
-        *("Random", "Top-Pop", "User-kNN", "Item-kNN", "BPR-MF", "Mult-VAE", "MF-NP", "EASE"),
-        *("iALS", "DPLCF", "DP-ALS", "SAROS"),
+        *("Random", "Top-Pop", "User-kNN", "Item-kNN", "BPR-MF", "Mult-VAE", "LightGCN", "MF-NP"),
+        *("EASE", "SLIM", "iALS", "DPLCF", "DP-ALS", "SAROS"),
     ]
 
 

@@ -624,8 +624,11 @@ def test_reports_compare_like_with_like(sottovoce_, tiny, tmp_path):
     manifest = json.loads((runs["slow"] / "manifest.json").read_text())
     assert content["runs"][1]["results"] == pytest.approx(manifest["results"]["pFPL+"])
     page = Path(content["report"]).read_text()
-    assert page.count("<table>") == 2
+    assert page.count("<table>") == 3  # results, tests, what left
     assert page.count("data:image/png") == 2  # learning curves and bias
+    tested = {one["system"] for one in content["significance"]}
+    assert tested == {"random", "top-pop", "slow"}  # baselines, too
+    assert [one["baseline"] for one in content["baselines"]] == ["random", "top-pop"]
     code, out, err = sottovoce_("report", tiny / "run", runs["short"], "--out", tmp_path / "odd")
     assert code == 0
     assert "do not compare" in err
@@ -703,7 +706,8 @@ def test_users_without_a_known_attribute_are_dropped_on_request(sottovoce_, monk
     arguments = ["data", "import", "copy", tmp_path / "source"]
     code, out, _ = sottovoce_(*arguments, "--require-attribute", "gender", "--json")
     assert (code, only_json(out)["users"]) == (0, len(USERS) - 1)
-    one_sentence(*sottovoce_(*arguments, "--require-attribute", "height"), 3, "height")
+    again = sottovoce_(*arguments, "--overwrite", "--require-attribute", "height")
+    one_sentence(*again, 3, "height")
 
 
 # --- items whose numbers a split changes ---------------------------------------------------------
@@ -864,3 +868,37 @@ def test_whoever_reads_no_further_has_made_nothing_fail(tiny, form):
     )
     os.close(writer)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+# --- durations -----------------------------------------------------------------------------------
+
+
+def test_what_is_left_is_told_by_the_pace_so_far():
+    from sottovoce.cli.output import StagePace, duration
+
+    pace = StagePace(100.0, 20)  # 20 were done before, by a run that was stopped
+    assert pace.left(110.0, 20, 100) == ""
+    assert pace.left(140.0, 40, 100) == "about 2 min left"  # 20 in 40 s, 60 to go
+    assert pace.left(180.0, 100, 100) == ""
+    assert pace.left(200.0, 0, 100) == ""  # it begins anew
+    assert pace.left(220.0, 50, 100) == "about 20 s left"
+    assert [duration(s) for s in (3, 89, 91, 5399, 9000)] == [
+        "10 s", "90 s", "2 min", "90 min", "2.5 h",
+    ]  # fmt: skip
+
+
+def test_lines_go_on_where_nothing_new_is_done(monkeypatch, capsys):
+    from sottovoce.cli import output
+
+    monkeypatch.setattr(output, "BETWEEN_LINES", 0.02)
+    monkeypatch.setattr(output, "_STILL", 0.05)
+    with output.progress(lines=True) as report:
+        report("baselines", 0, 4)
+        deadline = time.monotonic() + 20
+        while time.monotonic() < deadline:
+            said = capsys.readouterr().err
+            if "Fitting baselines: 0 of 4 (10 s so far)" in said:
+                break
+            time.sleep(0.02)
+        else:
+            pytest.fail("no line said so")

@@ -13,6 +13,7 @@ from sottovoce.algorithms.drift.blocks import Events, learn
 from sottovoce.algorithms.drift.messages import OwnerTable
 from sottovoce.algorithms.drift.replay import replay
 from sottovoce.algorithms.drift.system import DRIFTConfig, Orchestrator
+from sottovoce.algorithms.drift.untouched import of_owner
 from sottovoce.core.consent import Choice, Consent
 from sottovoce.core.interactions import Interactions
 from sottovoce.engines.silo import SiloWorld
@@ -73,7 +74,7 @@ class ByMessages:
         for k in range(len(world.names)):
             items = self.door.table.items(k)
             self.orchestrator.add_items(k, items)
-            self.owners[k] = owner_of(k, items, config)
+            self.owners[k] = owner_of(k, items, config, of_owner(ROOT, k))
             self._listen(self.owners[k])
         for user in users:
             if config.release == "printed":
@@ -107,13 +108,14 @@ ways = {
     "order": st.sampled_from(["user", "time"]),
     "window": st.sampled_from([0, 1, 5, 20, 100]),
     "theta": st.integers(1, 4),
+    "negatives": st.sampled_from(["touched", "untouched"]),
 }
 
 
-def of(release, order, window, theta):
+def of(release, order, window, theta, negatives="touched"):
     return DRIFTConfig(
         release=release, order=order, window=window, theta=theta, epochs=EPOCHS, min_users=2,
-        learning_rate=0.1,
+        learning_rate=0.1, negatives=negatives, negatives_per_positive=3,
     )  # fmt: skip
 
 
@@ -129,9 +131,10 @@ def test_the_fast_way_is_what_messages_through_the_door_come_to(release, data):
     assert fast.door.ledger.pending().equals(slow.door.ledger.pending())
     assert fast.door.ledger.totals == slow.door.ledger.totals
     if release == "printed":
-        model, blocks = fast.first_model(), fast.blocks()
+        learning = fast.learning(fast.blocks(), fast.first_model())
         for _ in range(EPOCHS):
-            learn(model, blocks, config.step())
+            learning.epoch()
+        model = learning.model()
         found = slow.orchestrator.model
         joined = np.flatnonzero(world.there)
         assert np.array_equal(model.users[joined], found.users[joined])
@@ -144,7 +147,8 @@ def test_the_fast_way_is_what_messages_through_the_door_come_to(release, data):
     vectors = aggregation.model().users
     for user in range(USERS):
         given_ = [v for o in slow.owners.values() if (v := o.vector(user)) is not None]
-        assert np.array_equal(own_vector(given_, config.embedding_size), vectors[user])
+        mine = own_vector(given_, config.embedding_size, config.start)
+        assert np.array_equal(mine, vectors[user])
 
 
 @settings(max_examples=150, deadline=None)
@@ -182,9 +186,9 @@ def test_what_leaves_is_permitted_complete_and_booked(order, **drawn):
 
 
 @settings(max_examples=60, deadline=None)
-@given(**worlds, window=ways["window"], order=ways["order"])
-def test_what_is_never_sent_might_as_well_never_have_been(window, order, **drawn):
-    world = World(**drawn, config=of("printed", order, window, 2))
+@given(**worlds, window=ways["window"], order=ways["order"], negatives=ways["negatives"])
+def test_what_is_never_sent_might_as_well_never_have_been(window, order, negatives, **drawn):
+    world = World(**drawn, config=of("printed", order, window, 2, negatives))
     never, absent = world.fast(), world.absent()
     assert list(never.departed.messages()) == list(absent.departed.messages())
     assert never.door.ledger.pending().equals(absent.door.ledger.pending())

@@ -11,6 +11,7 @@ from sottovoce.algorithms.drift.blocks import Events
 from sottovoce.algorithms.drift.messages import OwnerTable
 from sottovoce.algorithms.drift.replay import deliver
 from sottovoce.algorithms.drift.system import DRIFTConfig, Orchestrator, Owner
+from sottovoce.algorithms.drift.untouched import of_owner
 from sottovoce.core.consent import Choice, Consent
 from sottovoce.core.interactions import Interactions
 from sottovoce.data import load
@@ -42,8 +43,9 @@ def small_train():
     return train, member, draw.random((n_users, 4)) < 0.1
 
 
-def small_world():
-    return world_of(*small_train(), DRIFTConfig(window=160, epochs=1, learning_rate=0.1))
+def small_world(**settings):
+    config = DRIFTConfig(window=160, epochs=1, learning_rate=0.1, **settings)
+    return world_of(*small_train(), config)
 
 
 def world_of(train, member, refused, config):
@@ -66,7 +68,7 @@ def simulated(world, records):
     for number in range(len(NAMES)):
         items = world.table.items(number)
         orchestrator.add_items(number, items)
-        owners[number] = Owner(number, items, config)
+        owners[number] = Owner(number, items, config, of_owner(world.root, number))
     for user in range(world.n_users):
         orchestrator.join_user(user)
         for owner in owners.values():
@@ -156,10 +158,13 @@ def check(world, trial, model, records, refused, kill_round, victim):
     assert taken(trial) == addressed(world)
 
 
-def test_owners_as_processes_give_the_simulations_model(tmp_path):
+@pytest.mark.parametrize(
+    "negatives", ["touched", pytest.param("untouched", marks=pytest.mark.slow)]
+)
+def test_owners_as_processes_give_the_simulations_model(tmp_path, negatives):
     """Also where one of them is killed while it takes messages: nothing that it acknowledged is
     lost, nothing is there twice, and the round goes on without it and says so."""
-    world = small_world()
+    world = small_world(negatives=negatives)
     trial = SiloTrial(world, tmp_path / "trial", deadline=12.0)
     found = run_with_a_killed_owner(world, trial, tmp_path, 1, "Sci-Fi")
     check(world, trial, *found, 1, "Sci-Fi")

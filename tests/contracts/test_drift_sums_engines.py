@@ -1,6 +1,8 @@
 """DRIFT with sums over people for real: owners, the orchestrator and users as processes give the
 simulation's model, also where all of them are stopped or killed between two epochs."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from test_drift_engines import small_train, world_of
@@ -11,17 +13,19 @@ from sottovoce.services.silo_trial import SiloTrial
 CONFIG = DRIFTConfig(release="aggregated", min_users=10, epochs=2, learning_rate=0.1)
 
 
-def world_of_two():
+def world_of_two(**settings):
     """Two owners that share some items, and users who refuse one of them."""
     train, _, refused = small_train()
-    return world_of(train, np.arange(40)[:, None] % 3 != np.arange(2), refused[:, :2], CONFIG)
+    config = replace(CONFIG, **settings)
+    return world_of(train, np.arange(40)[:, None] % 3 != np.arange(2), refused[:, :2], config)
 
 
 @pytest.mark.slow
-def test_owners_that_add_up_give_the_simulations_model(tmp_path):
+@pytest.mark.parametrize("negatives", ["touched", "untouched"])
+def test_owners_that_add_up_give_the_simulations_model(tmp_path, negatives):
     """One round an epoch, owner after owner. An owner is killed when an epoch is over, and then
     everything is stopped; the next epoch goes on from the disks."""
-    world = world_of_two()
+    world = world_of_two(negatives=negatives)
     expected = world.aggregation()
     for _ in range(CONFIG.epochs):
         expected.epoch()

@@ -19,6 +19,11 @@ FILES = {
     "movielens-csv": ML20M,
     "foursquare": TIST,
     "douban-book": DOUBAN,
+    "recbole": {
+        "mine.inter": "user_id:token\titem_id:token\na\t1\nb\t2\n",
+        "mine.item": "item_id:token\tclass:token_seq\n1\tDrama Comedy\n",
+    },
+    "lists": {"train.txt": "0 1 2\n1 2\n", "test.txt": "0 3\n1\n"},
     "table": {"visits.csv": "user,item\na,1\nb,2\n"},
 }
 
@@ -43,7 +48,7 @@ globals().update({f"Test_{name}": held(name) for name in IMPORTERS})
 def test_kinds_keep_their_order() -> None:
     assert (
         *("auto", "movielens-100k", "movielens-1m", "movielens-10m", "movielens-csv"),
-        *("foursquare", "douban-book", "table", "prepared"),
+        *("foursquare", "douban-book", "recbole", "lists", "table", "prepared"),
     ) == KINDS
 
 

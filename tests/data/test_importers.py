@@ -265,16 +265,16 @@ def test_bad_files_are_named_with_line_and_reason(
 def test_bad_tables_are_named_with_the_reason(tmp_path: Path) -> None:
     file = tmp_path / "t.csv"
     file.write_text("user,item,timestamp\na,b,noon\n")
-    with pytest.raises(CorruptData, match=r"t.csv, column timestamp.*must hold times"):
+    with pytest.raises(CorruptData, match=r"t.csv, line 2: column timestamp: 'noon' is no time"):
         import_path(file)
     file.write_text("user,item,rating\na,b,high\n")
-    with pytest.raises(CorruptData, match=r"t.csv, line 2: rating is 'high'"):
+    with pytest.raises(CorruptData, match=r"t.csv, line 2: column rating: 'high' is not a finite"):
         import_path(file)
     file.write_text('user,item,rating\n"a",b,high\n')
-    with pytest.raises(CorruptData, match=r"t.csv: .*high"):
+    with pytest.raises(CorruptData, match=r"t.csv, line 2: column rating: 'high'"):
         import_path(file)
     file.write_text("user,item,rating\na,b,1\na,c,nan\n")
-    with pytest.raises(CorruptData, match=r"column rating: row 2 is not a finite number"):
+    with pytest.raises(CorruptData, match=r"line 3: column rating: 'nan' is not a finite number"):
         import_path(file)
     file.write_text("user,item,user\na,b,c\n")
     with pytest.raises(CorruptData, match=r"t.csv has two columns 'user'"):
@@ -283,7 +283,7 @@ def test_bad_tables_are_named_with_the_reason(tmp_path: Path) -> None:
     with pytest.raises(CorruptData, match=r"t.csv is UTF-16"):
         import_path(file)
     file.write_text('user,item\n"' + "a" * 3_000_000 + "\n")
-    with pytest.raises(CorruptData, match="more than a megabyte"):
+    with pytest.raises(CorruptData, match=r"line 2: 1 fields where 2.*is a quote never closed"):
         import_path(file)
     file.write_text("")
     with pytest.raises(CorruptData, match=r"t.csv is empty"):
@@ -330,7 +330,7 @@ def test_options_that_do_not_apply_are_refused(tmp_path: Path) -> None:
     folder = unpacked(tmp_path / "d", ML1M)
     with pytest.raises(ConfigError, match="country applies to foursquare alone"):
         import_path(folder, country="IT")
-    with pytest.raises(ConfigError, match="apply to table alone"):
+    with pytest.raises(ConfigError, match="apply to recbole, table alone"):
         import_path(folder, columns={"user": "x"})
     with pytest.raises(ConfigError, match="unknown kind 'netflix'; kinds are auto, movielens-100k"):
         import_path(folder, "netflix")

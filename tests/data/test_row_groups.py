@@ -159,7 +159,14 @@ def worlds(root: Path) -> list[str]:
         ),
         candidates=pa.table({"user": people, "negatives": negatives}),
     )  # fmt: skip
-    return ["mixed", "numerals", "texts", "published"]
+    third = np.append(last[1:], False) | np.append(last[2:], [False, False])
+    write(  # one with a validation part, by user
+        root / "parts", 29,
+        interactions=events(
+            pairs[0], pairs[1], split=np.where(last, "test", np.where(third, "validation", "train"))
+        ),
+    )  # fmt: skip
+    return ["mixed", "numerals", "texts", "published", "parts"]
 
 
 SETTINGS = {
@@ -171,7 +178,12 @@ SETTINGS = {
     ],
     "numerals": [{}, {"min_user_items": 14, "split": "random"}],
     "texts": [{"split": "random"}, {"min_item_users": 20, "split": "random"}],
-    "published": [{"split": "published"}, {"min_item_users": 9, "split": "random"}],
+    "published": [
+        {"split": "published"},
+        {"split": "published", "part": "validation"},
+        {"min_item_users": 9, "split": "random"},
+    ],
+    "parts": [{"split": "published"}, {"split": "published", "part": "validation"}],
     "town": [{"min_user_items": 8}, {"min_user_items": 9, "min_item_users": 6}],
 }
 CASES = [(name, index) for name, them in SETTINGS.items() for index in range(len(them))]

@@ -20,7 +20,7 @@ globals().update({f"Test{kind.__name__}": held(kind) for kind in METRICS.values(
 
 def test_results_have_them_in_their_order():
     assert [kind.key() for kind in METRICS.values()] == [
-        *("P", "R", "F1", "HR", "NDCG", "MAP", "IC", "Gini")
+        *("P", "R", "F1", "HR", "NDCG", "MAP", "MRR", "IC", "Gini")
     ]
 
 

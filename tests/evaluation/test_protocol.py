@@ -12,6 +12,7 @@ from sottovoce.errors import DataError, UsageError
 from sottovoce.evaluation.metrics import hits
 from sottovoce.evaluation.protocol import Full, Given, Protocol, Sampled, evaluate
 from sottovoce.rng import Streams
+from sottovoce.testing import random_world
 
 
 class TableScorer:
@@ -334,3 +335,38 @@ def test_the_ncf_candidates_by_popularity():
     result = evaluate(popular, train, test, Protocol(candidates=Given(split.negatives, "NCF")))
     assert result.mean("HR@10") == pytest.approx(0.4531, abs=1e-4)
     assert result.mean("NDCG@10") == pytest.approx(0.2541, abs=1e-4)
+
+
+class TestSeveralCutoffs:
+    @pytest.mark.parametrize("candidates", [Full(), Sampled(9, 4)])
+    def test_each_is_as_if_it_were_alone(self, candidates):
+        rng = np.random.default_rng(3)
+        train, test = random_world(40, 60, 200, seed=5), random_world(40, 60, 90, seed=6)
+        vectors, items = (rng.normal(size=(n, 4)).astype(np.float32) for n in (40, 60))
+        scorer = FactorScorer.of(vectors, items)
+        several = evaluate(scorer, train, test, Protocol(10, candidates, (3, 20), ("MRR", "F1")))
+        found, values = several.summary(), {}
+        for k in (10, 3, 20):
+            alone = evaluate(scorer, train, test, Protocol(k, candidates, (), ("MRR",)))
+            values |= alone.values
+            assert alone.summary() == {n: v for n, v in found.items() if n.endswith(f"@{k}")}
+        assert several.values.keys() == values.keys()
+        for name, mine in values.items():
+            np.testing.assert_array_equal(several.values[name], mine)
+        assert next(iter(several.values)).endswith("@10")
+        assert several.protocol.describe().startswith("top 10, 3 and 20; ")
+
+    def test_values_are_found_by_the_name_of_their_mean(self):
+        train, test = random_world(20, 30, 80, seed=1), random_world(20, 30, 40, seed=2)
+        scorer = FactorScorer.of(np.ones((20, 1), np.float32), np.ones((30, 1), np.float32))
+        found = evaluate(scorer, train, test)
+        assert found.told_per_user("MAP@10")
+        assert not found.told_per_user("F1@10")
+        assert not found.told_per_user("MRR@10")  # nobody has asked for it
+        np.testing.assert_array_equal(found.per_user("MAP@10"), found.per_user("AP@10"))
+        assert "MRR@10" not in found.summary()
+
+    def test_cutoffs_twice_or_out_of_range_are_refused(self):
+        for also in ((10,), (5, 5), (0,), (99_999_999,)):
+            with pytest.raises(UsageError, match="cut-off"):
+                Protocol(10, Full(), also)

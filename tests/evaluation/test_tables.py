@@ -148,3 +148,35 @@ def test_unknown_and_repeated_columns_are_refused():
         Table("t", [Column("a")], [{"z": 1}])
     with pytest.raises(UsageError, match="two columns"):
         Table("t", [Column("a"), Column("a")], [])
+
+
+def test_latex_is_escaped_and_marked():
+    rows = [
+        {"run": "a_b & 50% {x} [1] \\ ~^#$", "P": Cell(0.5, "†", 0.25)},
+        {"run": "π ≤ ε*", "P": Cell(0.125, "‡")},
+        {"run": "none\nat all", "P": None},
+    ]
+    columns = [Column("run", "run_#"), Column("P", "P@10", ".3f", "max")]
+    text = Table("A & B", columns, rows, "top 10", ["† differs_ --all – x"]).to_latex()
+    lines = text.splitlines()
+    assert lines[2:6] == [
+        r"\caption{A \& B}", r"\begin{tabular}{lr}", r"\toprule", r"run\_\# & P@10 \\",
+    ]  # fmt: skip
+    assert lines[7] == (
+        r"a\_b \& 50\% \{x\} {[}1{]} \textbackslash{} \textasciitilde{}\textasciicircum{}\#\$ & "
+        r"\textbf{0.500 $\pm$ 0.250}\textsuperscript{\textdagger{}} \\"
+    )
+    assert lines[8] == (
+        r"$\pi$ $\le$ $\varepsilon${*} & 0.125\textsuperscript{\textdaggerdbl{}} \\"
+    )
+    assert lines[9] == r"none at all & -- \\"
+    assert r"Protocol: top 10. \textdagger{} differs\_ -{}-all -- x" in text
+    assert text.count("{") == text.count("}")
+    assert lines[-1] == r"\end{table}"
+
+
+def test_intervals_have_columns_of_their_own_in_csv():
+    rows = [{"P": Cell(0.5, "", 0.25)}, {"P": Cell(0.125, "†")}]
+    table = Table("", [Column("P", format=".2f")], rows)
+    assert table.to_csv() == "P,P_half,P_mark\n0.5,0.25,\n0.125,,†\n"
+    assert "| 0.50 ± 0.25 |" in table.to_markdown()

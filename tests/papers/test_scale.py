@@ -45,6 +45,12 @@ def test_the_item_that_is_looked_for_is_not_learnt(tmp_path):
         assert test.row(user)[0] not in train.row(user)
 
 
+def test_cells_of_before_are_found(tmp_path):
+    named = study(tmp_path)
+    named.popularity(300)
+    assert [one.name for one in tmp_path.glob("*.npz")] == ["scale-6038a50fecbcac2f67a87e11.npz"]
+
+
 def test_what_makes_no_sense_is_refused():
     with pytest.raises(ConfigError, match="100 users"):
         ScaleConfig(users=(5,))

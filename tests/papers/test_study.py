@@ -173,7 +173,7 @@ def test_progress_without_a_terminal_is_a_line_now_and_then(monkeypatch, capsys)
         report("other, seed 3: rounds", 2_000, 2_000)
     captured = capsys.readouterr()
     assert captured.err.splitlines() == [
-        "Trying attacks: 1,500 of 2,000", "other, seed 3: rounds: 2,000 of 2,000",
+        "Trying attacks: 1,500 of 2,000, about 10 s left", "other, seed 3: rounds: 2,000 of 2,000",
     ]  # fmt: skip
     assert not captured.out
 

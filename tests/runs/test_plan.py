@@ -180,8 +180,19 @@ def test_the_command_plans_and_refuses(capsys):
     ):
         assert call(["plan", "pfpl-plus", *bad]) == 2
         assert word in capsys.readouterr().err
-    assert call(["plan", "fmf", "--gpus", "1"]) == 2
-    assert "on a GPU" in capsys.readouterr().err
+    # One device a round, rotated reports and data owners were never timed there.
+    for name in ("sfpl", "fmf", "drift"):
+        assert call(["plan", name, "--gpus", "1"]) == 2
+        assert "on a GPU" in capsys.readouterr().err
+
+
+def test_gpu_constants_say_what_was_timed():
+    """1e7 and 1e8 devices of pFPL+, and an epoch of 1e7 users of FMF-LDP, on one H200."""
+    shipped = Constants.load()
+    for devices, seconds in ((1e7, 0.0564), (1e8, 0.558)):
+        found = shipped.of("fpl", gpu=True).seconds
+        assert found["draw"] * 32 * devices + found["round"] == pytest.approx(seconds, rel=0.01)
+    assert shipped.of("fmf", gpu=True).seconds["report"] * 1e9 == pytest.approx(0.166)
 
 
 def test_who_takes_no_part_has_a_history_and_sends_nothing():

@@ -26,6 +26,7 @@ from sottovoce.algorithms.drift.blocks import EndedBlock, Events
 from sottovoce.algorithms.drift.messages import Interaction, OwnerTable, Rows
 from sottovoce.algorithms.drift.replay import DRIFT
 from sottovoce.algorithms.drift.system import DRIFTConfig, Orchestrator, Owner
+from sottovoce.algorithms.drift.untouched import of_owner
 from sottovoce.core.interactions import Interactions
 from sottovoce.errors import DataError, KeyTrouble, MessageError, StoreError
 from sottovoce.rng import Streams
@@ -411,11 +412,16 @@ TestLife.settings = settings(
 
 
 @settings(max_examples=12, deadline=None)
-@given(seed=st.integers(0, 10**6), window=st.sampled_from([7, 20]), theta=st.integers(1, 4))
-def test_rounds_with_crashes_give_the_model_of_the_simulation(seed, window, theta):
+@given(
+    seed=st.integers(0, 10**6),
+    window=st.sampled_from([7, 20]),
+    theta=st.integers(1, 4),
+    negatives=st.sampled_from(["touched", "untouched"]),
+)
+def test_rounds_with_crashes_give_the_model_of_the_simulation(seed, window, theta, negatives):
     """Owners and the orchestrator are killed at any point of a round, which is then made again."""
     draw = np.random.default_rng(seed)
-    config = DRIFTConfig(theta=theta, learning_rate=0.3, window=window)
+    config = DRIFTConfig(theta=theta, learning_rate=0.3, window=window, negatives=negatives)
     train = Interactions.from_pairs(
         draw.integers(0, 4, 60), draw.integers(0, 8, 60), n_users=4, n_items=8,
         timestamps=draw.integers(0, 60, 60), ratings=draw.integers(1, 6, 60),
@@ -428,7 +434,10 @@ def test_rounds_with_crashes_give_the_model_of_the_simulation(seed, window, thet
 
     center, counted = Orchestrator(config, RNG), {0: -1, 1: -1}
     folder = new_folder()
-    owners = {k: made(folder / str(k), table.items(k), number=k, config=config) for k in (0, 1)}
+    owners = {
+        k: made(folder / str(k), table.items(k), k, config, draws=of_owner(RNG, k).root)
+        for k in (0, 1)
+    }
     people = {(u, k): Person(u, k) for u in range(4) for k in (0, 1)}
     for k in (0, 1):
         center.add_items(k, table.items(k))

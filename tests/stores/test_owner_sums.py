@@ -12,7 +12,7 @@ from sottovoce.algorithms.drift.aggregated import START, AggregatingOwner
 from sottovoce.algorithms.drift.messages import Interaction, Rows
 from sottovoce.algorithms.drift.system import DRIFTConfig, Orchestrator
 from sottovoce.errors import MessageError, StoreError, UsageError
-from sottovoce.rng import Streams
+from sottovoce.rng import SecretStreams, Streams
 from sottovoce.stores.owner import DataOwner
 from sottovoce.wire.interactions import Identity, begin
 from sottovoce.wire.passes import Issuer
@@ -223,6 +223,53 @@ def test_who_leaves_takes_her_vector_and_every_sum_with_her(house):
     assert set(house.everything()[1]) == {3, 4, 5}, "sums that she is not in wait on"
     assert not house.again().item_rows.any()
     assert not house.ask().item_rows.any()
+
+
+DRAWING = replace(CONFIG, negatives="untouched", negatives_per_positive=4, min_users=3)
+
+
+def test_for_whom_an_item_was_merely_drawn_does_not_count_and_takes_its_sum_with_her(tmp_path):
+    """Sums with what was drawn wait for people who touched the item; the disk has all of it."""
+    house = House(tmp_path / "o", DRAWING)
+    for user in (0, 1):
+        house.say(user, ("positive", 2), ("end", 0))
+    assert not house.ask().item_rows.any(), "two people touched it, three are needed"
+    learnt = house.owner._known().owner.learnt
+    assert set(learnt.people) == {2}
+    drew = {user for users in learnt.drew.values() for user in users}
+    assert drew == {0, 1}
+    assert set(learnt.waiting) == {2, *learnt.drew}
+    known = house.everything(), learnt.drew
+    house.restart()
+    assert (house.everything(), house.owner._known().owner.learnt.drew) == known
+    house.say(3, ("positive", 2), ("end", 0))
+    sent = house.ask()
+    assert np.flatnonzero(sent.item_rows.any(axis=1)).tolist() == [2], "others were merely drawn"
+    before = house.owner._known().owner.learnt
+    house.owner.forget(0)
+    left = house.owner._known().owner.learnt
+    assert set(left.waiting) == set(left.drew) < set(before.drew), "others' sums wait on"
+    assert not any(0 in users for users in left.drew.values())
+    house.owner.close()
+
+
+def test_what_a_user_touched_is_on_the_disk_until_she_leaves(tmp_path):
+    house = House(tmp_path / "o", DRAWING)
+    house.say(1, ("positive", 2), ("negative", 3), ("end", 0))
+    house.say(0, ("positive", 5), ("end", 0))
+    house.restart()
+    owner = house.owner._known().owner
+    assert (owner.touched(1), owner.touched(0)) == ({2, 3}, {5})
+    house.owner.forget(1)
+    house.restart()
+    owner = house.owner._known().owner
+    assert (owner.touched(1), owner.touched(0)) == (frozenset(), {5})
+    others = [House(tmp_path / name, DRAWING).owner for name in "ab"]
+    secrets = [other._store.load().draws for other in others]
+    assert secrets[0] != secrets[1], "nobody else can draw what an owner draws"
+    assert all(isinstance(one, SecretStreams) for one in secrets)
+    for owner in (house.owner, *others):
+        owner.close()
 
 
 def test_who_leaves_without_a_block_takes_nothing_from_others(house):

@@ -187,10 +187,12 @@ def test_rows_are_held_against_a_chosen_one(look, runs):
     differs = (cell.get_attribute("data-differs") or "").split()
     sure = rows["printed"].get_attribute("id") in differs
     assert ("†" in said, "perhaps" in said) == (sure, not sure)
-    # Of a baseline there are averages alone, so that nothing was tested.
-    popular = rows["Top-Pop (baseline of own)"].locator(f":scope > :nth-child({place}) .change")
-    known = popular.inner_text()
-    assert ("worse" in known, "perhaps" in known) == (known.startswith("−"), False)
+    # A baseline is tested like a run.
+    popular = rows["Top-Pop (baseline beside own)"].locator(f":scope > :nth-child({place})")
+    known = popular.locator(".change").inner_text()
+    differs = (popular.get_attribute("data-differs") or "").split()
+    sure = rows["printed"].get_attribute("id") in differs
+    assert ("†" in known, "perhaps" in known) == (sure, not sure)
     assert base.locator(".change").count() == 0
     other = rows["other"].locator(f":scope > :nth-child({column(page, 'P@5') + 1})")
     assert other.locator(".change").count() == 0  # the chosen row has no such value
@@ -212,7 +214,9 @@ def test_the_best_is_marked_among_runs_that_compare_alone(look, runs):
 
 def test_without_a_script_the_table_is_there(look, runs):
     page = look(runs / "alike/report.html", java_script_enabled=False)
-    assert page.locator(".compared tbody tr").count() == len(set(RUNS) - {"other"}) + 1  # Top-Pop
+    assert (
+        page.locator(".compared tbody tr").count() == len(set(RUNS) - {"other"}) + 2
+    )  # Random, Top-Pop
     assert page.locator(".tools").count() == 0
     assert page.locator(".compared thead th", has_text="R@10").is_visible()
     assert page.locator(".compared .best").count() > 0

@@ -7,6 +7,7 @@ import numpy as np
 from sottovoce.algorithms.drift.blocks import Events
 from sottovoce.algorithms.drift.replay import replay
 from sottovoce.algorithms.drift.system import Orchestrator, Owner, User
+from sottovoce.algorithms.drift.untouched import of_owner
 from sottovoce.core.consent import Choice, Consent
 from sottovoce.core.interactions import Interactions
 from sottovoce.parties.silo_door import InteractionDoor
@@ -37,7 +38,7 @@ def parties(config, member, n_users, refused=None, kind=Owner):
     for k in range(member.shape[1]):
         items = np.flatnonzero(member[:, k]).tolist()
         orchestrator.add_items(k, items)
-        owners[k] = kind(k, items, config)
+        owners[k] = kind(k, items, config, of_owner(RNG, k))
     users = {u: User(u, orchestrator.table) for u in range(n_users)}
     if refused is not None:
         users = door(orchestrator.table, n_users, refused).users()

@@ -13,10 +13,12 @@ from sottovoce.baselines.dplcf import DPLCF
 from sottovoce.baselines.ease import EASE
 from sottovoce.baselines.ials import IALS
 from sottovoce.baselines.knn import ItemKNN, UserKNN
+from sottovoce.baselines.lightgcn import LightGCN
 from sottovoce.baselines.mf_np import MFNP
 from sottovoce.baselines.mult_vae import MultVAE
 from sottovoce.baselines.saros import SAROS
 from sottovoce.baselines.simple import Random, TopPop
+from sottovoce.baselines.slim import SLIM
 
 __all__ = [
     "BASELINES",
@@ -27,8 +29,10 @@ __all__ = [
     "IALS",
     "MFNP",
     "SAROS",
+    "SLIM",
     "Baseline",
     "ItemKNN",
+    "LightGCN",
     "MultVAE",
     "Progress",
     "Random",

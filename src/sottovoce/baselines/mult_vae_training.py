@@ -135,7 +135,7 @@ def fit(
     rng = rng.child("mult-vae")
     device = device_of(config.device)
     hidden, embedding = config.hidden_size, config.embedding_size
-    with _threads(config.threads):
+    with torch_threads(config.threads):
         network = Network.init(train.n_items, hidden, embedding, rng.child("init"), device)
         optimizer = torch.optim.Adam(network.tensors(), lr=config.learning_rate, fused=True)
         step = 0
@@ -197,7 +197,7 @@ def device_of(name: str) -> torch.device:
 
 
 @contextmanager
-def _threads(count: int | None) -> Iterator[None]:
+def torch_threads(count: int | None) -> Iterator[None]:
     """torch's thread count is one for the process, so it is put back."""
     before = torch.get_num_threads()
     if count is not None:

@@ -177,10 +177,10 @@ def root(
 
     \b
     Start here:
-      sottovoce demo                          the whole story, in under a minute
+      sottovoce demo                          the whole story, in some minutes
       sottovoce run pfpl-plus                 an experiment that comes with the package
-      sottovoce recommend runs/demo --user r0003
-      sottovoce ledger runs/demo --user r0003
+      sottovoce recommend runs/demo --user r00003
+      sottovoce ledger runs/demo --user r00003
       sottovoce attack runs/demo              what its promises are worth
       sottovoce serve --help                  the same, between real machines
 

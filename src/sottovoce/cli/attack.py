@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from sottovoce.cli import output
-from sottovoce.cli.options import Json, Run, Technical, Threads
+from sottovoce.cli.options import Json, Run, Seed, Technical, Threads
 from sottovoce.core.words import said
 from sottovoce.errors import AttackFailed, UsageError
 
@@ -51,13 +51,14 @@ def attack(
             show_default=False,
         ),
     ] = None,
+    seed: Seed = None,
     threads: Threads = None,
     technical: Technical = False,
     as_json: Json = False,
 ) -> None:
     """Every attack that applies to a run, against its base rate; leaves a report card.
 
-    RUN is the folder of a finished run.
+    RUN is the folder of a finished run. Of one with several seeds the first is meant, or --seed.
 
     Each attack gets what one party saw and nothing else: the server, the proxy, data owners, the
     orchestrator, whoever watches the network, or anyone who knows what is published. What they saw
@@ -86,7 +87,9 @@ def attack(
     from sottovoce.runs.card import JSON, PAGE, plain_promise, write_card
     from sottovoce.runs.folder import check_writable
     from sottovoce.runs.read import FinishedRun
+    from sottovoce.runs.seeds import part_of
 
+    folder = part_of(folder, seed)
     page, content = folder / PAGE, folder / JSON
     if out is not None:
         if out.suffix != ".html" or out.is_dir():

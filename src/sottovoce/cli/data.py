@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from sottovoce.cli import output
 from sottovoce.cli.options import Json
 from sottovoce.errors import UsageError
+
+if TYPE_CHECKING:
+    from sottovoce.data.importers import Imported
+
+_LOOKED_AT = 5_000_000
+"""Interactions that are read again to describe them."""
 
 
 def list_all(as_json: Json = False) -> None:
@@ -62,7 +68,18 @@ def describe(
 
 def bring(
     name: Annotated[str, typer.Argument(metavar="NAME", help="What to call the data set.")],
-    path: Annotated[Path, typer.Argument(metavar="PATH", help="A zip, a folder or one file.")],
+    path: Annotated[
+        Path | None, typer.Argument(metavar="PATH", help="A zip, a folder or one file.")
+    ] = None,
+    train: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Ready split: what is learnt from.")
+    ] = None,
+    validation: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Ready split: what is tuned on, if any.")
+    ] = None,
+    test: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Ready split: what is held out.")
+    ] = None,
     kind: Annotated[
         str, typer.Option(help="What it is; `auto` tells it by its files. A wrong one lists all.")
     ] = "auto",
@@ -83,39 +100,65 @@ def bring(
         list[str] | None,
         typer.Option(
             metavar="ROLE=NAME",
-            help="Table: which column is the user, item, timestamp or rating; repeatable.",
+            help="Table: which column is the user, item, timestamp, rating or split; `-` for none; "
+            "repeatable.",
         ),
     ] = None,
+    columns: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAMES", help="Table without names: what its columns are, `_` for nothing."
+        ),
+    ] = None,
+    header: Annotated[
+        bool,
+        typer.Option("--header/--no-header", help="Table: whether its first line has names."),
+    ] = True,
     delimiter: Annotated[
         str | None, typer.Option(help="Table: what separates its fields; `tab` for a tab.")
     ] = None,
+    skip_bad: Annotated[
+        bool, typer.Option("--skip-bad", help="Leave out rows that cannot be read; count them.")
+    ] = False,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace an older import.")
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Turn an official download or a table into a data set that experiments can name.
+    """Turn an official download or files of your own into a data set that experiments can name.
 
     NAME is what to call it, PATH a downloaded zip, a folder or one file.
 
-    Knows MovieLens (100k, 1M, 10M, CSV), Foursquare TIST2015, Douban Book, and single CSV, TSV or
-    Parquet files. Writes to $SOTTOVOCE_DATA, else to the user cache. Their licences do not allow to
-    pass these data on.
+    Knows MovieLens (100k, 1M, 10M, CSV), Foursquare TIST2015, Douban Book, RecBole's atomic files,
+    lists with a user per line (LightGCN), and tables: delimited text or Parquet, also packed (gz,
+    bz2, xz, zst), with or without a line of names, in one file or as a ready split. Says what it
+    took for what. Writes to $SOTTOVOCE_DATA, else to the user cache. Licences of downloads do not
+    allow to pass these data on.
 
     \b
     Examples:
       sottovoce data import ml-1m ml-1m.zip
       sottovoce data import italy dataset_TIST2015.zip --country IT --min-user-items 20
-      sottovoce data import mine visits.csv
+      sottovoce data import mine visits.csv.gz
+      sottovoce data import mine --train a.csv --validation b.csv --test c.csv
+      sottovoce data import mine ratings.dat --no-header --columns user,item,rating,time
       sottovoce data import mine log.txt --column user=who --column item=what --delimiter ";"
     """
-    from sottovoce.data import import_path, prepared_folder, write_prepared
+    from sottovoce.data import import_into, prepared_folder
 
     folder = prepared_folder(name)
-    with output.interruptible(f"nothing was imported as {name}; start again"):
-        dataset = import_path(
+    parts = {"train": train, "validation": validation, "test": test}
+    with (
+        output.interruptible(f"nothing was imported as {name}; start again"),
+        output.ended_by_signals(),
+        output.progress() as report,
+    ):
+        done = import_into(
+            folder,
             path,
             kind,
+            overwrite=overwrite,
+            report=report,
             name=name,
             country=country,
             keep=keep,
@@ -123,16 +166,33 @@ def bring(
             require_attribute=require_attribute,
             columns=_columns(column or []),
             delimiter=_delimiter(delimiter),
+            header=header,
+            names=[part.strip() for part in columns.split(",")] if columns else (),
+            skip_bad=skip_bad,
+            parts={part: file for part, file in parts.items() if file is not None},
         )
-        write_prepared(dataset, folder, overwrite=overwrite)
     if as_json:
-        output.emit({**dataset.describe(), "folder": folder})
-    else:
-        table = dataset.interactions
-        output.show(
-            f"{name}: {table.n_users:,} users, {table.n_items:,} items, "
-            f"{table.n_interactions:,} interactions, in {folder}"
-        )
+        output.emit(_described(folder, name, done))
+        return
+    told = [f"  {what}: {output.one_line(answer)}" for what, answer in done.decided.items()]
+    sizes = ", ".join(f"{part} {count:,}" for part, count in done.parts.items())
+    output.show(
+        f"{name}: {done.users:,} users, {done.items:,} items, "
+        f"{done.interactions:,} interactions, in {folder}",
+        *told,
+        *([f"  parts: {sizes} (experiments take them with data.split=published)"] if sizes else []),
+    )
+
+
+def _described(folder: Path, name: str, done: Imported) -> dict[str, Any]:
+    """All that `data describe` says, where the data set is small enough to be looked at whole."""
+    from sottovoce.data import read_prepared
+
+    told = {"name": name, "users": done.users, "items": done.items,
+            "interactions": done.interactions}  # fmt: skip
+    if done.interactions <= _LOOKED_AT:
+        told = read_prepared(folder, name).describe()
+    return {**told, "folder": folder, "decided": done.decided, "parts": done.parts}
 
 
 def _columns(given: list[str]) -> dict[str, str]:

@@ -12,7 +12,7 @@ from sottovoce.core.words import LANGUAGES
 from sottovoce.errors import UsageError
 
 if TYPE_CHECKING:
-    from sottovoce.runs.demo import DemoTown, Story
+    from sottovoce.runs.demo import DemoTown, Resident, Story
 
 
 def demo(
@@ -33,7 +33,10 @@ def demo(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """The whole story on the embedded town, in about a minute; or, with --web, a shop to try it in.
+    """The whole story on the embedded town; or, with --web, a shop to try it in.
+
+    It takes about 50 seconds of processor time: a minute on a machine that has nothing else to do,
+    some minutes on a busy one.
 
     Generates a town, lets every resident choose an ε of her own and what is never sent, learns a
     model with gram from one contribution of each phone in each of two noisy sums, compares it with
@@ -108,6 +111,7 @@ def _story_json(town: DemoTown, story: Story) -> dict[str, Any]:
             "visited": resident.visited,
             "recommendations": resident.recommendations,
             "visited_later": resident.visited_later,
+            "like_her": resident.like_her,
             "sent": output.totals_json(resident.sent),
         },
         "ledger": output.totals_json(story.sent),
@@ -131,25 +135,44 @@ def _introduce(town: DemoTown) -> None:
     )
 
 
+def _chosen(resident: Resident) -> list[str]:
+    """By which rule; nothing where a town has nobody whom the rule fits."""
+    if not any(resident.visited_later):
+        return []
+    return [
+        "She was chosen: the first who takes part, keeps something back, and later went to a place "
+        "on her list",
+        f"of {len(resident.recommendations)}, as {resident.like_her:.0%} of all residents did.",
+    ]
+
+
 def _tell(story: Story) -> None:
     from sottovoce.evaluation.tables import Column, Table
     from sottovoce.runs.demo import PRINTED
-    from sottovoce.runs.tables import readable_bytes
+    from sottovoce.runs.tables import POINTS, readable_bytes
 
     resident, sent = story.resident, story.resident.sent
     attributes = ", ".join(f"{key} {value}" for key, value in resident.attributes.items() if value)
     places = Table(
         f"Recommended to {resident.name}, computed on the device",
-        [Column("#"), Column("place"), Column("category"), Column("later", "went there later")],
+        [
+            Column("#"),
+            Column("place"),
+            Column("category"),
+            Column("score", format=".0f"),
+            Column("later", "went there later"),
+        ],
         [
             {
                 "#": place.rank,
                 "place": place.title,
                 "category": ", ".join(place.categories),
+                "score": place.points,
                 "later": "yes" if later else "",
             }
             for place, later in zip(resident.recommendations, resident.visited_later, strict=True)
         ],
+        notes=[POINTS],
     )
     ours, theirs = story.given_away[story.outcome.system], story.given_away[PRINTED]
     run = story.run.folder.path
@@ -169,6 +192,7 @@ def _tell(story: Story) -> None:
         f"        of {theirs.claims:,} names are right; guessing has {theirs.base_rate:.0%}.",
         "",
         f"One resident, {resident.name} ({attributes}): {resident.choice.words()}.",
+        *_chosen(resident),
         f"Some of the {resident.visits} places visited, the latest first:",
         *[f"  {place.title} ({', '.join(place.categories)})" for place in resident.visited],
         "",
@@ -182,7 +206,7 @@ def _tell(story: Story) -> None:
         "that adds the noise do not work together; see docs/privacy.md.",
         "",
         f"Report: {story.report}",
-        f"Next:   sottovoce recommend {run} --user {resident.name}",
-        f"        sottovoce ledger {run} --user {resident.name}",
-        f"        sottovoce attack {story.printed} --rounds 1",
+        f"Next:   {output.command('recommend', run, '--user', resident.name)}",
+        f"        {output.command('ledger', run, '--user', resident.name)}",
+        f"        {output.command('attack', story.printed, '--rounds', 1)}",
     )

@@ -8,9 +8,8 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from types import FrameType
 
 from sottovoce.cli import output
 from sottovoce.cli.device_page import has_windows
@@ -43,7 +42,7 @@ def serve_shop(
         output.note(f"{time.monotonic() - began:5.1f} s  {words}")
 
     with (
-        _ended_by_signals(),
+        output.ended_by_signals(),
         output.interruptible("the demo was stopped before it was ready; nothing of it is left"),
         contextlib.ExitStack() as stack,
     ):
@@ -96,19 +95,3 @@ def _stopping() -> None:
 def _deaf() -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-
-
-@contextlib.contextmanager
-def _ended_by_signals() -> Iterator[None]:
-    """Within, SIGTERM and a closed terminal end the demo as Ctrl-C does."""
-
-    def end(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    signals = (signal.SIGTERM, signal.SIGHUP)
-    before = {number: signal.signal(number, end) for number in signals}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

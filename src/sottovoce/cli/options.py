@@ -32,6 +32,14 @@ User = Annotated[
     ),
 ]
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a finished run.")]
+Seed = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N",
+        help="Of a run with several seeds: this one; the first by default.",
+        show_default=False,
+    ),
+]
 ExperimentFile = Annotated[
     str | None,
     typer.Option(metavar="FILE", help="Make the federation of this experiment file first."),

@@ -8,11 +8,16 @@ import json
 import math
 import os
 import re
+import shlex
+import shutil
+import signal
 import sys
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, is_dataclass, replace
+from dataclasses import asdict, dataclass, is_dataclass, replace
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Any, TextIO
 
 from sottovoce.core.words import LANGUAGES, Said, say
@@ -27,6 +32,10 @@ if TYPE_CHECKING:
 
 STAGES = {
     "data": "Preparing the data",
+    "reading": "Reading (megabytes)",
+    "dealing": "Dealing events out by user",
+    "sorting": "Sorting and writing",
+    "seeds": "Seeds",
     "training": "Devices learn",
     "baselines": "Fitting baselines",
     "evaluation": "Ranking for every user",
@@ -45,6 +54,8 @@ writing."""
 _MOST_NAMED = 40
 BETWEEN_LINES = 10.0
 """Seconds between two lines of progress where there is no terminal."""
+_STILL = 60.0
+"""Seconds until a line says that nothing new is done."""
 
 
 class Interrupted(SottovoceError):
@@ -194,6 +205,26 @@ def _nowhere() -> TextIO:
     return open(os.devnull, "w", encoding="utf-8")
 
 
+def command(*words: object) -> str:
+    """A command of this installation that a reader can paste into her shell: paths and names are
+    quoted, and the program is named by its place where the shell would not find this one."""
+    beside = Path(sys.executable).with_name("sottovoce")
+    found = shutil.which("sottovoce")
+    if found is not None and Path(found).resolve() == beside.resolve():
+        program = ["sottovoce"]
+    elif beside.is_file():
+        program = [_from_here(beside)]
+    else:
+        program = [_from_here(Path(sys.executable)), "-m", "sottovoce"]
+    return shlex.join([*program, *map(str, words)])
+
+
+def _from_here(place: Path) -> str:
+    """Relative, where it lies below."""
+    here = Path.cwd()
+    return str(place.relative_to(here)) if place.is_relative_to(here) else str(place)
+
+
 @contextlib.contextmanager
 def interruptible(advice: str) -> Iterator[None]:
     """Within, Ctrl-C ends the command with exit code 130 and this advice."""
@@ -204,11 +235,34 @@ def interruptible(advice: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def ended_by_signals() -> Iterator[None]:
+    """Within, SIGTERM and a closed terminal end the command as Ctrl-C does."""
+
+    def end(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    if threading.current_thread() is not threading.main_thread():
+        yield  # others hear no signals
+        return
+    numbers = [signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else [])]
+    before = {number: signal.signal(number, end) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextlib.contextmanager
 def progress(*, lines: bool = False) -> Iterator[Report]:
     """A bar per stage on a terminal; elsewhere nothing, or `lines` now and then, of what takes
-    long."""
+    long. Both say how long the stage may still take, by its pace so far."""
     if not sys.stderr.isatty():
-        yield _lines() if lines else lambda what, done, total: None
+        if not lines:
+            yield lambda what, done, total: None
+            return
+        with _lines() as told:
+            yield told
         return
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
@@ -218,31 +272,84 @@ def progress(*, lines: bool = False) -> Iterator[Report]:
         BarColumn(),
         TextColumn("{task.completed:,.0f} of {task.total:,.0f}"),
         TimeElapsedColumn(),
+        TextColumn("{task.fields[left]}"),
         console=Console(stderr=True),
         transient=True,
     )
-    stages: dict[str, TaskID] = {}
+    stages: dict[str, tuple[TaskID, StagePace]] = {}
 
     def report(what: str, done: int, total: int) -> None:
         if what not in stages:
-            stages[what] = bars.add_task(STAGES.get(what, what), total=total)
-        bars.update(stages[what], completed=done, total=total)
+            bar = bars.add_task(STAGES.get(what, what), total=total, left="")
+            stages[what] = bar, StagePace(time.monotonic(), done)
+        bar, pace = stages[what]
+        left = pace.left(time.monotonic(), done, total)
+        bars.update(bar, completed=done, total=total, left=left)
 
     with bars:
         yield report
 
 
-def _lines() -> Report:
-    last = time.monotonic()
+@dataclass(slots=True)
+class StagePace:
+    """How fast a stage goes, from where it began: what was done before does not count."""
+
+    started: float
+    first: int
+
+    def left(self, now: float, done: int, total: int) -> str:
+        """How long it may still take; nothing where nobody can say, or it is done. A stage that
+        begins anew has a new pace."""
+        if done < self.first:
+            self.started, self.first = now, done
+        gone = done - self.first
+        if gone <= 0 or done >= total or now - self.started < 1.0:
+            return ""
+        return f"about {duration((now - self.started) / gone * (total - done))} left"
+
+
+def duration(seconds: float) -> str:
+    """Roughly, in words."""
+    if seconds < 90:
+        return f"{max(1, round(seconds / 10)) * 10} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+@contextlib.contextmanager
+def _lines() -> Iterator[Report]:
+    """A line when something is done, every ten seconds at most; where nothing is, one a minute that
+    says so."""
+    begun = last = time.monotonic()
+    at, told, guard, ended = "", "", threading.Lock(), threading.Event()
+    paces: dict[str, StagePace] = {}
 
     def report(what: str, done: int, total: int) -> None:
-        nonlocal last
+        nonlocal at, last, told
         now = time.monotonic()
-        if now - last >= BETWEEN_LINES:
-            last = now
-            note(f"{STAGES.get(what, what)}: {done:,} of {total:,}")
+        with guard:
+            left = paces.setdefault(what, StagePace(now, done)).left(now, done, total)
+            at = f"{STAGES.get(what, what)}: {done:,} of {total:,}" + (f", {left}" if left else "")
+            if now - last >= BETWEEN_LINES and at != told:
+                note(at)
+                last, told = now, at
 
-    return report
+    def watch() -> None:
+        nonlocal last, told
+        while not ended.wait(BETWEEN_LINES):
+            now = time.monotonic()
+            with guard:
+                if at and now - last >= (BETWEEN_LINES if at != told else _STILL):
+                    so_far = f" ({duration(now - begun)} so far)" if at == told else ""
+                    note(at + so_far)
+                    last, told = now, at
+
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
+    try:
+        yield report
+    finally:
+        ended.set()
+        watcher.join()
 
 
 def totals_json(totals: Totals) -> dict[str, Any]:

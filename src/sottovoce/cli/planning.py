@@ -67,7 +67,7 @@ def plan(
         ),
     ] = None,
     measure: Annotated[
-        bool, typer.Option("--measure", help="Measure this machine first, in about a minute.")
+        bool, typer.Option("--measure", help="Measure this machine first, in a minute or two.")
     ] = False,
     constants: Annotated[
         Path | None,

@@ -18,7 +18,10 @@ def reproduce(
     listing: Annotated[bool, typer.Option("--list", help="Say which there are.")] = False,
     quick: Annotated[
         bool,
-        typer.Option("--quick", help="Fewer settings and epochs: for a look, in about a minute."),
+        typer.Option(
+            "--quick",
+            help="Fewer settings and epochs: for a look. Some names take a minute, some ten.",
+        ),
     ] = False,
     out: Out = None,
     threads: Threads = None,
@@ -33,6 +36,10 @@ def reproduce(
     NAME is one of `sottovoce reproduce --list`. What is trained or attacked is kept in `cells`
     beside the folder of --out: stopped, the same command goes on from there, and several commands
     that run side by side share it.
+
+    How long that takes depends on the name and on the machine: from a minute to hours, with --quick
+    from less than a minute to some ten. Progress says what the stage at hand may still
+    take, by its pace so far.
 
     \b
     Examples:

@@ -59,6 +59,14 @@ def run(
             show_default=False,
         ),
     ] = None,
+    seeds: Annotated[
+        str | None,
+        typer.Option(
+            metavar="3|1,2,3",
+            help="Several seeds, each a run within the run's folder: how many, or which ones.",
+            show_default=False,
+        ),
+    ] = None,
     timeout: Annotated[
         float,
         typer.Option(
@@ -104,10 +112,16 @@ def run(
     take no part; owners read the rest in full, and the orchestrator can work it out. --engine
     flower needs algorithm.window; there is no --engine https.
 
+    With --seeds (or seeds = [1, 2, 3] in the file) the experiment is run once for each seed, one
+    after the other; the folder has an ordinary run for each, and figures are means with their
+    spread over seeds. --resume goes on where it was. `recommend`, `ledger` and `attack` take the
+    first seed of such a folder, or the one of --seed.
+
     \b
     Examples:
       sottovoce run
       sottovoce run presets/pfpl-plus
+      sottovoce run presets/pfpl-plus --seeds 3
       sottovoce run my.toml --set algorithm.epochs=5 --set consent.share_positives=0.1
       sottovoce run my.toml --out runs/mine --resume
       sottovoce run presets/pfpl-plus --set town.residents=8 --engine https
@@ -118,6 +132,7 @@ def run(
     from sottovoce.engines.processes import sottovoce_command
     from sottovoce.experiment import Experiment, find_experiment
     from sottovoce.runs.report import notes, write_run_report
+    from sottovoce.runs.seeds import check_engine, seeds_asked
     from sottovoce.runs.tables import hints, results_table
     from sottovoce.runs.train import run_experiment
 
@@ -138,6 +153,10 @@ def run(
     elif ranks is not None:
         raise UsageError("--ranks is for --engine distributed")
     experiment = Experiment.from_file(find_experiment(file), settings or [])
+    if seeds is not None:
+        experiment = experiment.with_seeds(seeds_asked(seeds, experiment.seed))
+    if experiment.seeds:
+        check_engine(engine)
     out = out or Path("runs") / experiment.name
     if ranks is not None and place is None:
         each = threads or max(1, default_threads() // ranks)
@@ -156,18 +175,20 @@ def run(
         return
     unprotected = list(experiment.algorithm.caveats())
     kept = f"go on with the same command and --resume; the run is kept in {out}"
+    how: dict[str, Any] = {
+        "resume": resume,
+        "threads": threads or default_threads(),
+        "device": device,
+        "engine": engine,
+        "processes": processes,
+        "transcript": transcript,
+    }
+    if experiment.seeds:
+        with output.interruptible(kept):
+            _run_seeds(experiment, out, how, unprotected, as_json)
+        return
     with output.interruptible(kept), output.progress() as report:
-        outcome = run_experiment(
-            experiment,
-            out,
-            resume=resume,
-            threads=threads or default_threads(),
-            device=device,
-            engine=engine,
-            processes=processes,
-            transcript=transcript,
-            report=report,
-        )
+        outcome = run_experiment(experiment, out, report=report, **how)
         report("report", 0, 1)
         page = write_run_report(outcome)
         report("report", 1, 1)
@@ -187,6 +208,74 @@ def run(
             f"Run:    {out}",
             f"Report: {page}",
         )
+
+
+def _run_seeds(
+    experiment: Experiment,
+    out: Path,
+    how: Mapping[str, Any],
+    unprotected: Sequence[str],
+    as_json: bool,
+) -> None:
+    """Every seed with its report, and one for all of them."""
+    from sottovoce.evaluation.seeds import spread_content
+    from sottovoce.runs.compare import compare_runs
+    from sottovoce.runs.report import write_run_report
+    from sottovoce.runs.seeds import part_folder, run_seeds
+    from sottovoce.runs.tables import hints, keys_shown, results_table, seeds_table
+
+    advice: dict[int, list[str]] = {}
+    pages: dict[int, Path] = {}
+
+    def each(seed: int, outcome: RunOutcome) -> None:
+        pages[seed] = write_run_report(outcome)
+        advice[seed] = hints(outcome)
+
+    with output.progress() as report:
+        found = run_seeds(experiment, out, report=report, each=each, **how)
+        report("report", 0, 1)
+        page = compare_runs([out], out, threads=how["threads"], known=found.known()).report
+        report("report", 1, 1)
+    means = found.evaluations()
+    notes = [f"seed {seed}: {hint}" for seed, said in advice.items() for hint in said]
+    for hint in notes:
+        output.note(f"note: {hint}")
+    if as_json:
+        caveats = {"not_protected": "\n\n".join(unprotected)} if unprotected else {}
+        parts = [
+            {
+                "seed": seed,
+                "run": part_folder(out, seed),
+                "results": {system: one.summary() for system, one in mine.items()},
+                "report": pages[seed],
+            }
+            for seed, mine in found.by_seed.items()
+        ]
+        answer = {
+            "run": out,
+            "name": experiment.name,
+            "system": found.system,
+            "data": found.data,
+            "seeds": experiment.seeds,
+            "protocol": means[found.system].describe(),
+            "results": {system: one.summary() for system, one in means.items()},
+            "spread": {system: spread_content(one) for system, one in means.items()},
+            "parts": parts,
+            "notes": notes,
+            "seconds": round(found.seconds, 3),
+            "report": page,
+        }
+        output.emit(caveats | answer)
+        return
+    title = f"{experiment.name}: {found.system} on {found.data}, {len(experiment.seeds)} seeds"
+    own = {found.system: means[found.system]}
+    output.show(
+        results_table(means, title),
+        seeds_table(own, keys_shown(own.values())),
+        *unprotected,
+        f"Run:    {out}",
+        f"Report: {page}",
+    )
 
 
 def _run_rank(
@@ -249,7 +338,8 @@ def _run_rank(
         output.emit(answer | {"ranks": place.size})
         return
     title = f"{experiment.name}: {outcome.system} on {outcome.dataset.name}, {place.size} ranks"
-    table = summary_table(manifest["results"], title, manifest["protocol"], said)
+    asked = outcome.evaluations[outcome.system].protocol.metrics
+    table = summary_table(manifest["results"], title, manifest["protocol"], said, asked)
     output.show(table, f"Run:    {out}")
 
 

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import typer
 
 from sottovoce.cli import output
-from sottovoce.cli.options import Json, Out, Run, Threads
+from sottovoce.cli.options import Json, Out, Run, Seed, Threads
 from sottovoce.errors import UsageError
 
 
@@ -16,25 +16,28 @@ def recommend(
     folder: Run,
     user: Annotated[str, typer.Option("--user", metavar="ID", help="The user's id in the data.")],
     n: Annotated[int, typer.Option("-n", help="How many.")] = 10,
+    seed: Seed = None,
     as_json: Json = False,
 ) -> None:
     """Recommendations for one user, as her device computes them.
 
-    RUN is the folder of a finished run.
+    RUN is the folder of a finished run. Of one with several seeds the first is meant, or --seed.
 
     Uses the user's own vector and history, which a simulation keeps in the run folder, and the
     published model. In DRIFT it is the orchestrator that holds her vector and recommends, if she
-    takes part. Scores order one user's items; they mean nothing across users.
+    takes part. Scores order one user's items: 100 is the first place, 0 the average of all items
+    that she does not have. They mean nothing across users. --json has the model's own numbers, too.
 
     \b
     Example:
-      sottovoce recommend runs/demo --user r0003 -n 5
+      sottovoce recommend runs/demo --user r00003 -n 5
     """
     from sottovoce.evaluation.tables import Column, Table
     from sottovoce.runs.read import FinishedRun
-    from sottovoce.runs.tables import Row
+    from sottovoce.runs.seeds import part_of
+    from sottovoce.runs.tables import POINTS, Row
 
-    opened = FinishedRun.open(folder)
+    opened = FinishedRun.open(part_of(folder, seed))
     found = opened.recommend(user, n)
     if as_json:
         output.emit({"run": folder, "user": user, "recommendations": found})
@@ -45,7 +48,7 @@ def recommend(
             "item": place.item,
             "title": place.title,
             "category": ", ".join(place.categories),
-            "score": place.score,
+            "score": place.points,
         }
         for place in found
     ]
@@ -54,9 +57,9 @@ def recommend(
         Column("item"),
         Column("title"),
         Column("category"),
-        Column("score", format=".3f"),
+        Column("score", format=".0f"),
     ]
-    output.show(Table(f"Recommended to {user}", columns, rows))
+    output.show(Table(f"Recommended to {user}", columns, rows, notes=[POINTS]))
 
 
 def ledger(
@@ -70,11 +73,12 @@ def ledger(
         typer.Option(help="How to sum all users' releases."),
     ] = "choice",
     csv: Annotated[bool, typer.Option("--csv", help="Print CSV, every line of it.")] = False,
+    seed: Seed = None,
     as_json: Json = False,
 ) -> None:
     """What left the devices: releases, rows or randomised reports, bytes, privacy cost.
 
-    RUN is the folder of a finished run.
+    RUN is the folder of a finished run. Of one with several seeds the first is meant, or --seed.
 
     The cost ε is the bound that the releases can vouch for: "none" (null in JSON) for every FPL
     or FCF release, 0 where nothing was sent. With --user, randomised reports have two certificates:
@@ -87,17 +91,18 @@ def ledger(
     Examples:
       sottovoce ledger runs/demo
       sottovoce ledger runs/demo --by round --csv
-      sottovoce ledger runs/demo --user r0003
+      sottovoce ledger runs/demo --user r00003
       sottovoce ledger runs/movielens-100k-drift --by owner
     """
     from sottovoce.cli import spent
     from sottovoce.core import ledger as ledgers
     from sottovoce.runs.read import FinishedRun
+    from sottovoce.runs.seeds import part_of
     from sottovoce.runs.tables import ledger_csv, ledger_table
 
     if csv and as_json:
         raise UsageError("choose one of --csv and --json")
-    opened = FinishedRun.open(folder)
+    opened = FinishedRun.open(part_of(folder, seed))
     number = None if user is None else opened.user(user)
     totals = ledgers.totals_of(opened.ledger(number))
     grouping, lines = (by, opened.ledger_by(by)) if number is None else opened.ledger_of(number)
@@ -140,6 +145,9 @@ def report(
     out: Out = None,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown tables.")] = False,
     csv: Annotated[bool, typer.Option("--csv", help="Print the results as CSV.")] = False,
+    latex: Annotated[
+        bool, typer.Option("--latex", help="Print tables for LaTeX (package booktabs).")
+    ] = False,
     threads: Threads = None,
     as_json: Json = False,
 ) -> None:
@@ -152,32 +160,54 @@ def report(
     folder). Runs on different data or under different protocols are told apart and a warning says
     so.
 
+    Runs and baselines are held against the first run by a paired t-test over users; p is Holm's,
+    over all tests of a table. A run with several seeds has their mean and its 95 % interval; users
+    are then paired seed by seed. A run keeps averages alone, so that baselines are fitted again.
+
     \b
     Examples:
       sottovoce report runs/demo
       sottovoce report runs/pfpl-plus runs/sfpl --markdown
+      sottovoce report runs/pfpl-plus runs/sfpl --latex > results.tex
     """
     from sottovoce.core.recommender import default_threads
     from sottovoce.runs.compare import compare_runs
     from sottovoce.runs.folder import check_writable
-    from sottovoce.runs.report import write_run_report
+    from sottovoce.runs.report import outcome_of, write_run_report
+    from sottovoce.runs.seeds import parts_of
 
-    if markdown + csv + as_json > 1:
-        raise UsageError("choose one of --markdown, --csv and --json")
+    if markdown + csv + latex + as_json > 1:
+        raise UsageError("choose one of --markdown, --csv, --latex and --json")
     cores = threads or default_threads()
-    with output.interruptible("no report was written; the runs are as they were"):
+    advice = "no report was written; the runs are as they were"
+    with output.interruptible(advice), output.progress() as tell:
         single = len(folders) == 1
         place = out or (folders[0] if single else folders[0] / "comparison")
         check_writable(place)
-        if single:
-            write_run_report(folders[0], threads=cores)
-        found = compare_runs(folders, place, threads=cores, write=not single or out is not None)
+        known = {}
+        parts = parts_of(folders[0]) if single else {}
+        for part in parts.values():
+            outcome = outcome_of(part, cores, tell)
+            write_run_report(outcome)
+            known[part] = outcome.evaluations
+        write = len(parts) != 1 or out is not None
+        found = compare_runs(folders, place, threads=cores, write=write, known=known, report=tell)
     for warning in found.warnings:
         output.note(f"warning: {warning}")
     if as_json:
-        output.emit({"report": found.report, "warnings": found.warnings, "runs": found.rows})
+        output.emit(
+            {
+                "report": found.report,
+                "warnings": found.warnings,
+                "runs": found.rows,
+                "baselines": found.baselines,
+                "significance": found.significance,
+            }
+        )
     elif markdown:
         print("\n".join(table.to_markdown() for table in found.tables))
+    elif latex:
+        print("\n".join(table.to_latex() for table in found.tables), end="")
     elif csv:
         print("\n".join(table.to_csv() for table in found.tables), end="")
     else:

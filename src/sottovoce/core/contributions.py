@@ -30,6 +30,7 @@ pushes it would have it. Where a grid limits it, the largest number is lowered u
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -104,6 +105,21 @@ class Contributions(Redacted):
         where = pair_places(place[first], place[second], self.size)
         found[where] = steps[first] * steps[second]
         return found
+
+
+def joined(parts: Sequence[Contributions]) -> Contributions:
+    """The contributions of several groups of devices to one sum, one after the other."""
+    if len(parts) == 1:
+        return parts[0]
+    lengths = [np.diff(one.indptr) for one in parts]
+    indptr = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(np.concatenate(lengths))])
+    return replace(
+        parts[0],
+        indptr=indptr,
+        place=np.concatenate([one.place for one in parts]),
+        steps=np.concatenate([one.steps for one in parts]),
+        items=np.concatenate([one.items for one in parts]),
+    )
 
 
 def numbers_of(size: int, pairs: bool) -> int:

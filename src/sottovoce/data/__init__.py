@@ -16,7 +16,7 @@ if TYPE_CHECKING:
         top_category,
         with_top_categories,
     )
-    from sottovoce.data.importers import KINDS, import_path
+    from sottovoce.data.importers import KINDS, import_into, import_path
     from sottovoce.data.prepared import read_prepared, write_prepared
     from sottovoce.data.sources import available, load, prepared_folder, prepared_root
     from sottovoce.data.splitting import (
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 _NAMES = {
     "dataset": "Dataset Labels PublishedSplit",
     "interactions": "Interactions Vocabulary",
-    "importers": "KINDS import_path",
+    "importers": "KINDS import_into import_path",
     "splitting": "Split keep_active keep_known leave_one_out published_split random_holdout "
     "temporal_holdout validation_split",
     "foursquare_categories": "TOP_CATEGORIES top_category with_top_categories",
@@ -57,6 +57,7 @@ __all__ = [
     "Vocabulary",
     "available",
     "generate_town",
+    "import_into",
     "import_path",
     "keep_active",
     "keep_known",

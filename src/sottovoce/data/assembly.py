@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from sottovoce.core.interactions import Interactions, Vocabulary
 from sottovoce.core.ranks import ALONE, WHOLE, Ranks, Shard
 from sottovoce.data.dataset import Dataset, Labels, sorted_names
+from sottovoce.data.times import seconds_of_texts
 from sottovoce.errors import CorruptData
 
 Keep = Literal["first", "last"]
@@ -280,7 +281,7 @@ def whole_times(column: pa.ChunkedArray, where: str) -> pa.ChunkedArray:
         raise CorruptData(f"{where}: it must hold times, not {kind}")
     try:
         if pa.types.is_string(kind) or pa.types.is_large_string(kind):
-            column = pc.cast(column, pa.timestamp("s"))
+            return _told(column, where)
         if pa.types.is_timestamp(column.type) or pa.types.is_date(column.type):
             return pc.cast(pc.cast(column, pa.timestamp("s"), safe=False), pa.int64())
         if pa.types.is_floating(kind):
@@ -288,6 +289,15 @@ def whole_times(column: pa.ChunkedArray, where: str) -> pa.ChunkedArray:
         return pc.cast(column, pa.int64())
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         raise CorruptData(f"{where}: {_reason(error)}; it must hold times") from None
+
+
+def _told(texts: pa.ChunkedArray, where: str) -> pa.ChunkedArray:
+    told = seconds_of_texts(texts)
+    if told.null_count > texts.null_count:
+        lost = pc.and_(pc.is_null(told), pc.is_valid(pa.concat_arrays(texts.chunks)))
+        row = int(np.argmax(lost.to_numpy(zero_copy_only=False)))
+        raise CorruptData(f"{where}: {texts[row].as_py()!r} is no time; it must hold times")
+    return pa.chunked_array([told])
 
 
 def in_seconds(times: Any, latest: int) -> Any:

@@ -65,6 +65,11 @@ class Labels:
         return Labels(rank[self.codes], tuple(names[i] for i in order))
 
 
+PARTS = ("train", "validation", "test")
+"""Of a published split, the later ones held out."""
+VALIDATION, TEST = 1, 2
+
+
 @dataclass(frozen=True, slots=True, repr=False, eq=False)
 class PublishedSplit:
     """A split that came with the data: which entries are held out, and sampled negatives."""
@@ -72,6 +77,15 @@ class PublishedSplit:
     held_out: NDArray[np.bool_]
     negatives: NDArray[np.int32] | None = None
     """Item numbers, shape [users, k]."""
+    validation: NDArray[np.bool_] | None = None
+    """Entries to tune on, where the split has such a part; they are none of those held out."""
+
+    def parts(self) -> NDArray[np.uint8]:
+        """The place in `PARTS` of each entry."""
+        found = np.where(self.held_out, TEST, 0).astype(np.uint8)
+        if self.validation is not None:
+            found[self.validation] = VALIDATION
+        return found
 
 
 @dataclass(frozen=True, slots=True, repr=False, eq=False)
@@ -104,6 +118,8 @@ class Dataset:
         if self.published is not None:
             entries = self.interactions.n_interactions
             _same_length("the published split", len(self.published.held_out), entries)
+            if self.published.validation is not None:
+                _same_length("its validation part", len(self.published.validation), entries)
             if self.published.negatives is not None:
                 _same_length("sampled negatives", len(self.published.negatives), users)
 
@@ -228,6 +244,8 @@ class Dataset:
         _feed(digest, ("\x1f".join(row) for row in self.item_categories or ()))
         if self.published is not None:
             _feed_shares(digest, self.published.held_out, ranks)
+            if self.published.validation is not None:
+                _feed_shares(digest, self.published.validation, ranks)
             if self.published.negatives is not None:
                 _feed_shares(digest, self.published.negatives, ranks)
         return digest.hexdigest()

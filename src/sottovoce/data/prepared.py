@@ -1,6 +1,6 @@
 """The prepared format: a folder of Parquet files that `read_prepared` turns into a `Dataset`.
 
-interactions.parquet  user, item, and optionally timestamp, rating, split ("train" or "test")
+interactions.parquet  user, item, and optionally timestamp, rating, split (of `PARTS`)
 users.parquet         user, and one text column per attribute (optional file)
 items.parquet         item, and optionally title, categories (list) or category, others (optional)
 candidates.parquet    user, positive, negatives (list): sampled test candidates (optional file)
@@ -9,6 +9,7 @@ candidates.parquet    user, positive, negatives (list): sampled test candidates 
 from __future__ import annotations
 
 import contextlib
+import glob
 import hashlib
 import os
 import shutil
@@ -33,8 +34,8 @@ from sottovoce.data.assembly import (
     rows_of,
     texts,
 )
-from sottovoce.data.dataset import Dataset, PublishedSplit
-from sottovoce.data.row_groups import held_out_rows, parts, read_share
+from sottovoce.data.dataset import PARTS, TEST, VALIDATION, Dataset, PublishedSplit
+from sottovoce.data.row_groups import part_of_rows, parts, read_share
 from sottovoce.errors import CorruptData, DataError, DataNotFound
 
 EVENTS, USERS, ITEMS, CANDIDATES = (
@@ -44,7 +45,7 @@ EVENTS, USERS, ITEMS, CANDIDATES = (
     "candidates.parquet",
 )
 _EVENT_COLUMNS = ("user", "item", "timestamp", "rating", "split")
-_PROVENANCE = b"sottovoce.provenance"
+PROVENANCE = b"sottovoce.provenance"
 _LISTS_AT_ONCE = 1 << 14
 
 
@@ -67,7 +68,7 @@ def read_prepared(
         ranks.same("data", _digest(folder))
     path = folder / EVENTS
     with _opened(path, ("user", "item"), sparing=ranks.together) as file:
-        schema = file.schema_arrow
+        schema, told = file.schema_arrow, (file.metadata.metadata or {}).get(PROVENANCE)
         unknown = [c for c in schema.names if c not in _EVENT_COLUMNS]
         if unknown:
             raise CorruptData(
@@ -75,20 +76,19 @@ def read_prepared(
                 f"columns are {', '.join(_EVENT_COLUMNS)}"
             )
         if ranks.together:
-            events, test = read_share(file, str(path), ranks, users)
+            events, split = read_share(file, str(path), ranks, users)
         else:
             table = file.read()
-            events, test = numbered(table, str(path)), None
+            events, split = numbered(table, str(path)), None
             if "split" in schema.names:
-                test = held_out_rows(table["split"], str(path))
+                split = part_of_rows(table["split"], str(path))
             del table
     about_users = _read(folder / USERS, ("user",)) if (folder / USERS).is_file() else None
     about_items = _read(folder / ITEMS, ("item",)) if (folder / ITEMS).is_file() else None
     dataset = aligned(name or folder.name, events, about_users, about_items)
-    told = (schema.metadata or {}).get(_PROVENANCE)
     published = None
-    if test is not None:
-        published = _published(folder, events, test, dataset.interactions)
+    if split is not None:
+        published = _published(folder, events, split, dataset.interactions)
     provenance = told.decode() if told is not None else dataset.provenance
     return replace(dataset, published=published, provenance=provenance)
 
@@ -99,17 +99,34 @@ def write_prepared(dataset: Dataset, folder: Path | str, *, overwrite: bool = Fa
     Reading it back gives an equal fingerprint where ids are in the common order, as they are in
     everything the importers and the town make.
     """
-    folder = Path(folder)
-    if folder.exists() and not overwrite:
-        raise DataError(f"{folder} exists already; choose another name or ask to overwrite it")
-    if folder.exists() and not (folder / EVENTS).is_file():
-        raise DataError(f"{folder} exists and is no data set; it will not be overwritten")
-    partial = folder.parent / f".{folder.name}.{os.getpid()}.partial"
-    old = folder.parent / f".{folder.name}.{os.getpid()}.old"
-    try:
-        partial.mkdir(parents=True)
+    with placed(Path(folder), overwrite=overwrite) as partial:
         for file, table in _tables(dataset).items():
             pq.write_table(table, partial / file, compression="zstd")
+    return Path(folder)
+
+
+def require_place(folder: Path, *, overwrite: bool) -> None:
+    """Raises where a data set cannot go into this folder."""
+    if folder.exists() and not overwrite:
+        raise DataError(
+            f"{folder} exists already; choose another name or ask to overwrite it (--overwrite)"
+        )
+    if folder.exists() and not (folder / EVENTS).is_file():
+        raise DataError(f"{folder} exists and is no data set; it will not be overwritten")
+
+
+@contextlib.contextmanager
+def placed(folder: Path, *, overwrite: bool = False) -> Iterator[Path]:
+    """A folder to fill, which then becomes `folder`; where anything goes wrong, nothing is left of
+    it and what was there before is there still. What a killed process has left is removed."""
+    require_place(folder, overwrite=overwrite)
+    partial = folder.parent / f".{folder.name}.{os.getpid()}.partial"
+    old = folder.parent / f".{folder.name}.{os.getpid()}.old"
+    first = not folder.parent.exists()
+    try:
+        _sweep(folder)
+        partial.mkdir(parents=True)
+        yield partial
         if folder.exists():
             folder.rename(old)
         partial.rename(folder)
@@ -120,7 +137,28 @@ def write_prepared(dataset: Dataset, folder: Path | str, *, overwrite: bool = Fa
         if old.exists() and not folder.exists():
             old.rename(folder)
         shutil.rmtree(old, ignore_errors=True)
-    return folder
+        if first and not folder.exists():
+            with contextlib.suppress(OSError):  # it may not be there, or not be empty
+                folder.parent.rmdir()
+
+
+def _sweep(folder: Path) -> None:
+    for left in folder.parent.glob(f".{glob.escape(folder.name)}.*.partial"):
+        owner = left.name.removeprefix(f".{folder.name}.").removesuffix(".partial")
+        if owner.isdecimal() and not _alive(int(owner)):
+            shutil.rmtree(left, ignore_errors=True)
+
+
+def _alive(process: int) -> bool:
+    if os.name != "posix":  # where the question would be a signal
+        return True
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except (OSError, OverflowError):  # somebody else's
+        pass
+    return True
 
 
 def _digest(folder: Path) -> str:
@@ -166,11 +204,19 @@ def _read(path: Path, needed: tuple[str, ...]) -> pa.Table:
 
 
 def _published(
-    folder: Path, events: NumberedEvents, test: NDArray[np.bool_], table: Interactions
+    folder: Path, events: NumberedEvents, split: NDArray[np.uint8], table: Interactions
 ) -> PublishedSplit:
-    keys = table.users * table.n_items + table.items
-    held_out = np.isin(keys, events.users[test] * table.n_items + events.items[test])
-    return PublishedSplit(held_out, _negatives(folder / CANDIDATES, table, events.shard.ranks))
+    """A pair that several parts have is in the latest of them."""
+    keys, ranks = table.users * table.n_items + table.items, events.shard.ranks
+
+    def entries(part: int) -> NDArray[np.bool_]:
+        rows = split == part
+        return np.isin(keys, events.users[rows] * table.n_items + events.items[rows])
+
+    test, validation = entries(TEST), None
+    if ranks.total(int(np.count_nonzero(split == VALIDATION))) != (0,):
+        validation = entries(VALIDATION) & ~test
+    return PublishedSplit(test, _negatives(folder / CANDIDATES, table, ranks), validation)
 
 
 def _negatives(path: Path, table: Interactions, ranks: Ranks) -> NDArray[np.int32] | None:
@@ -220,8 +266,8 @@ def _tables(dataset: Dataset) -> dict[str, pa.Table]:
     if table.ratings is not None:
         events["rating"] = pa.array(table.ratings)
     if dataset.published is not None:
-        events["split"] = pa.array(np.where(dataset.published.held_out, "test", "train"))
-    metadata = {_PROVENANCE: dataset.provenance.encode()}
+        events["split"] = pa.array(PARTS).take(pa.array(dataset.published.parts()))
+    metadata = {PROVENANCE: dataset.provenance.encode()}
     files = {EVENTS: pa.table(events).replace_schema_metadata(metadata)}
     if dataset.user_attributes:
         columns = {k: pa.array(v.texts()) for k, v in dataset.user_attributes.items()}

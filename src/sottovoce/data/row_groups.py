@@ -31,7 +31,7 @@ from sottovoce.data.assembly import (
     whole,
     whole_times,
 )
-from sottovoce.data.dataset import sorted_names
+from sottovoce.data.dataset import PARTS, sorted_names
 from sottovoce.errors import CorruptData
 
 AT_ONCE = 1 << 20
@@ -77,9 +77,9 @@ class ColumnIds:
 
 def read_share(
     file: pq.ParquetFile, where: str, ranks: Ranks, users: range | None = None
-) -> tuple[NumberedEvents, NDArray[np.bool_] | None]:
-    """The events of a rank's users, of whom it may say which those are, and which events the file
-    holds out for a test, where it does."""
+) -> tuple[NumberedEvents, NDArray[np.uint8] | None]:
+    """The events of a rank's users, of whom it may say which those are, and the part of the split
+    in which the file has each, where it does."""
     rows, schema = file.metadata.num_rows, file.schema_arrow
     if rows == 0:
         raise CorruptData(f"{where} holds no interactions")
@@ -100,7 +100,7 @@ def read_share(
         if "rating" in read:
             columns["rating"] = ratings_of(part["rating"], f"{where}, column rating", first)
         if "split" in read:
-            columns["split"] = held_out_rows(part["split"], where)
+            columns["split"] = part_of_rows(part["split"], where)
         for name, column in columns.items():
             read[name].append(column[kept])
     had = sum(map(len, read["user"]))
@@ -141,14 +141,15 @@ def parts(
             first += batch.num_rows
 
 
-def held_out_rows(column: pa.ChunkedArray, where: str) -> NDArray[np.bool_]:
-    """Which rows are for the test."""
+def part_of_rows(column: pa.ChunkedArray, where: str) -> NDArray[np.uint8]:
+    """The place in `PARTS` of each row's part."""
     marks = texts(column, f"{where}, column split")
-    strange = [m for m in pc.unique(marks).to_pylist() if m not in ("train", "test")]
-    if strange:
-        raise CorruptData(f"{where}: split must say train or test, not {strange[0]!r}")
-    test: NDArray[np.bool_] = pc.equal(marks, "test").to_numpy()
-    return test
+    found = pc.index_in(marks, value_set=pa.array(PARTS))
+    if found.null_count:
+        strange = marks.filter(found.is_null())[0].as_py()
+        raise CorruptData(f"{where}: split must say {', '.join(PARTS)}, not {strange!r}")
+    places: NDArray[np.uint8] = found.to_numpy().astype(np.uint8)
+    return places
 
 
 def _groups(file: pq.ParquetFile) -> int:

@@ -113,7 +113,9 @@ def published_split(dataset: Dataset) -> Split:
     """The split that came with the data, with its sampled candidates where there are any."""
     if dataset.published is None:
         raise DataError(
-            f"{dataset.name} has no published split (filters undo one); use a split made here"
+            f"{dataset.name} has no published split; set data.split to temporal, random or "
+            "leave-one-out (where data.min_rating, min_user_items or min_item_users is set, that "
+            "is what undoes a published one)"
         )
     held_out = dataset.published.held_out
     split = _parts(dataset.interactions, held_out, "published split", dataset.shard)
@@ -146,11 +148,42 @@ def validation_split(
         inner = random_holdout(train, fraction, rng, shard)
     else:
         raise ConfigError('validation_split(which="random") needs rng')
+    return _within(split, inner)
+
+
+def published_validation(dataset: Dataset, fraction: float, which: Which, rng: Streams) -> Split:
+    """What to tune on under the published split. Its own validation part, where it has one; else
+    as much of each user's training part as the split holds out: one interaction where it holds out
+    one, a `fraction` otherwise. Without times these are random ones."""
+    outer, shard = published_split(dataset), dataset.shard
+    published, table = dataset.published, dataset.interactions
+    if published is not None and published.validation is not None:
+        kept = table.select(~published.held_out)
+        inner = _parts(
+            kept, published.validation[~published.held_out], "published validation part", shard
+        )
+        return Split(
+            inner.train,
+            inner.test,
+            inner.item_map,
+            protocol=_VALIDATION.format(inner.protocol, outer.protocol),
+        )
+    most = int(outer.test.counts.max()) if outer.n_users else 0
+    one = max(shard.ranks.gather(most)) <= 1
+    if table.timestamps is None:
+        which = "random"
+    return validation_split(outer, None if one else fraction, which, rng, shard)
+
+
+_VALIDATION = "validation: {}, within the training part of: {}"
+
+
+def _within(split: Split, inner: Split) -> Split:
     return Split(
         inner.train,
         inner.test,
         split.item_map[inner.item_map],
-        protocol=f"validation: {inner.protocol}, within the training part of: {split.protocol}",
+        protocol=_VALIDATION.format(inner.protocol, split.protocol),
     )
 
 
@@ -171,7 +204,10 @@ def keep_active(data: Data, min_user: int = 20, min_item: int = 0, *, core: bool
         if not core or left == before:
             break
     if left == (0,):
-        raise DataError(f"nobody is left with min_user={min_user} and min_item={min_item}")
+        raise DataError(
+            f"nobody is left with min_user={min_user} and min_item={min_item}; lower "
+            "data.min_user_items or data.min_item_users (--min-user-items of an import)"
+        )
     small = _compact(kept, ranks)
     return small if isinstance(data, Interactions) else data.restrict(small)
 
@@ -228,8 +264,8 @@ def _share(fraction: float) -> Callable[[NDArray[np.int64]], NDArray[np.int64]]:
 def _times(table: Interactions) -> NDArray[np.int64]:
     if table.timestamps is None:
         raise DataError(
-            "the latest interactions are not known, as this data set has no time stamps; "
-            "hold out random ones"
+            "the latest interactions are not known, as this data set has no time stamps; hold out "
+            'random ones: data.split = "random", or with leave-one-out data.hold_out = "random"'
         )
     return table.timestamps
 

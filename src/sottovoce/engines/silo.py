@@ -82,31 +82,37 @@ class SiloWorld(Redacted):
     def n_users(self) -> int:
         return self.door.n_users
 
-    def blocks(self) -> Blocks:
-        """What an epoch learns from."""
+    def blocks(self, *, first: bool = False) -> Blocks:
+        """What an epoch learns from; the first one's are others where owners draw negatives, since
+        they do not know yet what users will have touched."""
         if self.config.sums_over_people:
-            return self.aggregated_plan().blocks
+            return self.aggregated_plan(first=first).blocks
         left, config = self.departed, self.config
-        return plan(left.events, self.table, config.theta, config.window, left.told)
+        drawing = config.drawing(self.root, known=not first)
+        return plan(left.events, self.table, config.theta, config.window, left.told, drawing)
 
-    def aggregated_plan(self) -> AggregatedPlan:
-        left = self.departed
-        return AggregatedPlan.of(left.events, self.table, self.config.window, left.told)
+    def aggregated_plan(self, *, first: bool = False) -> AggregatedPlan:
+        left, config = self.departed, self.config
+        drawing = config.drawing(self.root, known=not first)
+        return AggregatedPlan.of(left.events, self.table, config.window, left.told, drawing)
 
-    def learning(self, blocks: Blocks, begun: DriftModel) -> Learning:
-        """All owners and their orchestrator, from a model on; owners that keep users' vectors
-        begin with their own."""
-        if not self.config.sums_over_people:
-            return _BlockLearning(begun, blocks, self.config.step())
-        return self.aggregation()
+    def learning(self, blocks: Blocks, begun: DriftModel, epochs: int = 0) -> Learning:
+        """All owners and their orchestrator, from a model on that has had so many epochs; owners
+        that keep users' vectors begin with their own."""
+        if self.config.sums_over_people:
+            return self.aggregation()
+        first = self.blocks(first=True) if self.config.draws and not epochs else None
+        return _BlockLearning(begun, blocks, self.config.step(), first)
 
     def aggregation(self) -> Aggregation:
         plan, n_items = self.aggregated_plan(), len(self.catalogue)
-        return Aggregation(plan, self.config, self.n_users, n_items, self.root)
+        first = self.aggregated_plan(first=True) if self.config.draws else None
+        return Aggregation(plan, self.config, self.n_users, n_items, self.root, first)
 
     def first_model(self) -> DriftModel:
+        config = self.config
         return DriftModel.start(
-            self.n_users, len(self.catalogue), self.config.embedding_size, self.root
+            self.n_users, len(self.catalogue), config.embedding_size, self.root, config.spread
         )
 
 
@@ -133,9 +139,12 @@ class _BlockLearning:
     _model: DriftModel
     _blocks: Blocks
     _step: BlockStep
+    _first: Blocks | None
+    """Of the first epoch, where it is still to come and has others."""
 
     def epoch(self) -> None:
-        learn(self._model, self._blocks, self._step)
+        learn(self._model, self._first or self._blocks, self._step)
+        self._first = None
 
     def model(self) -> DriftModel:
         return self._model
@@ -148,9 +157,11 @@ class _BlockLearning:
 
 
 def held_out_blocks(world: SiloWorld, test: Interactions) -> Blocks:
-    """The blocks that owners would have of held-out interactions with their items."""
+    """The blocks that owners would have of held-out interactions with their items, without anything
+    drawn."""
     known = test.select(test.items < len(world.catalogue))
-    events = Events.of(known, world.config.positive_from, world.config.order)
+    least = None if known.ratings is None else world.config.positive_from
+    events = Events.of(known, least, world.config.order)
     events, told = world.door.would_leave(events)
     return plan(events, world.table, world.config.theta, told=told)
 

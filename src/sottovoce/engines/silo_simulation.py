@@ -31,6 +31,7 @@ from sottovoce.algorithms.drift.blocks import DriftModel, Events
 from sottovoce.algorithms.drift.messages import Gradients, Interaction, OwnerTable, RowRequest, Rows
 from sottovoce.algorithms.drift.replay import replay
 from sottovoce.algorithms.drift.system import DRIFTConfig, Orchestrator, Owner
+from sottovoce.algorithms.drift.untouched import of_owner
 from sottovoce.core.consent import Choice, Consent
 from sottovoce.core.links import Sight
 from sottovoce.core.redacted import Redacted
@@ -329,7 +330,8 @@ class SiloSimulation:
         self.orchestrator = _joined(config, rng, table, numbers, model)
         self.orchestrator.wire(links, self._meter)
         self.owners: dict[int, Owner] = {
-            k: _wired(k, table, config, way, links[k], self._meter) for k in owners
+            k: _wired(k, table, config, of_owner(rng, k), way, links[k], self._meter)
+            for k in owners
         }
         self._users = {u: _MeteredUser(u, self.door, self._meter) for u in numbers}
         for owner in self.owners.values():
@@ -411,10 +413,16 @@ class _WiredAggregatingOwner(_WiredOwner, AggregatingOwner):  # type: ignore[mis
 
 
 def _wired(
-    number: int, table: OwnerTable, config: DRIFTConfig, way: Way, link: OwnerChannel, meter: Meter
+    number: int,
+    table: OwnerTable,
+    config: DRIFTConfig,
+    draws: Streams,
+    way: Way,
+    link: OwnerChannel,
+    meter: Meter,
 ) -> Owner:
     kind = _WiredAggregatingOwner if config.sums_over_people else _WiredOwner
-    owner = kind(number, table.items(number), config)
+    owner = kind(number, table.items(number), config, draws)
     owner.wire(way, link, meter)
     return owner
 

@@ -18,12 +18,14 @@ from sottovoce.algorithms.drift.blocks import DriftModel, Events, Ints, first_ro
 from sottovoce.algorithms.drift.messages import Gradients, Interaction, RowRequest, Rows
 from sottovoce.algorithms.drift.replay import deliver
 from sottovoce.algorithms.drift.system import DRIFTConfig, Orchestrator, Owner
+from sottovoce.algorithms.drift.untouched import of_owner
 from sottovoce.attacks.drift import DriftTruth
 from sottovoce.attacks.views import Party, SeenRound, TlsPacket, View
 from sottovoce.config import require_whole
 from sottovoce.core.redacted import Redacted
 from sottovoce.engines.silo import SiloWorld
 from sottovoce.parties.silo_door import SEALED_BYTES
+from sottovoce.rng import Streams
 from sottovoce.wire.silo_rounds import gradients_bytes, request_bytes, rows_bytes
 
 RECORD_BYTES = 22
@@ -36,7 +38,7 @@ PRINTED_EVENTS = 20_000
 """As many interactions are replayed as printed, unless told otherwise: each of its many updates is
 attacked on its own."""
 
-OwnerKind = Callable[[int, Iterable[int], DRIFTConfig], Owner]
+OwnerKind = Callable[[int, Iterable[int], DRIFTConfig, Streams], Owner]
 
 
 def silo_views(
@@ -100,7 +102,8 @@ class _Tape(Redacted):
         self.start = self.orchestrator.model
         self.owners: dict[int, Owner] = {}
         for number in table.all_owners():
-            owner = kind(number, table.items(number), config)
+            draws = of_owner(world.root, number)
+            owner = kind(number, table.items(number), config, draws)
             for user in there:
                 owner.admit(user)
             self._listen(owner)
@@ -187,7 +190,8 @@ class _Tape(Redacted):
             if world.config.sums_over_people:
                 # It may draw what it would have started users with, had it been asked to.
                 size = world.config.embedding_size
-                own["first_users"] = first_rows("users", range(world.n_users), size, world.root)
+                everybody, spread = range(world.n_users), world.config.spread
+                own["first_users"] = first_rows("users", everybody, size, world.root, spread)
         return View(
             party=party, rounds=tuple(rounds), algorithm=world.config,
             release=world.config.release, link=None, n_items=len(world.catalogue),
@@ -208,6 +212,6 @@ def _people(owner: Owner) -> dict[int, set[int]]:
     kept = owner.waiting_people() if isinstance(owner, AggregatingOwner) else {}
     found = {item: set(people) for item, people in kept.items()}
     for user, block in owner.asked:
-        for item in block.negatives + block.positives:
+        for item in block.negatives + block.positives:  # what was drawn is nobody's
             found.setdefault(item, set()).add(user)
     return found

@@ -160,8 +160,9 @@ class SimulatedDevices(Devices):
         if not algorithm.sums:
             return self.report_sum(view, rows)
         self._hold(view)
-        made = self._contributions(view, rows)
-        sums = algorithm.sum_contributions(made, threads, self._sums_on)
+        sums = np.zeros(algorithm.report_shape(view)[0], dtype=np.int64)
+        for made in self._contributions_in_parts(view, rows, threads):
+            sums += algorithm.sum_contributions(made, threads, self._sums_on)
         for part in self._noise_parts(view, rows):
             sums += part
         every = np.arange(len(sums), dtype=np.int32)

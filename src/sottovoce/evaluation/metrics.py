@@ -11,7 +11,7 @@ number of relevant items R; ours divides by min(K, R), so that a perfect list of
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -53,9 +53,9 @@ class Metric(Component, ABC):
     format: ClassVar[str] = ".4f"
     best: ClassVar[Literal["max", "min"] | None] = "max"
     """Which value is the best one; None where more is neither better nor worse."""
-    shown: ClassVar[Literal["always", "sampled", "never"]] = "always"
-    """Whether tables of results have a column of it: where it applies, under sampled candidates
-    alone, or never."""
+    shown: ClassVar[Literal["always", "sampled", "never", "asked"]] = "always"
+    """Whether tables of results have a column of it where nobody says which: where it applies,
+    under sampled candidates alone, or never. One that must be asked for is not measured either."""
 
     @abstractmethod
     def overall(
@@ -146,8 +146,26 @@ class UserMetric(Metric):
 METRICS: Registry[type[Metric]] = Registry("metric", "sottovoce.evaluation", Metric)
 
 
-def every_metric() -> list[Metric]:
-    """All of them, in the order of results; raises where results could not tell two apart."""
+def metric_named(word: str) -> type[Metric]:
+    """By its name, or by what results or tables call it, in capitals or not (NDCG, hit-rate, HR,
+    MAP, coverage); raises where there is none."""
+    wanted = word.strip().lower()
+    for name, kind in METRICS.items():
+        if wanted in {name, *(w.lower() for w in (kind.key(), kind.short, kind.heading) if w)}:
+            return kind
+    listed = ", ".join(kind.key() for kind in METRICS.values())
+    raise ConfigError(f"there is no metric {word!r}; there are {listed}")
+
+
+def sampled_too(kind: type[Metric]) -> bool:
+    """Whether it can be measured among sampled candidates, where there are no lists."""
+    one = kind()
+    return isinstance(one, UserMetric) and one.gain(np.ones(1, np.int64)) is not None
+
+
+def every_metric(asked: Sequence[str] = ()) -> list[Metric]:
+    """All of them, in the order of results, but for those that must be asked for by their keys and
+    are not; raises where results could not tell two apart."""
     found = [kind() for kind in METRICS.values()]
     owners: dict[str, str] = {}
     for metric in found:
@@ -158,12 +176,12 @@ def every_metric() -> list[Metric]:
                     "set `short` in one of them to something else"
                 )
             owners[key] = metric.name
-    return found
+    return [metric for metric in found if metric.shown != "asked" or metric.key() in asked]
 
 
-def user_metrics() -> dict[str, UserMetric]:
+def user_metrics(asked: Sequence[str] = ()) -> dict[str, UserMetric]:
     """Those with a value for every user, by their short names."""
-    return {m.short or m.name: m for m in every_metric() if isinstance(m, UserMetric)}
+    return {m.short or m.name: m for m in every_metric(asked) if isinstance(m, UserMetric)}
 
 
 def rows_of(table: Interactions, users: Ints) -> tuple[Ints, NDArray[np.int32]]:
@@ -222,6 +240,12 @@ def average_precision(hit: Bools, relevant: Ints) -> Floats:
     k = hit.shape[1]
     at_rank = np.cumsum(hit, axis=1) / np.arange(1, k + 1)
     value: Floats = (at_rank * hit).sum(axis=1) / np.minimum(relevant, k)
+    return value
+
+
+def reciprocal_rank(hit: Bools, relevant: Ints) -> Floats:
+    """RR@K = 1 / rank of the first hit, 0 where there is none."""
+    value: Floats = np.where(np.any(hit, axis=1), 1.0 / (1.0 + np.argmax(hit, axis=1)), 0.0)
     return value
 
 
@@ -329,6 +353,21 @@ class AveragePrecision(UserMetric):
 
     def per_user(self, ranked: Ranked) -> Floats:
         return average_precision(ranked.hit, ranked.relevant)
+
+    def gain(self, rank: Ints) -> Floats:
+        value: Floats = 1.0 / rank
+        return value
+
+
+@METRICS.register("reciprocal-rank")
+class ReciprocalRank(UserMetric):
+    """RR@K, 1 / rank of the first hit, 0 without one; the mean over users is MRR@K."""
+
+    short, mean = "RR", "MRR"
+    shown = "asked"
+
+    def per_user(self, ranked: Ranked) -> Floats:
+        return reciprocal_rank(ranked.hit, ranked.relevant)
 
     def gain(self, rank: Ints) -> Floats:
         value: Floats = 1.0 / rank

@@ -125,6 +125,8 @@ class Sampled:
     seed: int = 0
     first: int = 0
     """The number of the first user, where these are a shard."""
+    others: tuple[int, ...] = ()
+    """Further seeds, where figures are the mean over several."""
     ties: ClassVar[str] = "ties against the system"
 
     def __post_init__(self) -> None:
@@ -132,7 +134,8 @@ class Sampled:
             raise UsageError(f"at least one negative must be drawn, not {self.negatives}")
 
     def describe(self) -> str:
-        return f"each test item among {self.negatives} sampled negatives (seed {self.seed})"
+        seeds = f"seeds {listed(self.seed, *self.others)}" if self.others else f"seed {self.seed}"
+        return f"each test item among {self.negatives} sampled negatives ({seeds})"
 
     def draw(
         self, train: Interactions, test: Interactions, users: NDArray[np.int64]
@@ -181,6 +184,12 @@ class Given:
         return np.where(missing, np.int32(-1), rows)
 
 
+def listed(*numbers: int) -> str:
+    """5, 10 and 20."""
+    *most, last = map(str, numbers)
+    return f"{', '.join(most)} and {last}" if most else last
+
+
 def negatives_digest(table: NDArray[np.int32]) -> str:
     """By which a protocol names a table of negatives."""
     return hashlib.blake2b(table.tobytes(), digest_size=4).hexdigest()
@@ -188,17 +197,31 @@ def negatives_digest(table: NDArray[np.int32]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Protocol:
-    """Cut-off and candidates."""
+    """Cut-offs and candidates."""
 
     k: int = 10
+    """The cut-off that stands for the others where there are several."""
     candidates: Full | Sampled | Given = field(default_factory=Full)
+    also: tuple[int, ...] = ()
+    """Further cut-offs of the same lists."""
+    metrics: tuple[str, ...] = ()
+    """Keys of the metrics that tables have, in their order; empty: the usual ones. Those that must
+    be asked for are measured beside the others."""
 
     def __post_init__(self) -> None:
-        if not 1 <= self.k <= LONGEST:
-            raise UsageError(f"the cut-off must lie in [1, {LONGEST:,}], not {self.k}")
+        for k in self.cutoffs:
+            if not 1 <= k <= LONGEST:
+                raise UsageError(f"the cut-off must lie in [1, {LONGEST:,}], not {k}")
+        if len(set(self.cutoffs)) < len(self.cutoffs):
+            raise UsageError(f"a cut-off is there twice: {', '.join(map(str, self.cutoffs))}")
+
+    @property
+    def cutoffs(self) -> tuple[int, ...]:
+        return (self.k, *self.also)
 
     def describe(self) -> str:
-        return f"top {self.k}; {self.candidates.describe()}; {self.candidates.ties}"
+        top = listed(*self.cutoffs)
+        return f"top {top}; {self.candidates.describe()}; {self.candidates.ties}"
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -220,6 +243,8 @@ class Evaluation:
     ranks: Ranks = ALONE
     """Where the users are a rank's share, the ranks. Figures and counts are then over all of them,
     and all of them ask for one at the same time."""
+    seeds: Mapping[int, Evaluation] = field(default_factory=dict)
+    """By seed, those of which this is the mean (`evaluation.seeds`); empty where it is one."""
 
     def __repr__(self) -> str:
         return f"<Evaluation {self.protocol.describe()}; {len(self):,} users here>"
@@ -228,32 +253,56 @@ class Evaluation:
         return len(self.users)
 
     def per_user(self, metric: str) -> NDArray[np.float64]:
+        """By the name that the values have (AP@10), or that their mean has (MAP@10)."""
         try:
-            return self.values[metric]
+            return self.values[self._value_name(metric)]
         except KeyError:
             known = ", ".join(self.values)
             raise UsageError(f"there is no per-user {metric!r}; there are {known}") from None
 
+    def told_per_user(self, metric: str) -> bool:
+        """Whether there is a value of it for every user."""
+        return self._value_name(metric) in self.values
+
+    def _value_name(self, metric: str) -> str:
+        if metric in self.values:
+            return metric
+        name, at, k = metric.rpartition("@")
+        asked = self.protocol.metrics
+        short = {one.key(): short for short, one in user_metrics(asked).items()}.get(name, name)
+        return f"{short}{at}{k}"
+
     def mean(self, metric: str) -> float:
-        """Mean over all evaluated users, served or not: their exact sum, rounded once."""
+        """Mean over all evaluated users, served or not: their exact sum, rounded once. Of several
+        seeds, the mean of theirs."""
+        if self.seeds:
+            return sum(one.mean(metric) for one in self.seeds.values()) / len(self.seeds)
         values = self.per_user(metric)
         return self.ranks.exact_sum(values) / self.ranks.total(len(values))[0]
 
     def summary(self, *, gini_items: int | None = None) -> dict[str, float]:
         """Every metric that applies. `gini_items` is the catalogue of Gini; by default all items,
-        those of the test set included."""
-        at = f"@{self.protocol.k}"
-        means = {name.removesuffix(at): self.mean(name) for name in self.values}
+        those of the test set included. Of several seeds, the mean of theirs."""
+        if self.seeds:
+            every = [one.summary(gini_items=gini_items) for one in self.seeds.values()]
+            told = [key for key in every[0] if all(key in one for one in every)]
+            return {key: sum(one[key] for one in every) / len(every) for key in told}
         n_items = self.n_items if gini_items is None else gini_items
-        counts, every = self._counts(), every_metric()
-        found = {m.key() + at: m.figure(means, self.lists, n_items, counts) for m in every}
+        kinds = every_metric(self.protocol.metrics)
+        found: dict[str, float | None] = {}
+        for k in self.protocol.cutoffs:
+            at, lists = f"@{k}", None if self.lists is None else self.lists[:, :k]
+            mine = [name for name in self.values if name.endswith(at)]
+            means = {name.removesuffix(at): self.mean(name) for name in mine}
+            counts = self._counts(lists)
+            found |= {m.key() + at: m.figure(means, lists, n_items, counts) for m in kinds}
         return {key: value for key, value in found.items() if value is not None}
 
-    def _counts(self) -> NDArray[np.int64] | None:
+    def _counts(self, lists: NDArray[np.int32] | None) -> NDArray[np.int64] | None:
         """How often each item is recommended, where the lists are spread over ranks."""
-        if self.lists is None or not self.ranks.several:
+        if lists is None or not self.ranks.several:
             return None
-        chosen = self.lists[self.lists >= 0]
+        chosen = lists[lists >= 0]
         return self.ranks.all_sum(np.bincount(chosen, minlength=self.n_items).astype(np.int64))
 
     def describe(self) -> str:
@@ -265,7 +314,7 @@ class Evaluation:
             text += f" ({skipped:,} without test items skipped)"
         if missing:
             text += f", {missing:,} of them not served"
-        return text
+        return f"{text}; mean over seeds {listed(*self.seeds)}" if self.seeds else text
 
 
 def evaluate(
@@ -296,10 +345,10 @@ def evaluate(
         slab = chosen[start : start + SLAB]
         negatives = protocol.candidates.draw(train, test, slab)
         if negatives is None:
-            lists, _ = top_n(scorer, slab, train, protocol.k, threads=threads)
-            parts.append(_measure_lists(lists, slab, train, test))
+            lists, _ = top_n(scorer, slab, train, max(protocol.cutoffs), threads=threads)
+            parts.append(_measure_lists(lists, slab, train, test, protocol))
         else:
-            parts.append(_measure_ranks(scorer, train, test, slab, negatives, protocol.k, threads))
+            parts.append(_measure_ranks(scorer, train, test, slab, negatives, protocol, threads))
         if progress is not None:
             progress(start + len(slab), len(chosen))
     return _joined(parts, protocol, chosen, len(asked) - len(chosen), test, ranks)
@@ -312,9 +361,9 @@ def evaluate_lists(
     protocol: Protocol | None = None,
 ) -> Evaluation:
     """What `evaluate` gave when it made these lists under full ranking, for all users."""
-    users = np.flatnonzero(test.counts > 0)
-    part = _measure_lists(lists, users, train, test)
-    return _joined([part], protocol or Protocol(), users, test.n_users - len(users), test)
+    users, protocol = np.flatnonzero(test.counts > 0), protocol or Protocol()
+    part = _measure_lists(lists, users, train, test, protocol)
+    return _joined([part], protocol, users, test.n_users - len(users), test)
 
 
 class _Part(NamedTuple):
@@ -338,8 +387,7 @@ def _joined(
         protocol=protocol,
         users=users,
         values={
-            f"{name}@{protocol.k}": np.concatenate([part.values[name] for part in parts])
-            for name in parts[0].values
+            name: np.concatenate([part.values[name] for part in parts]) for name in parts[0].values
         },
         served=np.concatenate([part.served for part in parts]),
         skipped=skipped,
@@ -351,22 +399,27 @@ def _joined(
 
 def _nobody(protocol: Protocol) -> _Part:
     """Of a rank none of whose users has test items."""
-    full, known = isinstance(protocol.candidates, Full), user_metrics().items()
+    full, known = isinstance(protocol.candidates, Full), user_metrics(protocol.metrics).items()
     told = [name for name, one in known if full or one.gain(np.ones(1, np.int64)) is not None]
-    lists = np.zeros((0, protocol.k), np.int32) if full else None
-    return _Part({name: np.zeros(0) for name in told}, np.zeros(0, dtype=bool), lists)
+    lists = np.zeros((0, max(protocol.cutoffs)), np.int32) if full else None
+    values = {f"{name}@{k}": np.zeros(0) for k in protocol.cutoffs for name in told}
+    return _Part(values, np.zeros(0, dtype=bool), lists)
 
 
 def _measure_lists(
-    lists: NDArray[np.int32], users: NDArray[np.int64], train: Interactions, test: Interactions
+    lists: NDArray[np.int32],
+    users: NDArray[np.int64],
+    train: Interactions,
+    test: Interactions,
+    protocol: Protocol,
 ) -> _Part:
     hit = metrics.hits(lists, users, test)
     relevant = test.indptr[users + 1] - test.indptr[users]
-    ranked = Ranked(users, lists, hit, relevant, train, test)
-    values = {
-        name: metric.checked(metric.per_user(ranked), len(users))
-        for name, metric in user_metrics().items()
-    }
+    values = {}
+    for k in protocol.cutoffs:
+        ranked = Ranked(users, lists[:, :k], hit[:, :k], relevant, train, test)
+        for name, metric in user_metrics(protocol.metrics).items():
+            values[f"{name}@{k}"] = metric.checked(metric.per_user(ranked), len(users))
     return _Part(values, np.asarray(lists[:, 0] >= 0), lists)
 
 
@@ -376,7 +429,7 @@ def _measure_ranks(
     test: Interactions,
     users: NDArray[np.int64],
     negatives: NDArray[np.int32],
-    k: int,
+    protocol: Protocol,
     threads: int | None,
 ) -> _Part:
     owner, items = metrics.rows_of(test, users)
@@ -389,13 +442,14 @@ def _measure_ranks(
     score = mine[owner, place]
     # A missing negative scores -inf: it ties only with an item that is never recommended.
     rank = 1 + (against[owner] >= score[:, None]).sum(axis=1)
-    found = (rank <= k) & (score > -np.inf)
     values = {}
-    for name, metric in user_metrics().items():
-        gain = metric.gain(rank)
-        if gain is not None:
-            gain = np.where(found, metric.checked(gain, len(rank)), 0.0)
-            values[name] = np.bincount(owner, gain) / counts
+    for k in protocol.cutoffs:
+        found = (rank <= k) & (score > -np.inf)
+        for name, metric in user_metrics(protocol.metrics).items():
+            gain = metric.gain(rank)
+            if gain is not None:
+                gain = np.where(found, metric.checked(gain, len(rank)), 0.0)
+                values[f"{name}@{k}"] = np.bincount(owner, gain) / counts
     return _Part(values, np.asarray(scores.max(axis=1) > -np.inf), None)
 
 

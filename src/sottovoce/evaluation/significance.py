@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -124,9 +124,35 @@ def compare(
     ]
 
 
+def compare_all(
+    evaluations: Mapping[str, Evaluation],
+    metrics: Sequence[str],
+    references: Sequence[str],
+    *,
+    confidence: float = 0.95,
+) -> list[Comparison]:
+    """`compare` by every metric with a value per user, against each reference, in this order;
+    corrected for all of these tests together, since one table shows them."""
+    told = [m for m in metrics if all(e.told_per_user(m) for e in evaluations.values())]
+    found = [
+        one
+        for reference in references
+        for metric in told
+        for one in compare(evaluations, metric, reference, confidence=confidence)
+    ]
+    p = [one.test.p for one in found]
+    return [
+        replace(one, p_holm=stepped, p_bonferroni=times)
+        for one, stepped, times in zip(found, holm(p), bonferroni(p), strict=True)
+    ]
+
+
 def _aligned(
     a: Evaluation, b: Evaluation, metric: str
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    if np.array_equal(a.users, b.users):
+        both = a.served & b.served
+        return a.per_user(metric)[both], b.per_user(metric)[both]
     _, mine, theirs = np.intersect1d(
         a.users[a.served], b.users[b.served], assume_unique=True, return_indices=True
     )

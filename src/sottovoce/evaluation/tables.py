@@ -1,4 +1,4 @@
-"""One table, four faces: terminal, Markdown, CSV and HTML. The protocol line goes with it."""
+"""One table, five faces: terminal, Markdown, CSV, HTML, LaTeX. The protocol line goes with it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import io
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, TypeGuard
 
 from sottovoce.errors import UsageError
@@ -25,6 +25,8 @@ class Cell:
 
     value: Value
     mark: str = ""
+    half: float = math.nan
+    """Half of the value's 95 % interval, where there is one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +53,8 @@ class Column:
             shown = str(value)
         else:
             shown = format(value, self.format)
+            if not math.isnan(cell.half):
+                shown += f" ± {format(cell.half, self.format)}"
         return shown + cell.mark
 
 
@@ -100,21 +104,46 @@ class Table:
         return "\n".join(lines) + "\n"
 
     def to_csv(self) -> str:
-        """Header and raw values; a mark goes to a column of its own, `<key>_mark`."""
-        rows = list(self.cells())
-        marked = [any(row[c].mark for row in rows) for c in range(len(self.columns))]
+        """Header and raw values; half of an interval and a mark go to columns of their own,
+        `<key>_half` and `<key>_mark`."""
+        rows, numbers = list(self.cells()), range(len(self.columns))
+        halved = [any(not math.isnan(row[c].half) for row in rows) for c in numbers]
+        marked = [any(row[c].mark for row in rows) for c in numbers]
         out = io.StringIO()
         writer = csv.writer(out, lineterminator="\n")
         header: list[str] = []
-        for column, mark in zip(self.columns, marked, strict=True):
-            header += [column.key, f"{column.key}_mark"] if mark else [column.key]
+        for column, half, mark in zip(self.columns, halved, marked, strict=True):
+            header += [column.key, *[f"{column.key}_half"] * half, *[f"{column.key}_mark"] * mark]
         writer.writerow(header)
         for row in rows:
             record: list[Value] = []
-            for cell, mark in zip(row, marked, strict=True):
-                record += [cell.value, cell.mark] if mark else [cell.value]
+            for cell, half, mark in zip(row, halved, marked, strict=True):
+                known = None if math.isnan(cell.half) else cell.half
+                record += [cell.value, *[known] * half, *[cell.mark] * mark]
             writer.writerow(record)
         return out.getvalue()
+
+    def to_latex(self) -> str:
+        """A floating table for the package booktabs; every text is escaped, marks are raised."""
+        sides = "".join("r" if right else "l" for right in self._numeric())
+        lines = ["\\begin{table}", "\\centering", f"\\caption{{{_latex(self.title)}}}"]
+        lines += [f"\\begin{{tabular}}{{{sides}}}", "\\toprule"]
+        lines += [" & ".join(_latex(column.heading) for column in self.columns) + " \\\\"]
+        lines += ["\\midrule"]
+        for cells, (_, strong) in zip(self.cells(), self._shown(), strict=True):
+            texts = []
+            for column, cell, bold in zip(self.columns, cells, strong, strict=True):
+                text = _latex(column.text(replace(cell, mark="")))
+                text = f"\\textbf{{{text}}}" if bold else text
+                texts.append(
+                    text + (f"\\textsuperscript{{{_latex(cell.mark)}}}" if cell.mark else "")
+                )
+            lines.append(" & ".join(texts) + " \\\\")
+        lines += ["\\bottomrule", "\\end{tabular}"]
+        said = [f"Protocol: {self.protocol}."] * bool(self.protocol) + list(self.notes)
+        if said:
+            lines += ["\\par\\smallskip", f"{{\\footnotesize {_latex(' '.join(said))}}}"]
+        return "\n".join([*lines, "\\end{table}"]) + "\n"
 
     def to_html(self) -> str:
         """A `<table>` with caption and header scopes; every text is escaped."""
@@ -193,6 +222,25 @@ class Table:
 def _markdown(text: str) -> str:
     """Plain text that Markdown shows as it is, on one line."""
     return re.sub(r"([\\`*_|<\[])", r"\\\1", " ".join(text.split()))
+
+
+_SIGNS = {
+    "\\": "\\textbackslash{}", "{": "\\{", "}": "\\}", "$": "\\$", "&": "\\&", "%": "\\%",
+    "#": "\\#", "_": "\\_", "~": "\\textasciitilde{}", "^": "\\textasciicircum{}",
+    "<": "\\textless{}", ">": "\\textgreater{}", "|": "\\textbar{}",
+    "[": "{[}", "]": "{]}", "*": "{*}", '"': "''",
+    "†": "\\textdagger{}", "‡": "\\textdaggerdbl{}", "±": "$\\pm$", "×": "$\\times$",
+    "−": "$-$", "–": "--", "—": "---", "…": "\\dots{}", "≤": "$\\le$", "≥": "$\\ge$",
+    "ε": "$\\varepsilon$", "δ": "$\\delta$", "π": "$\\pi$", "σ": "$\\sigma$", "α": "$\\alpha$",
+    "β": "$\\beta$", "λ": "$\\lambda$", "Θ": "$\\Theta$", "⁺": "$^{+}$", "⁻": "$^{-}$", "\0": "{}",
+}  # fmt: skip
+"""What LaTeX would take for a command, or has no letter for."""
+
+
+def _latex(text: str) -> str:
+    """Plain text that LaTeX shows as it is, on one line."""
+    apart = re.sub("-(?=-)", "-\0", " ".join(text.split()))  # two would be one longer dash
+    return "".join(_SIGNS.get(sign, sign) for sign in apart)
 
 
 def _is_number(value: Value) -> TypeGuard[int | float]:

@@ -19,16 +19,17 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Self, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sottovoce.algorithms.base import Contributing, CrossDevice, FactorModel, Reporting
-from sottovoce.core.arrays import ascending, distinct, sum_groups
+from sottovoce.core.arrays import ascending, distinct, each, sum_groups
 from sottovoce.core.cohort import Cohort, RowCounts
 from sottovoce.core.consent import Consent, ShareRule
-from sottovoce.core.contributions import Contributions, cut, cut_to
+from sottovoce.core.contributions import Contributions, cut, cut_to, joined
 from sottovoce.core.interactions import Interactions
 from sottovoce.core.ledger import Entries, Ledger
 from sottovoce.core.links import CheckedSum, Direct, Link, has_noise
@@ -63,6 +64,8 @@ SENT = {
 _HOME_BATCH = 1024
 _WRITTEN_AT_ONCE = 1 << 20
 """Numbers of plain updates that are written out together, or those of one device."""
+_CUT_AT_ONCE = 1 << 12
+"""Devices of a thread whose contributions are in memory together."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -290,8 +293,36 @@ class Devices(Redacted):
 
     def _contributions(self, view: ModelView, rows: NDArray[np.int64]) -> Contributions:
         """One round of these devices, as what each adds to the sum. It leaves masked alone."""
-        algorithm, release = self._contributing()
         self._admit(rows, view.round)
+        made = self._cut(view, rows)
+        items = self._contributing()[0].items_at(view, made.place)
+        self._keep_contents(rows, items, made.steps)
+        self._book_contributions(view, rows, made.items, made.numbers)
+        return made
+
+    def _contributions_in_parts(
+        self, view: ModelView, rows: NDArray[np.int64], threads: int
+    ) -> Iterator[Contributions]:
+        """`_contributions` of all, of some devices after the others, in so many threads. They are
+        booked together, when the last are made: where some are refused, none are."""
+        if len(rows) == 1:
+            yield self._contributions(view, rows)
+            return
+        self._admit(rows, view.round)
+        self.contents = None
+        self._shown()  # made once, before threads ask for it
+        many = max(1, self.at_once(rows, _CUT_AT_ONCE))
+        parts = [rows[first : first + many] for first in range(0, len(rows), many)]
+        items, numbers = [np.zeros(0, dtype=np.int32)], self.algorithm.report_shape(view)[0]
+        for first in range(0, len(parts), threads):
+            some = each(partial(self._cut, view), parts[first : first + threads], threads)
+            items += [made.items for made in some]
+            yield joined(some)
+        self._book_contributions(view, rows, np.concatenate(items), numbers)
+
+    def _cut(self, view: ModelView, rows: NDArray[np.int64]) -> Contributions:
+        """What each of these devices would add; nothing is booked yet, and nothing has left."""
+        algorithm, release = self._contributing()
         profile = algorithm.device_profile(view, self._shown(), rows)
         who = self.cohort.users[rows], release.scale[rows]
         made = cut_profile(algorithm, self._link, self.rng, profile, view, *who)
@@ -300,8 +331,14 @@ class Devices(Redacted):
                 f"{algorithm.config.name} gave a profile of another size than the round's; nothing "
                 "was sent"
             )
-        self._keep_contents(rows, algorithm.items_at(view, made.place), made.steps)
-        numbers = made.numbers
+        return made
+
+    def _book_contributions(
+        self, view: ModelView, rows: NDArray[np.int64], items: NDArray[np.int32], numbers: int
+    ) -> None:
+        """Charge the budgets and write the rows of contributions that tell of so many items each,
+        in so many numbers."""
+        algorithm, release = self._contributing()
         if self._link.checking is not None:
             numbers = _shared(self._link.checking, algorithm, view).elements
         shares, batches = algorithm.shares, algorithm.batches
@@ -313,13 +350,12 @@ class Devices(Redacted):
                 kind=release.kind,
                 user=self.cohort.users[rows],
                 round=np.full(len(rows), view.round),
-                positive_rows=made.items,
-                negative_rows=np.zeros_like(made.items),
-                bytes=self._link.message_bytes(made.items.astype(np.int64), 0, numbers),
+                positive_rows=items,
+                negative_rows=np.zeros_like(items),
+                bytes=self._link.message_bytes(items.astype(np.int64), 0, numbers),
                 epsilon=epsilon,
             )
         )
-        return made
 
     def report_bits(self, view: ModelView, rows: NDArray[np.int64]) -> BitReports:
         """One round of these devices as k randomised reports each. Coordinates are drawn here, what

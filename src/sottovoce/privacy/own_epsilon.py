@@ -30,7 +30,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -167,7 +167,7 @@ class OwnEpsilon(Release):
                 "max_reports is set, but own-epsilon sends one contribution, not randomised "
                 "reports; take it out of the consent, or choose a release that does"
             )
-        levels, which = np.unique(consent.epsilon.astype(np.float64), return_inverse=True)
+        levels, which = _levels(consent.epsilon.astype(np.float64))
         scale = [self.loudness(one) * self.sigma for one in levels.tolist()]
         return BoundContributions(
             "own-epsilon",
@@ -339,15 +339,15 @@ class BoundContributions(BoundRelease):
     ) -> NDArray[np.float64]:
         """ε of each user's part in these stages, given by their bits, and of what she has told
         beyond them."""
-        stages, which = np.unique(done, return_inverse=True)
+        stages, which = _levels(done)
         told = [share_of(bits, shares) for bits in stages.tolist()]
         return self._prices(np.array(told)[which] + more)
 
     def _prices(self, share: NDArray[np.float64]) -> NDArray[np.float64]:
         """ε of each user's part in sums that have this share of 1/noise²."""
-        scales, a = np.unique(self.scale, return_inverse=True)
-        levels, b = np.unique(np.maximum(share, 0.0), return_inverse=True)
-        pairs, which = np.unique(a * len(levels) + b, return_inverse=True)
+        scales, a = _levels(self.scale)
+        levels, b = _levels(np.maximum(share, 0.0))
+        pairs, which = _levels(a * len(levels) + b)
         sigma, delta = self.settings.sigma, self.settings.delta
         each = [
             price(sigma / (c * math.sqrt(part)), 1, delta) if c and part else 0.0
@@ -358,6 +358,15 @@ class BoundContributions(BoundRelease):
         ]
         found: NDArray[np.float64] = np.array(each)[which]
         return found
+
+
+def _levels(values: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.int64]]:
+    """The values that there are, ascending, and which one each is. Where all are alike, as often,
+    nothing is sorted."""
+    if len(values) and bool(np.all(values == values[0])):
+        return values[:1], np.zeros(len(values), dtype=np.int64)
+    levels, which = np.unique(values, return_inverse=True)
+    return levels, which
 
 
 def share_of(stages: int, shares: Sequence[float]) -> float:

@@ -3,21 +3,44 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import cast
 
-from sottovoce.baselines import BASELINES
+from sottovoce.baselines import BASELINES, Baseline
+from sottovoce.core.recommender import Scorer
+from sottovoce.engines.observers import Report
+from sottovoce.errors import said_of
 from sottovoce.evaluation import plots
 from sottovoce.evaluation.metrics import bias_disparity
 from sottovoce.evaluation.protocol import Evaluation, evaluate
 from sottovoce.evaluation.report import Block, FigureBlock, Section, TextBlock, write_report
-from sottovoce.evaluation.significance import compare
-from sottovoce.evaluation.tables import Cell, Column, Table
+from sottovoce.evaluation.seeds import over_seeds, spread_content
+from sottovoce.evaluation.significance import Comparison, compare_all
+from sottovoce.evaluation.tables import Cell, Column, Table, Value
 from sottovoce.runs.costs import honest_notes
 from sottovoce.runs.folder import new_figures
 from sottovoce.runs.read import FinishedRun, item_categories
+from sottovoce.runs.seeds import parts_of
 from sottovoce.runs.side_by_side import compared
-from sottovoce.runs.tables import MARKS, Row, metric_columns, name_of, shown_metrics
+from sottovoce.runs.tables import (
+    MARKS,
+    TEST,
+    Row,
+    figures,
+    keys_shown,
+    marks_of,
+    metric_columns,
+    name_of,
+    over_seeds_note,
+    own_metric,
+    seeds_table,
+)
+from sottovoce.runs.topology import fitted
+
+BySeed = Mapping[int, Evaluation]
+Known = Mapping[Path, Mapping[str, Evaluation]]
+"""By folder of a run (of one seed), by system: what was evaluated already."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,25 +50,69 @@ class RunComparison:
     tables: tuple[Table, ...]
     warnings: tuple[str, ...]
     rows: tuple[Mapping[str, object], ...]
+    baselines: tuple[Mapping[str, object], ...]
+    significance: tuple[Mapping[str, object], ...]
     report: Path
 
 
+@dataclass(frozen=True, slots=True, repr=False)
+class World:
+    """Runs on the same data under the same protocol, and the baselines of all of them."""
+
+    labels: tuple[str, ...]
+    runs: Mapping[str, BySeed]
+    baselines: Mapping[str, BySeed]
+
+    def evaluations(self) -> dict[str, Evaluation]:
+        """Of runs."""
+        return {label: over_seeds(found) for label, found in self.runs.items()}
+
+    def references(self) -> dict[str, Evaluation]:
+        """Of baselines, in their usual order."""
+        return {label: over_seeds(self.baselines[label]) for label in self._in_order()}
+
+    def _in_order(self) -> list[str]:
+        return sorted(self.baselines, key=_place)
+
+    def tested(self) -> dict[str, Evaluation]:
+        """Baselines and runs as tests take them: of the seeds that all have, so that users are
+        paired seed by seed, or of all seeds where there are no such ones."""
+        every = {**{label: self.baselines[label] for label in self._in_order()}, **self.runs}
+        common = set.intersection(*(set(found) for found in every.values()))
+        return {
+            label: over_seeds({s: one for s, one in found.items() if s in common} or found)
+            for label, found in every.items()
+        }
+
+    def comparisons(self) -> list[Comparison]:
+        """Everything against the first run, corrected for all of it together."""
+        every = self.tested()
+        return compare_all(every, keys_shown(every.values()), [self.labels[0]])
+
+
 def compare_runs(
-    paths: Sequence[Path], out: Path, *, threads: int = 1, write: bool = True
+    paths: Sequence[Path],
+    out: Path,
+    *,
+    threads: int = 1,
+    write: bool = True,
+    known: Known | None = None,
+    report: Report | None = None,
 ) -> RunComparison:
-    """Results and what left, a row per run, and the baselines of the first run with each data set
-    and protocol. Figures under different protocols or data are marked as not comparable."""
-    runs = {_label(path, paths): FinishedRun.open(path) for path in paths}
-    evaluations = {
-        label: evaluate(
-            run.scorer(),
-            run.split.train,
-            run.split.test,
-            run.experiment.evaluation.protocol(run.split, run.experiment.seed),
-            threads=threads,
-        )
-        for label, run in runs.items()
+    """Results and what left, a row per run, and their baselines, which are fitted again where they
+    are not `known`. Figures under different protocols or data are marked as not comparable. A run
+    with several seeds has their mean."""
+    tell = report or (lambda what, done, total: None)
+    parts = {
+        _label(path, paths): {seed: FinishedRun.open(part) for seed, part in parts_of(path).items()}
+        for path in paths
     }
+    runs = {label: next(iter(found.values())) for label, found in parts.items()}
+    by_seed = {
+        label: {seed: _judged(run, threads, known or {}) for seed, run in found.items()}
+        for label, found in parts.items()
+    }
+    evaluations = {label: over_seeds(found) for label, found in by_seed.items()}
     worlds: dict[str, list[str]] = {}
     for label, run in runs.items():
         manifest = run.folder.manifest()
@@ -59,8 +126,21 @@ def compare_runs(
         warnings.append(
             f"these runs differ in data or protocol, so their figures do not compare: {groups}"
         )
-    tables = [_world_table(labels, runs, evaluations) for labels in worlds.values()]
-    tables.append(_ledger_table(runs))
+    every = {
+        key: World(
+            tuple(labels),
+            {label: by_seed[label] for label in labels},
+            _baselines({label: parts[label] for label in labels}, threads, known or {}, tell),
+        )
+        for key, labels in worlds.items()
+    }
+    tests = {key: world.comparisons() for key, world in every.items()}
+    shown = {key: _world_tables(world, runs, tests[key]) for key, world in every.items()}
+    left = _ledger_table(runs)
+    if any(found.seeds for found in evaluations.values()):
+        first = "Of a run with several seeds: what left in the first of them."
+        left = replace(left, notes=[*left.notes, first])
+    tables = [*(table for found in shown.values() for table in found), left]
     rows = [
         {
             "run": label,
@@ -69,40 +149,117 @@ def compare_runs(
             "data": run.dataset.name,
             "protocol": evaluations[label].describe(),
             "results": evaluations[label].summary(),
+            **_seeds_content(evaluations[label]),
             "ledger": run.folder.manifest()["ledger"],
         }
         for label, run in runs.items()
     ]
-    report = out / "report.html"
+    references = [
+        {
+            "baseline": label,
+            "beside": world.labels[0],
+            "results": evaluation.summary(),
+            **_seeds_content(evaluation),
+        }
+        for world in every.values()
+        for label, evaluation in world.references().items()
+    ]
+    page = out / "report.html"
     if write:
-        _write(report, warnings, worlds, tables, runs, evaluations)
-    return RunComparison(tuple(tables), tuple(warnings), tuple(rows), report)
+        _write(page, warnings, every, shown, left, runs)
+    significance = tuple(_test_content(one) for found in tests.values() for one in found)
+    return RunComparison(
+        tuple(tables), tuple(warnings), tuple(rows), tuple(references), significance, page
+    )
+
+
+def _judged(run: FinishedRun, threads: int, known: Known) -> Evaluation:
+    found = known.get(run.folder.path, {}).get(run.experiment.system)
+    return found or _evaluated(run, run.scorer(), threads)
+
+
+def _evaluated(run: FinishedRun, scorer: Scorer, threads: int) -> Evaluation:
+    protocol = run.experiment.evaluation.protocol(run.split, run.experiment.seed)
+    return evaluate(scorer, run.split.train, run.split.test, protocol, threads=threads)
+
+
+def _baselines(
+    runs: Mapping[str, Mapping[int, FinishedRun]], threads: int, known: Known, tell: Report
+) -> dict[str, BySeed]:
+    """Of all runs of a world, each baseline with its settings once. Those that a run of ranks left
+    out are left out."""
+    wanted: dict[str, tuple[object, Baseline, str, str]] = {}
+    for of, parts in runs.items():
+        first = next(iter(parts.values()))
+        for label, baseline in first.experiment.baselines:
+            alike = baseline, first.experiment.home, first.experiment.silo
+            if label not in first.folder.manifest()["results"]:
+                continue
+            if alike not in [one[0] for one in wanted.values()]:
+                row = label if label not in {*wanted, *runs} else f"{name_of(label)} of {of}"
+                wanted[row] = alike, baseline, label, of
+    found: dict[str, BySeed] = {}
+    for number, (row, (_, baseline, label, of)) in enumerate(wanted.items()):
+        tell("baselines", number, len(wanted))
+        found[row] = {
+            seed: known.get(run.folder.path, {}).get(label)
+            or _evaluated(run, _refitted(run, label, baseline), threads)
+            for seed, run in runs[of].items()
+        }
+    tell("baselines", len(wanted), len(wanted))
+    return found
+
+
+def _refitted(run: FinishedRun, label: str, baseline: Baseline) -> Scorer:
+    with said_of(f"the baseline {label}"):
+        return cast(Scorer, fitted(run.experiment, run.dataset, run.split.train, label, baseline))
+
+
+def _seeds_content(evaluation: Evaluation) -> dict[str, object]:
+    if not evaluation.seeds:
+        return {}
+    return {"seeds": list(evaluation.seeds), "spread": spread_content(evaluation)}
+
+
+def _test_content(one: Comparison) -> dict[str, object]:
+    test = one.test
+    return {
+        **{name: getattr(one, name) for name in ("system", "reference", "metric")},
+        **{name: getattr(test, name) for name in ("n", "difference", "low", "high", "p")},
+        "p_holm": one.p_holm,
+    }
 
 
 def _write(
     report: Path,
     warnings: Sequence[str],
-    worlds: Mapping[str, Sequence[str]],
-    tables: Sequence[Table],
+    worlds: Mapping[str, World],
+    shown: Mapping[str, Sequence[Table]],
+    left: Table,
     runs: Mapping[str, FinishedRun],
-    evaluations: Mapping[str, Evaluation],
 ) -> None:
+    evaluations = {k: e for world in worlds.values() for k, e in world.evaluations().items()}
+    labels = {key: world.labels for key, world in worlds.items()}
+    tested = {key: world.tested() for key, world in worlds.items()}
     with new_figures(report.parent / "figures") as folder:
-        table, drawn = compared(runs, evaluations, worlds, report.parent)
+        table, drawn = compared(runs, evaluations, labels, tested, report.parent)
         sections = [
             *([Section("Take care", [TextBlock("\n\n".join(warnings))])] if warnings else []),
             Section("All runs", [table]),
             *([Section("What quality costs", drawn)] if drawn else []),
             *[
                 Section(
-                    table.title if len(worlds) == 1 else f"{table.title}, {' and '.join(labels)}",
-                    [table, *_figures(folder, number, labels, runs, evaluations)],
+                    shown[key][0].title
+                    if len(worlds) == 1
+                    else f"{shown[key][0].title}, {' and '.join(world.labels)}",
+                    [
+                        *shown[key],
+                        *_figures(folder, number, world.labels, runs, evaluations),
+                    ],
                 )
-                for number, (table, labels) in enumerate(
-                    zip(tables, worlds.values(), strict=False), 1
-                )
+                for number, (key, world) in enumerate(worlds.items(), 1)
             ],
-            Section(tables[-1].title, [tables[-1]]),
+            Section(left.title, [left]),
             Section(
                 "What this does not protect",
                 [
@@ -128,7 +285,7 @@ def _figures(
 ) -> list[Block]:
     """Learning curves where runs were evaluated on the way, and bias where there are categories."""
     blocks: list[Block] = []
-    metric = next(iter(evaluations[labels[0]].summary()))
+    metric = own_metric(evaluations[labels[0]])
     curves = {}
     for label in labels:
         lines = [line for line in runs[label].folder.metrics() if metric in line]
@@ -145,7 +302,8 @@ def _figures(
     names: tuple[str, ...] = ()
     bias = {}
     for label in labels:
-        lists, run = evaluations[label].lists, runs[label]
+        first = next(iter(evaluations[label].seeds.values()), evaluations[label])
+        lists, run = first.lists, runs[label]
         names, member = item_categories(run.dataset, run.split)
         if names and lists is not None:
             bias[label] = bias_disparity(lists, run.split.train, member).disparity
@@ -162,45 +320,55 @@ def _label(path: Path, paths: Sequence[Path]) -> str:
     return name if len(alike) == 1 else str(path)
 
 
-def _world_table(
-    labels: Sequence[str],
-    runs: Mapping[str, FinishedRun],
-    evaluations: Mapping[str, Evaluation],
-) -> Table:
-    first = runs[labels[0]]
-    mine = {label: evaluations[label] for label in labels}
-    summaries = {label: e.summary() for label, e in mine.items()}
-    keys = shown_metrics(summaries.values())
-    marks: dict[tuple[str, str], str] = {}
-    if len(labels) > 1:
-        for metric in (k for k in keys if k in mine[labels[0]].values):
-            for found in compare(mine, metric, labels[0]):
-                if found.significant():
-                    marks[found.system, metric] = MARKS[0]
+def _world_tables(
+    world: World, runs: Mapping[str, FinishedRun], tests: Sequence[Comparison]
+) -> list[Table]:
+    """Results with marks, what tests came to, and every seed where there are several."""
+    reference = world.labels[0]
+    mine, others = world.evaluations(), world.references()
+    keys = keys_shown([*mine.values(), *others.values()])
+    marks = marks_of(tests, [reference])
     rows: list[Row] = [
-        {"run": name_of(label), "system": "baseline", **{k: summary.get(k) for k in keys}}
-        for label, summary in sorted(
-            first.folder.manifest()["results"].items(), key=lambda entry: _place(entry[0])
-        )
-        if label != first.experiment.system
+        {"run": name_of(label), "system": "baseline", **figures(label, found, keys, marks)}
+        for label, found in others.items()
     ]
     rows += [
         {
             "run": label,
             "system": runs[label].experiment.system,
-            **{k: Cell(summary.get(k), marks.get((label, k), "")) for k in keys},
+            **figures(label, found, keys, marks),
         }
-        for label, summary in summaries.items()
+        for label, found in mine.items()
     ]
     columns = metric_columns("run", keys)
     columns.insert(1, Column("system"))
-    note = f"{MARKS[0]} differs from {labels[0]} (paired t-test over users, Holm, p < 0.05)."
+    notes = [f"{MARKS[0]} differs from {reference} ({TEST})."] if tests else []
+    notes += over_seeds_note(mine.values())
+    name = runs[reference].dataset.name
+    protocol = mine[reference].describe()
+    tables = [Table(f"Results on {name}", columns, rows, protocol, notes)]
+    if tests:
+        tables.append(_tests_table(reference, tests))
+    if any(found.seeds for found in mine.values()):
+        tables.append(seeds_table(mine, keys, "run"))
+    return tables
+
+
+def _tests_table(reference: str, tests: Sequence[Comparison]) -> Table:
+    """A row for each system, a column for each metric that has values per user."""
+    found: dict[str, dict[str, Value | Cell]] = {}
+    for one in tests:
+        row = found.setdefault(one.system, {"run": name_of(one.system)})
+        row[one.metric] = one.p_holm
+    keys = list(dict.fromkeys(one.metric for one in tests))
     return Table(
-        f"Results on {first.dataset.name}",
-        columns,
-        rows,
-        mine[labels[0]].describe(),
-        [note] if len(labels) > 1 else [],
+        f"p of the difference from {reference}",
+        [Column("run"), *(Column(key, format=".2g") for key in keys)],
+        list(found.values()),
+        notes=[
+            f"Student's paired t-test over users, two-sided; Holm's correction over the "
+            f"{len(tests)} tests of this table. --json has differences, intervals and bare p."
+        ],
     )
 
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -109,7 +109,7 @@ def build_world(prepared: PreparedExperiment) -> tuple[SiloWorld, tuple[str, ...
             OwnerTable.of_membership(member[:, there]),
             experiment.items_named(prepared.dataset, train),
         ),
-        Events.of(train, settings.positive_from, settings.order),
+        Events.of(train, None if train.ratings is None else settings.positive_from, settings.order),
         tuple(train.items_vocabulary().names()),
         experiment.streams().child("federation"),
     )
@@ -125,18 +125,20 @@ def _settings(experiment: Experiment) -> DRIFTConfig:
 def check_owner_data(experiment: Experiment, dataset: Dataset) -> None:
     """Raises if data owners could not learn from these data."""
     table, settings = dataset.interactions, _settings(experiment)
-    columns = {"ratings": table.ratings, "times": table.timestamps}
+    columns = {"ratings": settings.draws or table.ratings, "times": table.timestamps}
     lacks = [name for name, column in columns.items() if column is None]
     if lacks:
+        without = "" if settings.draws else '; algorithm.negatives = "untouched" needs no ratings'
         raise ConfigError(
             "drift learns from what users liked and disliked, in the order of time, and "
             f"{dataset.name} has no {' and no '.join(lacks)}; take data that have both, such as "
-            "movielens-100k"
+            f"movielens-100k{without}"
         )
-    if experiment.data.min_rating >= settings.positive_from:
+    if experiment.data.min_rating >= settings.positive_from and not settings.draws:
         raise ConfigError(
             f"data.min_rating = {experiment.data.min_rating:g} would leave no negatives, since "
-            f"algorithm.positive_from is {settings.positive_from:g}; leave it out"
+            f"algorithm.positive_from is {settings.positive_from:g}; leave it out, or let owners "
+            'draw some (algorithm.negatives = "untouched")'
         )
 
 
@@ -155,6 +157,7 @@ class OwnersTopology(Topology):
     test_blocks: Blocks
     every_epochs: int
     """It is evaluated after so many on the way; 0 at the end alone."""
+    relevant: Literal["liked", "all"]
     model: DriftModel
     learning: Learning | None = None
 
@@ -180,7 +183,7 @@ class OwnersTopology(Topology):
         return cls(
             prepared.dataset, judged, held_out, consent, world, facts, blocks,
             held_out_blocks(world, held_out), experiment.evaluation.every_epochs,
-            world.first_model(),
+            experiment.evaluation.relevant, world.first_model(),
         )  # fmt: skip
 
     @property
@@ -239,7 +242,7 @@ class OwnersTopology(Topology):
 
     def _simulate(self, run: ActiveRun, at: int) -> None:
         """Epoch by epoch; Ctrl-C is answered between two of them."""
-        self.learning = learning = self.world.learning(self.blocks, self.model)
+        self.learning = learning = self.world.learning(self.blocks, self.model, at)
         if at and run.folder is not None and learning.state():
             learning.take_up(load_arrays(_owner_state(run.folder, at)))
         if not at:
@@ -304,6 +307,8 @@ class OwnersTopology(Topology):
     def measures(self, scorer: Scorer, threads: int) -> dict[str, float]:
         """Those of the SAROS paper, `own`, and of its public code, `legacy`."""
         found: dict[str, float] = {}
+        if self.held_out.ratings is None:  # nothing says which items they should put first
+            return found
         least = self.world.config.positive_from
         for name, kind in (("own", saros_metrics.own), ("legacy", saros_metrics.legacy)):
             means = kind(scorer, self.held_out, least, threads=threads).means()
@@ -311,8 +316,10 @@ class OwnersTopology(Topology):
         return found
 
     def protocol_line(self, evaluation: Evaluation) -> str:
-        """With what counts as a test item."""
+        """With what counts as a test item, where not everything does."""
         least = self.world.config.positive_from
+        if self.relevant == "all" or self.held_out.ratings is None:
+            return evaluation.describe()
         return f"{evaluation.describe()}; test items rated {least:g} or better"
 
     def outcome(self, measures: Measures, **shared: Any) -> SiloOutcome:

@@ -283,6 +283,11 @@ def planned(
     if not work.shared:  # one step after the other, which ranks cannot share out
         where = replace(where, ranks=1, threads=1)
     found = constants.of(settings.name, gpu=where.gpu)
+    if where.gpu and not set(work.shared or work.repeated) & set(found.seconds):
+        raise ConfigError(
+            f"nothing was measured on a GPU of what {experiment.system} does, only of other kinds "
+            f"of {settings.name}"
+        )
     rows, width = settings.model_rows(users.items), settings.width
     gain = 1.0 if where.gpu else 1.0 + (where.threads - 1) * constants.thread_gain
     over_ranks = _reducing(where, settings.numbers_sent(users.items))

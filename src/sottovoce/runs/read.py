@@ -35,6 +35,10 @@ class Recommendation:
     title: str
     categories: tuple[str, ...]
     score: float
+    """The model's own number, which means nothing but an order."""
+    points: float
+    """The same where the first place has 100, and the average of all items that the user does not
+    have 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +61,8 @@ class FinishedRun(PreparedExperiment):
         """Refuses a run that has not finished, and data that has changed since."""
         folder = RunFolder.open(path)
         manifest = folder.manifest()
+        if manifest.get("seeds"):
+            raise RunError(f"{path} has several seeds; take the run of one of them: {path}/seed-…")
         if not folder.finished:
             raise RunError(f"{path} has not finished; go on with `sottovoce run … --resume`")
         check_manifest(manifest, path)
@@ -115,9 +121,18 @@ class FinishedRun(PreparedExperiment):
                 f"{name} takes no part, so nobody has a vector of hers and can recommend "
                 "anything to her"
             )
-        items, scores = recommend(self.scorer(), user, self.split.train.row(user), n)
+        scorer, own = self.scorer(), self.split.train.row(user)
+        items, scores = recommend(scorer, user, own, n)
+        every = np.delete(scorer.scores(np.array([user]))[0].astype(np.float64), own)
+        usual = float(every[np.isfinite(every)].mean()) if np.isfinite(every).any() else 0.0
+        above = float(scores[0]) - usual if len(scores) else 0.0
         return [
-            Recommendation(place, *self.describe(item), score)
+            Recommendation(
+                place,
+                *self.describe(item),
+                score,
+                100.0 * (score - usual) / above if above > 0.0 else 100.0,
+            )
             for place, (item, score) in enumerate(
                 zip(items.tolist(), scores.tolist(), strict=True), start=1
             )

@@ -41,12 +41,13 @@ from sottovoce.runs.tables import (
     consent_table,
     hints,
     name_of,
+    own_metric,
     readable_bytes,
     results_table,
     sent_table,
     service_table,
 )
-from sottovoce.runs.train import DeviceOutcome, RunOutcome, SiloOutcome, run_experiment
+from sottovoce.runs.train import DeviceOutcome, Report, RunOutcome, SiloOutcome, run_experiment
 
 # --- data owners: who reads what, what it costs, how it learns -----------------------------------
 
@@ -57,15 +58,22 @@ NUMBER_BYTES = 4
 def silo_story(outcome: SiloOutcome) -> TextBlock:
     """How it went about, in a few sentences."""
     world, facts = outcome.world, outcome.facts
+    many = world.config.negatives_per_positive
+    drawn = f"puts every like beside {many:,} items that it draws and she has not touched"
     if world.config.sums_over_people:
+        compared = f"An owner {drawn}. " if world.config.draws else ""
         return TextBlock(
             f"{facts.members:,} users send what they do with an item, sealed, to each of "
-            f"{len(world.owners):,} data owners that holds it. Owners keep users' vectors, fetch "
+            f"{len(world.owners):,} data owners that holds it. {compared}Owners keep users' "
+            "vectors, fetch "
             "the rows of all their items and send one row back for each: a sum over at least "
             f"{world.config.min_users:,} people, or zeros; {facts.withheld:,} rows never leave. "
             f"Users rank at home. This is gone through {world.config.epochs:,} times, with "
             f"{facts.blocks:,} blocks in {facts.updates:,} updates each time."
         )
+    gathers = "gathers a user's dislikes and the likes behind them into blocks"
+    if world.config.draws:
+        gathers = f"{drawn}, and the dislikes before it, in a block"
     served = (
         f"asks the orchestrator for the vectors concerned as soon as it has {world.config.theta:,} "
         "of them"
@@ -75,9 +83,8 @@ def silo_story(outcome: SiloOutcome) -> TextBlock:
     )
     return TextBlock(
         f"{facts.members:,} users send what they do with an item, sealed, to each of "
-        f"{len(world.owners):,} data owners that holds it. An owner gathers a user's dislikes and "
-        f"the likes behind them into blocks, {served}, and sends gradients back. The orchestrator "
-        "holds all vectors and recommends. This is gone through "
+        f"{len(world.owners):,} data owners that holds it. An owner {gathers}, {served}, and sends "
+        "gradients back. The orchestrator holds all vectors and recommends. This is gone through "
         f"{world.config.epochs:,} times, with {facts.blocks:,} blocks in {facts.updates:,} updates "
         "each time."
     )
@@ -91,11 +98,15 @@ def silo_facts(outcome: SiloOutcome) -> dict[str, object]:
     when = f"Θ = {config.theta:,}"
     if config.sums_over_people:
         when = f"sums over at least {config.min_users:,} people"
+    if config.draws:
+        when += f", {config.negatives_per_positive:,} drawn negatives for a positive"
     return {
         "learning": f"embedding size {config.embedding_size}, learning rate "
         f"{config.learning_rate:g}, {when}, {by}",
         "schedule": f"{config.epochs:,} epochs of {facts.updates:,} updates{rounds}",
-        "positive": f"rated {config.positive_from:g} or better",
+        "positive": f"rated {config.positive_from:g} or better"
+        if outcome.split.train.ratings is not None
+        else "everything",
         "owners": ", ".join(outcome.world.owners),
         "users without any block": f"{facts.without_blocks:,} of {facts.members:,}",
     }
@@ -212,7 +223,7 @@ def write_run_report(
     """report.html and figures/ in the run's folder. `also` adds systems to the results table. A
     folder's run must have finished; its baselines are fitted again, since a run keeps averages and
     no per-user values."""
-    outcome = run if isinstance(run, RunOutcome) else _outcome(run, threads)
+    outcome = run if isinstance(run, RunOutcome) else outcome_of(run, threads)
     if outcome.folder is None:
         raise RunError("this run was not kept in a folder; there is nowhere to write a report")
     finished = FinishedRun(
@@ -287,10 +298,11 @@ def side_by_side(outcome: RunOutcome, also: Mapping[str, Evaluation]) -> dict[st
     return {**others, **also, outcome.system: outcome.evaluations[outcome.system]}
 
 
-def _outcome(folder: Path, threads: int) -> RunOutcome:
+def outcome_of(folder: Path, threads: int = 1, report: Report | None = None) -> RunOutcome:
+    """What a finished run of one seed gave, with its baselines fitted again."""
     run = FinishedRun.open(folder)
     run.scorer()  # raises where the model is not that of this run
-    return run_experiment(run.experiment, folder, resume=True, threads=threads)
+    return run_experiment(run.experiment, folder, resume=True, threads=threads, report=report)
 
 
 def _facts(outcome: RunOutcome) -> list[Block]:
@@ -362,7 +374,7 @@ def _results(outcome: RunOutcome, also: Mapping[str, Evaluation], figures: Path)
         return blocks
     silo = isinstance(outcome, SiloOutcome)
     per_epoch = 1 if silo else _schedule(outcome).rounds_per_epoch
-    metric = next(iter(outcome.evaluations[outcome.system].summary()))
+    metric = own_metric(outcome.evaluations[outcome.system])
     lines = [line for line in outcome.folder.metrics() if metric in line]
     epochs = [line["round"] / per_epoch for line in lines]
     if len(lines) > 1:
@@ -379,7 +391,9 @@ def _results(outcome: RunOutcome, also: Mapping[str, Evaluation], figures: Path)
         words = f"{metric} of {outcome.system} from epoch {epochs[0]:g} to {epochs[-1]:g}"
         blocks.append(FigureBlock(figure.png, words, f"{words}; level lines are baselines."))
     if isinstance(outcome, SiloOutcome):
-        blocks += [*loss_figure(outcome, figures), held_out_table(outcome)]
+        blocks += loss_figure(outcome, figures)
+        if any(outcome.held_out.values()):
+            blocks.append(held_out_table(outcome))
     return blocks
 
 
@@ -388,10 +402,12 @@ def notes(outcome: RunOutcome) -> list[str]:
     said = []
     if isinstance(outcome, SiloOutcome):
         least = f"rated {outcome.world.config.positive_from:g} or better"
-        said = [
-            f"Test items are those {least}, of users who take part; SAROS learns from likes and "
-            f"dislikes as {outcome.system} does, the other baselines from the items {least}"
-        ]
+        told = outcome.split.train.ratings is not None
+        if told and outcome.experiment.evaluation.relevant == "liked":
+            said = [
+                f"Test items are those {least}, of users who take part; SAROS learns from likes "
+                f"and dislikes as {outcome.system} does, the other baselines from the items {least}"
+            ]
         chosen = outcome.consent
         limited = outcome.world.door.refused is not None or chosen.never_send.any()
         if limited or not chosen.takes_part.all():

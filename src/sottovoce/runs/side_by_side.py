@@ -16,12 +16,12 @@ from sottovoce.evaluation import drawings
 from sottovoce.evaluation.compared import Aspect, Compared, ComparedRow, Entry
 from sottovoce.evaluation.protocol import Evaluation
 from sottovoce.evaluation.report import DrawingBlock
-from sottovoce.evaluation.significance import compare
+from sottovoce.evaluation.significance import compare_all
 from sottovoce.privacy.accountant import rounded_up
 from sottovoce.runs.card import JSON, PAGE
 from sottovoce.runs.read import FinishedRun
 from sottovoce.runs.standing import RunStanding, standing
-from sottovoce.runs.tables import half_width, metric_columns, name_of, own_metric, shown_metrics
+from sottovoce.runs.tables import half_width, keys_shown, metric_columns, name_of, own_metric
 
 CENTRAL = "sees everything"
 NOT_ATTACKED = "not attacked"
@@ -49,9 +49,11 @@ def compared(
     runs: Mapping[str, FinishedRun],
     evaluations: Mapping[str, Evaluation],
     worlds: Mapping[str, Sequence[str]],
+    tested: Mapping[str, Mapping[str, Evaluation]],
     out: Path,
 ) -> tuple[Compared, list[DrawingBlock]]:
-    """The table, for a page in the folder `out`, and drawings for each world of it."""
+    """The table, for a page in the folder `out`, and drawings for each world of it. `tested` are
+    runs and baselines of each world as they are to be compared."""
     sides = {
         label: Side.of(runs[label], evaluations[label], world)
         for world, labels in worlds.items()
@@ -59,7 +61,7 @@ def compared(
     }
     metrics = list(dict.fromkeys(
         key for labels in worlds.values()
-        for key in shown_metrics(evaluations[label].summary() for label in labels)
+        for key in keys_shown(evaluations[label] for label in labels)
     ))  # fmt: skip
     fronts = {
         world: {point.name for point in drawings.best_trades(_points(labels, sides, {}, "sent"))}
@@ -67,12 +69,21 @@ def compared(
     }
     rows = []
     for world, labels in worlds.items():
-        differs = _differences({label: evaluations[label] for label in labels}, metrics)
+        behind = f"baseline beside {labels[0]}" if len(worlds) > 1 else "baseline"
+        named = {
+            label if label in labels else f"{name_of(label)} ({behind})": found
+            for label, found in tested[world].items()
+        }
+        differs = _differences(named, metrics)
         rows += [
             _row(label, sides[label], metrics, differs, out, front=label in fronts[world])
             for label in labels
         ]
-        rows += _baselines(sides[labels[0]], metrics, labels[0] if len(worlds) > 1 else "")
+        rows += [
+            _baseline_row(name, found, sides[labels[0]], metrics, differs)
+            for name, found in named.items()
+            if name not in labels
+        ]
     table = Compared(
         "Every run, and central baselines",
         _aspects(metrics, len(worlds), sides.values()),
@@ -148,45 +159,54 @@ def _row(
     if share is not None:
         entries["share"] = share
     for key in metrics:
-        values = side.evaluation.values.get(key)
-        half = math.nan if values is None else half_width(values)
-        entries[key] = Entry(found.get(key), half, differs=differs.get((label, key), ()))
+        entries[key] = _figure(label, side.evaluation, key, found.get(key), differs)
     page = folder / "report.html"
     href = link_to(page, out) if page.is_file() else ""
     return ComparedRow(label, side.world, entries, href)
 
 
-def _baselines(side: Side, metrics: Sequence[str], of: str) -> list[ComparedRow]:
-    """Of the first run of a world: the averages that it has kept."""
-    kept = side.run.folder.manifest()["results"]
-    rows = []
-    for label, summary in kept.items():
-        if label == side.run.experiment.system:
-            continue
-        entries: dict[str, Entry | str | float | None] = {
-            "system": "baseline",
-            "bound": CENTRAL,
-            "data": side.run.dataset.name,
-            "protocol": side.evaluation.describe(),
-            **{key: summary.get(key) for key in metrics},
-        }
-        behind = f"baseline of {of}" if of else "baseline"
-        rows.append(ComparedRow(f"{name_of(label)} ({behind})", side.world, entries, central=True))
-    return rows
+def _figure(
+    name: str,
+    evaluation: Evaluation,
+    key: str,
+    value: float | None,
+    differs: Mapping[tuple[str, str], tuple[str, ...]],
+) -> Entry:
+    told = evaluation.told_per_user(key)
+    half = half_width(evaluation.per_user(key)) if told else math.nan
+    return Entry(value, half, differs=differs.get((name, key), ()))
+
+
+def _baseline_row(
+    name: str,
+    evaluation: Evaluation,
+    side: Side,
+    metrics: Sequence[str],
+    differs: Mapping[tuple[str, str], tuple[str, ...]],
+) -> ComparedRow:
+    """Beside the first run of its world."""
+    summary = evaluation.summary()
+    entries: dict[str, Entry | str | float | None] = {
+        "system": "baseline",
+        "bound": CENTRAL,
+        "data": side.run.dataset.name,
+        "protocol": side.evaluation.describe(),
+        **{key: _figure(name, evaluation, key, summary.get(key), differs) for key in metrics},
+    }
+    return ComparedRow(name, side.world, entries, central=True)
 
 
 def _differences(
     evaluations: Mapping[str, Evaluation], metrics: Sequence[str]
 ) -> dict[tuple[str, str], tuple[str, ...]]:
-    """By run and metric: from which other runs it differs by more than chance."""
+    """By row and metric: from which other rows it differs by more than chance. A reader holds all
+    rows against one that she chooses, so each of them is corrected for by itself."""
     found: dict[tuple[str, str], tuple[str, ...]] = {}
-    for metric in metrics:
-        if any(metric not in evaluation.values for evaluation in evaluations.values()):
-            continue
-        for reference in evaluations:
-            for one in compare(evaluations, metric, reference):
-                if one.significant():
-                    found[one.system, metric] = (*found.get((one.system, metric), ()), reference)
+    for reference in evaluations:
+        for one in compare_all(evaluations, metrics, [reference]):
+            if one.significant():
+                place = one.system, one.metric
+                found[place] = (*found.get(place, ()), reference)
     return found
 
 

@@ -75,9 +75,10 @@ def standing(experiment: Experiment, ledger: pa.Table) -> RunStanding:
     silo, link, release = experiment.silo, experiment.link, experiment.release
     if silo is not None:
         reads = "Data owners read in full what they are sent."
-        if silo.as_printed:
-            return RunStanding(True, "open", math.inf, (
-                _UNCHANGED, reads, "The orchestrator can tell who liked what. No ε bounds it.",
+        if not silo.sums_over_people:
+            return RunStanding(silo.as_printed, "open", math.inf, (
+                *(_UNCHANGED,) * silo.as_printed, reads,
+                "The orchestrator can tell who liked what. No ε bounds it.",
             ))  # fmt: skip
         return RunStanding(False, "sums", math.inf, (
             f"The orchestrator sees sums over {silo.min_users:,} people or more, and nobody alone.",

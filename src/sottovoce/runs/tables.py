@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
@@ -13,7 +14,8 @@ from scipy.special import stdtrit
 from sottovoce.baselines import BASELINES
 from sottovoce.evaluation.metrics import METRICS
 from sottovoce.evaluation.protocol import Evaluation
-from sottovoce.evaluation.significance import compare
+from sottovoce.evaluation.seeds import spreads
+from sottovoce.evaluation.significance import Comparison, compare_all
 from sottovoce.evaluation.tables import Cell, Column, Table, Value
 from sottovoce.privacy.accountant import rounded_up
 from sottovoce.runs.floor import near_popularity
@@ -24,6 +26,11 @@ Row = Mapping[str, Value | Cell]
 
 REFERENCES = ("top-pop", "bpr-mf")
 MARKS = "†‡"
+TEST = "paired t-test over users, Holm over the table, p < 0.05"
+SEEDS = (
+    "± is half of a 95 % interval over seeds; tests take users' differences seed by seed and "
+    "average them over seeds."
+)
 
 
 def name_of(system: str) -> str:
@@ -32,6 +39,7 @@ def name_of(system: str) -> str:
     return system if baseline is None else baseline.title or system
 
 
+POINTS = "Score: 100 is the first place, 0 the average of all items that she does not have."
 DRAWS_PER_ITEM = 20
 """Draws of an item in a round with which no row of a sum is one device's, or hardly ever one of two
 (`attacks/suite/a01_lone_rows.py`)."""
@@ -91,15 +99,22 @@ def _silo_hints(outcome: SiloOutcome) -> list[str]:
 
 
 def own_metric(evaluation: Evaluation) -> str:
-    """The one that stands for the others: precision, or the hit ratio where lists are sampled."""
-    return next(iter(evaluation.values))
+    """The one that stands for the others: the first that was asked for, else precision, or the hit
+    ratio where lists are sampled."""
+    asked = (f"{key}@{evaluation.protocol.k}" for key in evaluation.protocol.metrics)
+    told = (key for key in asked if evaluation.told_per_user(key))
+    return next(told, next(iter(evaluation.values)))
 
 
 def summary_table(
-    results: Mapping[str, Mapping[str, float]], title: str, protocol: str, notes: Sequence[str] = ()
+    results: Mapping[str, Mapping[str, float]],
+    title: str,
+    protocol: str,
+    notes: Sequence[str] = (),
+    asked: Sequence[str] = (),
 ) -> Table:
     """Every system by its figures alone, where nobody has all users' values to compare."""
-    keys = shown_metrics(results.values())
+    keys = shown_metrics(results.values(), asked)
     rows: list[Row] = [
         {"system": name_of(label), **{k: Cell(summary.get(k), "") for k in keys}}
         for label, summary in results.items()
@@ -114,35 +129,94 @@ def results_table(
     notes: Sequence[str] = (),
 ) -> Table:
     """Every system; a mark where it differs from Top-Pop or BPR-MF by more than chance."""
-    summaries = {label: e.summary() for label, e in evaluations.items()}
-    keys = shown_metrics(summaries.values())
-    marks: dict[tuple[str, str], str] = {}
+    keys = keys_shown(evaluations.values())
     present = [label for label in REFERENCES if label in evaluations and len(evaluations) > 1]
-    for mark, reference in zip(MARKS, present, strict=False):
-        for metric in (k for k in keys if k in evaluations[reference].values):
-            for found in compare(evaluations, metric, reference):
-                if found.significant():
-                    place = (found.system, metric)
-                    marks[place] = marks.get(place, "") + mark
+    marks = marks_of(compare_all(evaluations, keys, present), present)
     rows: list[Row] = [
-        {
-            "system": name_of(label),
-            **{k: Cell(summary.get(k), marks.get((label, k), "")) for k in keys},
-        }
-        for label, summary in summaries.items()
+        {"system": name_of(label), **figures(label, evaluation, keys, marks)}
+        for label, evaluation in evaluations.items()
     ]
     differs = [f"{m} from {name_of(r)}" for m, r in zip(MARKS, present, strict=False)]
-    legend = [f"Differs {', '.join(differs)} (paired t-test over users, Holm, p < 0.05)."] * bool(
-        differs
-    )
+    legend = [f"Differs {', '.join(differs)} ({TEST})."] * bool(differs)
     protocol = next(iter(evaluations.values())).describe()
-    said = [*legend, *[f"{note}." for note in notes]]
+    said = [*legend, *over_seeds_note(evaluations.values()), *[f"{note}." for note in notes]]
     return Table(title, metric_columns("system", keys), rows, protocol, said)
 
 
-def shown_metrics(summaries: Iterable[Mapping[str, float]]) -> list[str]:
-    """The metrics of a results table, in order: those that every summary has."""
+def keys_shown(evaluations: Iterable[Evaluation]) -> list[str]:
+    """`shown_metrics` of evaluations under one protocol."""
+    every = list(evaluations)
+    return shown_metrics((one.summary() for one in every), every[0].protocol.metrics)
+
+
+def marks_of(
+    comparisons: Iterable[Comparison], references: Sequence[str]
+) -> dict[tuple[str, str], str]:
+    """By system and metric: a mark for each reference from which it differs."""
+    marks: dict[tuple[str, str], str] = {}
+    for one in comparisons:
+        if one.significant():
+            place = (one.system, one.metric)
+            marks[place] = marks.get(place, "") + MARKS[references.index(one.reference)]
+    return marks
+
+
+def figures(
+    label: str,
+    evaluation: Evaluation,
+    keys: Sequence[str],
+    marks: Mapping[tuple[str, str], str],
+) -> dict[str, Cell]:
+    """The cells of a system, with intervals over seeds where there are several."""
+    if evaluation.seeds:
+        found = spreads(evaluation)
+        return {k: Cell(found[k].mean, marks.get((label, k), ""), found[k].half) for k in keys}
+    summary = evaluation.summary()
+    return {k: Cell(summary.get(k), marks.get((label, k), "")) for k in keys}
+
+
+def over_seeds_note(evaluations: Iterable[Evaluation]) -> list[str]:
+    """What a table with several seeds must say."""
+    return [SEEDS] if any(one.seeds for one in evaluations) else []
+
+
+def seeds_table(
+    evaluations: Mapping[str, Evaluation], keys: Sequence[str], first: str = "system"
+) -> Table:
+    """Of systems with several seeds: each seed's figures, their mean and standard deviation, and
+    the mean's 95 % interval."""
+    rows: list[Row] = []
+    for label, evaluation in evaluations.items():
+        if not evaluation.seeds:
+            continue
+        name, found = name_of(label), spreads(evaluation)
+        summaries = {str(seed): one.summary() for seed, one in evaluation.seeds.items()}
+        ends = {
+            "mean": {k: found[k].mean for k in keys},
+            "sd": {k: found[k].sd for k in keys},
+            "95 % from": {k: found[k].mean - found[k].half for k in keys},
+            "95 % to": {k: found[k].mean + found[k].half for k in keys},
+        }
+        rows += [
+            {first: name, "seed": seed, **{k: summary.get(k) for k in keys}}
+            for seed, summary in (*summaries.items(), *ends.items())
+        ]
+    columns = [replace(column, best=None) for column in metric_columns(first, keys)]
+    columns.insert(1, Column("seed"))
+    return Table("By seed", columns, rows, notes=["sd and interval: over seeds (Student)."])
+
+
+def shown_metrics(summaries: Iterable[Mapping[str, float]], asked: Sequence[str] = ()) -> list[str]:
+    """The metrics of a results table, in order: those that every summary has, of those that were
+    asked for or of the usual ones."""
     tables = list(summaries)
+    if asked:
+        return [
+            key
+            for name in asked
+            for key in (tables[0] if tables else {})
+            if key.startswith(f"{name}@") and all(key in table for table in tables)
+        ]
     whole = any(key.startswith("P@") for table in tables for key in table)
     wanted = [
         m for m in METRICS.values() if m.shown == "always" or (m.shown == "sampled" and not whole)

@@ -5,11 +5,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
+from sottovoce.baselines import Baseline
+from sottovoce.core.interactions import Interactions
 from sottovoce.core.ledger import COUNTS, Ledger
 from sottovoce.core.ranks import ALONE, Ranks
 from sottovoce.core.recommender import Scorer
@@ -179,22 +181,17 @@ class ActiveRun:
             measures[label] = self.topology.measures(scorer, self.options.threads)
 
         baselines, train = self.experiment.baselines, self.topology.split.train
-        mask = self.experiment.liked(train)
-        liked, ranks = train if mask.all() else train.select(mask), self.options.ranks
+        ranks = self.options.ranks
         for number, (label, baseline) in enumerate(baselines):
             self.progress("baselines", number, len(baselines))
-            rng = self.experiment.streams().child("baseline", label)
             with said_of(f"the baseline {label}"):
-                if ranks.together:
-                    counts = ranks.all_sum(liked.item_counts.astype(np.int64))
-                    by_counts = baseline.fit_counts(counts)
-                    if by_counts is None:
-                        self.left_out.append(label)
-                        continue
-                    found = by_counts
-                else:
-                    found = baseline.fit(train if baseline.learns_from_dislikes else liked, rng)
-                judge(label, baseline_at_home(self.experiment, self.topology.dataset, liked, found))
+                found = fitted(
+                    self.experiment, self.topology.dataset, train, label, baseline, ranks
+                )
+                if found is None and ranks.together:
+                    self.left_out.append(label)
+                    continue
+                judge(label, cast(Scorer, found))
         self.progress("evaluation", 0, 1)
         judge(self.experiment.system, self.topology.scorer())
         self.progress("evaluation", 1, 1)
@@ -221,6 +218,29 @@ class ActiveRun:
             **left_out,
             **topology.at_end(),
         )
+
+
+def fitted(
+    experiment: Experiment,
+    dataset: Dataset,
+    train: Interactions,
+    label: str,
+    baseline: Baseline,
+    ranks: Ranks = ALONE,
+) -> Scorer | None:
+    """A baseline of an experiment, as it recommends at home; None where it needs all histories in
+    one place and ranks share them."""
+    mask = experiment.liked(train)
+    liked = train if mask.all() else train.select(mask)
+    if ranks.together:
+        by_counts = baseline.fit_counts(ranks.all_sum(liked.item_counts.astype(np.int64)))
+        if by_counts is None:
+            return None
+        found = by_counts
+    else:
+        rng = experiment.streams().child("baseline", label)
+        found = baseline.fit(train if baseline.learns_from_dislikes else liked, rng)
+    return baseline_at_home(experiment, dataset, liked, found)
 
 
 def slow_ranks(seconds: list[float]) -> list[int]:

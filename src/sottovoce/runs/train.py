@@ -14,7 +14,7 @@ from sottovoce.core.ranks import ALONE, Ranks
 from sottovoce.data.dataset import Dataset
 from sottovoce.data.splitting import Split
 from sottovoce.engines.observers import Report as Report
-from sottovoce.errors import DataError, RunError
+from sottovoce.errors import DataError, RunError, UsageError
 from sottovoce.evaluation.protocol import SLAB, Protocol
 from sottovoce.experiment import Experiment
 from sottovoce.runs.devices import DeviceOutcome as DeviceOutcome
@@ -49,6 +49,11 @@ def run_experiment(
     started = time.perf_counter()
     progress = report or (lambda what, done, total: None)
     kept = out is not None
+    if experiment.seeds:
+        raise UsageError(
+            f"{experiment.name} has several seeds, and this is a run of one; leave seeds out, or "
+            "use run_seeds"
+        )
     options = RunOptions(engine, device, processes, threads, transcript, kept, ranks)
     if out is not None:
         check_writable(out)

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from sottovoce.algorithms.drift.aggregated import in_turn, own_vector
 from sottovoce.algorithms.drift.blocks import DriftModel
+from sottovoce.algorithms.drift.untouched import of_owner
 from sottovoce.core.consent import Choice
 from sottovoce.engines.observers import Report
 from sottovoce.engines.processes import Child, free_port, sottovoce_command, stop_all, wait_for
@@ -126,8 +127,8 @@ class SiloTrial:
                         vectors.append(vector)
         with OrchestratorStore.open(self._place) as store:
             rows = store.rows_to_rank()
-        size = self.world.config.embedding_size
-        return DriftModel(np.stack([own_vector(vectors, size) for vectors in given]), rows)
+        size, start = self.world.config.embedding_size, self.world.config.start
+        return DriftModel(np.stack([own_vector(v, size, start) for v in given]), rows)
 
     @property
     def rounds_in_all(self) -> int:
@@ -298,7 +299,10 @@ class SiloTrial:
         url = f"https://127.0.0.1:{free_port()}"
         place = self.owner_folder(name)
         folder = create_owner_folder(place, about, name, url, sorted(items))
-        keep_admission(folder, admit(made, store, folder.application, f"127.0.0.1:{gateway}"))
+        admission = admit(made, store, folder.application, f"127.0.0.1:{gateway}")
+        # As the simulation's owner draws; nobody tells one of a real federation what to draw.
+        draws = of_owner(self.world.root, self.world.owners.index(name))
+        keep_admission(folder, admission, draws.root)
         return folder
 
     def _make_users(self, made: OrchestratorFolder, store: OrchestratorStore) -> None:

@@ -15,7 +15,7 @@ import secrets
 import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -362,7 +362,7 @@ class OrchestratorStore(RoundStore):
         def fill(file: OrchestratorFile) -> None:
             texts = {
                 "federation": federation,
-                "settings": json.dumps(asdict(settings)),
+                "settings": json.dumps(settings.to_table()),
                 "root_key": str(key),
             }
             counters = dict.fromkeys((*GROWING, "target", "flush", "flushed", "erasing"), 0)
@@ -657,8 +657,8 @@ class OrchestratorStore(RoundStore):
     def rows_to_rank(self) -> NDArray[np.float32]:
         """The items' rows as users rank with them who have their vectors from data owners."""
         current = self._current()
-        rows, size = current.model.items, self.settings.embedding_size
-        first = first_rows("items", range(len(rows)), size, Streams(self.root_key))
+        rows = current.model.items
+        first = self._first_rows("items", range(len(rows)))
         held = [item for item, _ in current.known_rows("items")]
         moved = np.zeros(len(rows), dtype=bool)
         moved[held] = (rows != first).any(axis=1)[held]
@@ -689,8 +689,11 @@ class OrchestratorStore(RoundStore):
         self._count("membership", 1)
 
     def _first(self, kind: Literal["users", "items"], numbers: Sequence[int]) -> list[bytes]:
-        rows = first_rows(kind, numbers, self.settings.embedding_size, Streams(self.root_key))
-        return stored_rows(kind, numbers, rows)
+        return stored_rows(kind, numbers, self._first_rows(kind, numbers))
+
+    def _first_rows(self, kind: Literal["users", "items"], numbers: Sequence[int]) -> Row:
+        size, spread = self.settings.embedding_size, self.settings.spread
+        return first_rows(kind, numbers, size, Streams(self.root_key), spread)
 
 
 def _hash(token: bytes) -> bytes:

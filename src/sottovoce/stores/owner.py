@@ -191,14 +191,16 @@ class DataOwner:
         settings: DRIFTConfig,
         items: Iterable[int],
         identity: Identity,
+        draws: int | None = None,
     ) -> DataOwner:
-        """A new owner, whose files are made in the folder `path`."""
+        """A new owner, whose files are made in the folder `path`. Where owners draw negatives, it
+        draws them from a secret that the operating system makes, unless a trial says which."""
         if not 0 <= number < 1 << 32:
             raise DataError("data owners are numbered from 0")
         if len(issuer) != KEY_BYTES:
             raise KeyTrouble(f"an issuer's public key has {KEY_BYTES} bytes")
         facts = OwnerFacts(number, name, federation, issuer, settings, identity.public)
-        return cls(OwnerStore.create(path, facts, _checked(items)), identity)
+        return cls(OwnerStore.create(path, facts, _checked(items), draws), identity)
 
     @classmethod
     def open(cls, path: Path, identity: Identity) -> DataOwner:

@@ -173,9 +173,10 @@ def keep_federation(folder: OwnerFolder, newer: FederationFile) -> OwnerFolder:
     return OwnerFolder(folder.path, newer, folder.application)
 
 
-def keep_admission(folder: OwnerFolder, admission: Admission) -> bool:
+def keep_admission(folder: OwnerFolder, admission: Admission, draws: int | None = None) -> bool:
     """Keep the orchestrator's answer and make the place for what users send; whether this is the
-    first one. A later one may name another gateway, and nothing else."""
+    first one. A later one may name another gateway, and nothing else. `draws` is for trials: the
+    root of what the owner draws, which is a secret of its own if it is not given."""
     mine = folder.federation.federation, folder.application.name
     if (admission.federation, admission.name) != mine:
         raise UsageError(
@@ -191,7 +192,7 @@ def keep_admission(folder: OwnerFolder, admission: Admission) -> bool:
     if not (folder.path / DATABASE).exists():
         if before is not None:
             folder.owner()  # says what to do
-        _make_owner(folder, admission).close()
+        _make_owner(folder, admission, draws).close()
     elif before is None:
         with contextlib.closing(DataOwner.open(folder.path, folder.identity())) as found:
             if found.number != admission.number:
@@ -206,7 +207,7 @@ def keep_admission(folder: OwnerFolder, admission: Admission) -> bool:
     return before is None
 
 
-def _make_owner(folder: OwnerFolder, admission: Admission) -> DataOwner:
+def _make_owner(folder: OwnerFolder, admission: Admission, draws: int | None) -> DataOwner:
     return DataOwner.create(
         folder.path,
         number=admission.number,
@@ -216,6 +217,7 @@ def _make_owner(folder: OwnerFolder, admission: Admission) -> DataOwner:
         settings=folder.federation.settings,
         items=folder.application.items,
         identity=folder.identity(),
+        draws=draws,
     )
 
 

@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from sottovoce.algorithms.drift.aggregated import (
     LARGEST_NUMBER,
     NOBODY,
-    START,
     AggregatingOwner,
     Learnt,
 )
@@ -35,8 +34,9 @@ class OwnerMemory:
     def __init__(self, number: int, settings: DRIFTConfig, store: OwnerStore) -> None:
         kept = store.load()
         self.owner = self.kind.restore(
-            number, kept.items, settings, kept.sequences, kept.streams, kept.saved, kept.asked
-        )
+            number, kept.items, settings, kept.sequences, kept.streams, kept.saved, kept.asked,
+            kept.draws, kept.touched,
+        )  # fmt: skip
         self.items, self.sequences, self.publics = kept.items, kept.sequences, kept.publics
         self.asked_round, self.flushed_round = kept.asked_round, kept.flushed_round
         self.last_round = kept.last_round
@@ -49,6 +49,8 @@ class OwnerMemory:
         """Users who were forgotten, or would have been."""
         self._touched: set[int] = set()
         self._restarted: set[int] = set()
+        self._known = {user: set(items) for user, items in kept.touched.items()}
+        """By user: what she has touched, as far as it is on the disk."""
 
     def __repr__(self) -> str:
         return "<OwnerMemory, redacted>"
@@ -91,6 +93,7 @@ class OwnerMemory:
         self.owner.forget(user)
         del self.sequences[user], self.publics[user]
         self.lengths.pop(user, None)
+        self._known.pop(user, None)
         self.waiting = len(self.owner.saved)
         store.forget(user)
 
@@ -139,6 +142,8 @@ class OwnerMemory:
         store.withdraw_items(items, streams, owner.asked, owner.saved)
         self.lengths = {u: (len(s.negatives), len(s.positives)) for u, s in streams.items()}
         self.waiting = len(owner.saved)
+        for known in self._known.values():
+            known -= items
 
     def vector(self, user: int) -> Row | None:
         """Her vector, where owners keep them."""
@@ -171,6 +176,10 @@ class OwnerMemory:
                 parts.append((user, stream.negatives[negatives:], stream.positives[positives:]))
         store.put_users(users)
         store.add_parts(parts)
+        for user in self._touched:
+            if new := self.owner.touched(user) - self._known.get(user, set()):
+                store.add_touched(user, new)
+                self._known.setdefault(user, set()).update(new)
         store.add_counts(+self.more)
         self.counts += self.more
         self.more.clear()
@@ -284,7 +293,7 @@ class SummingMemory(OwnerMemory):
         Only the operator's counts tell of it."""
         size, rate = self._settings.embedding_size, self._settings.learning_rate
         lost = [u for u in users if not _within(learnt.vectors[u], LARGEST_NUMBER)]
-        learnt.vectors.update({user: np.full(size, START) for user in lost})
+        learnt.vectors.update({user: np.full(size, self._settings.start) for user in lost})
         off = [i for i, s in learnt.waiting.items() if not _within(rate * s, 2 * LARGEST_NUMBER)]
         learnt.drop(off)
         self.more["refused_overflow"] += len(lost) + len(off)

@@ -11,7 +11,7 @@ import json
 import secrets
 import struct
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -25,6 +25,7 @@ from sottovoce.algorithms.drift.blocks import EndedBlock
 from sottovoce.algorithms.drift.messages import Row
 from sottovoce.algorithms.drift.system import DRIFTConfig, Saved, Stream
 from sottovoce.errors import ConfigError, StoreError
+from sottovoce.rng import SECRET_BYTES, Streams, streams_of
 from sottovoce.stores.file import SQLiteFile, statements
 from sottovoce.stores.private import private_file, private_folder, sync_folder
 from sottovoce.stores.stamps import stamp, unstamp
@@ -38,6 +39,11 @@ UPDATE blocks SET negatives = stamp(negatives, 'blocks', 0, user, place),
                   positives = stamp(positives, 'blocks', 1, user, place);
 """
 """Brings tables of an earlier release up to this one, within a connection that knows `stamp`."""
+
+
+DRAWN = 1 << 31
+"""Beside an item's or a user's number: the item was drawn for her and not touched. Numbers are
+smaller."""
 
 
 def packed(
@@ -56,6 +62,12 @@ def unpacked(
     if fields[0] is None or fields[1] is None:
         raise StoreError("the owner's store is damaged; put back a copy of it")
     return _numbers(fields[0]), _numbers(fields[1])
+
+
+def _block(negatives: Sequence[int], positives: tuple[int, ...]) -> EndedBlock:
+    """From its two fields."""
+    touched = tuple(item for item in negatives if item < DRAWN)
+    return EndedBlock(touched, positives, tuple(n - DRAWN for n in negatives if n >= DRAWN))
 
 
 def _numbers(content: bytes) -> tuple[int, ...]:
@@ -108,8 +120,11 @@ class SumTables:
             learnt.vectors[user] = _row(row, "<f4", size, "vectors", user).astype(np.float32)
         for item, row, people in self._file.rows("SELECT item, row, people FROM sums"):
             learnt.waiting[item] = _row(row, "<f8", size, "sums", item).astype(np.float64)
-            numbers = np.frombuffer(_genuine(people, "people", item), "<u4")
-            learnt.people[item] = frozenset(numbers.tolist())
+            numbers = np.frombuffer(_genuine(people, "people", item), "<u4").tolist()
+            if touched := frozenset(user for user in numbers if user < DRAWN):
+                learnt.people[item] = touched
+            if drew := {user - DRAWN for user in numbers if user >= DRAWN}:
+                learnt.drew[item] = drew
         sent = self._file.rows("SELECT item, row FROM sent")
         return KeptSums(
             learnt,
@@ -133,7 +148,7 @@ class SumTables:
             (
                 item,
                 stamp(row.astype("<f8").tobytes(), "sums", item),
-                stamp(_sum_numbers(learnt.people[item]), "people", item),
+                stamp(_sum_numbers(_behind(learnt, item)), "people", item),
             )
             for item, row in learnt.waiting.items()
         ]
@@ -146,6 +161,12 @@ class SumTables:
             (item, stamp(row.astype("<f4").tobytes(), "sent", item)) for item, row in sent.items()
         ]
         self._file.write_many("INSERT INTO sent VALUES (?, ?)", rows)
+
+
+def _behind(learnt: Learnt, item: int) -> Iterator[int]:
+    """Everybody who is in the sum that waits."""
+    yield from learnt.people.get(item, ())
+    yield from (user | DRAWN for user in learnt.drew.get(item, ()))
 
 
 def _sum_numbers(people: Iterable[int]) -> bytes:
@@ -187,6 +208,11 @@ CREATE TABLE blocks (
     PRIMARY KEY (user, place)) WITHOUT ROWID;
 CREATE TABLE counts (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
 """
+_TOUCHED = """
+CREATE TABLE touched (user INTEGER, item INTEGER, PRIMARY KEY (user, item)) WITHOUT ROWID;
+"""
+"""For an owner that draws negatives, which must not be what a user has touched. Its secret is in
+`meta`."""
 # An open block is stored in parts, each appended once, so that a long one is not written over and
 # over. Blocks have ascending places; those before the place `asked_until` have been asked for.
 
@@ -221,6 +247,10 @@ class Kept:
     last_round: int
     """The newest that the orchestrator asked in."""
     counts: Counter[str]
+    draws: Streams | None
+    """What the owner draws negatives from; None where it draws none."""
+    touched: dict[int, set[int]]
+    """By user: what she has touched, where the owner draws what she has not."""
 
     def __repr__(self) -> str:
         return "<Kept, redacted>"
@@ -255,8 +285,11 @@ class OwnerStore(SQLiteFile):
         return "<OwnerStore, redacted>"
 
     @classmethod
-    def create(cls, folder: Path, facts: OwnerFacts, items: Iterable[int]) -> OwnerStore:
-        """A new owner's store; it is there whole, or not at all."""
+    def create(
+        cls, folder: Path, facts: OwnerFacts, items: Iterable[int], draws: int | None = None
+    ) -> OwnerStore:
+        """A new owner's store; it is there whole, or not at all. Where it draws negatives, `draws`
+        is the root of what it draws from, or else the operating system makes one."""
         try:
             private_folder(folder)
         except OSError as error:
@@ -265,7 +298,7 @@ class OwnerStore(SQLiteFile):
         try:
             if (folder / DATABASE).exists():
                 raise StoreError(f"there is a data owner in {folder} already")
-            _write_new(folder, facts, items)
+            _write_new(folder, facts, items, draws)
         except BaseException:
             lock.close()
             raise
@@ -302,7 +335,7 @@ class OwnerStore(SQLiteFile):
         # By user, then by place, as an update goes; what waits is in the order of places.
         rows = self.rows("SELECT * FROM blocks ORDER BY user, place")
         blocks = [
-            (place, (user, EndedBlock(*unpacked(negatives, positives, "blocks", user, place))))
+            (place, (user, _block(*unpacked(negatives, positives, "blocks", user, place))))
             for user, place, negatives, positives in rows
         ]
         self._next_place = max([until, *(place + 1 for place, _ in blocks)])
@@ -318,7 +351,18 @@ class OwnerStore(SQLiteFile):
             self._value("flushed_round"),
             self._value("last_round"),
             Counter(dict(self.rows("SELECT name, value FROM counts"))),
+            *self._drawing(),
         )
+
+    def _drawing(self) -> tuple[Streams | None, dict[int, set[int]]]:
+        """What negatives are drawn from, and who has touched what."""
+        if not self.facts.settings.draws:
+            return None, {}
+        root = self.value("SELECT value FROM meta WHERE name = 'draws'")
+        touched: dict[int, set[int]] = {}
+        for user, item in self.rows("SELECT user, item FROM touched"):
+            touched.setdefault(user, set()).add(item)
+        return streams_of(int.from_bytes(root, "little")), touched
 
     # --- writing, within a transaction ------------------------------------------------------------
 
@@ -347,11 +391,15 @@ class OwnerStore(SQLiteFile):
 
     def add_blocks(self, blocks: Sequence[Saved]) -> None:
         rows = [
-            (user, place, *packed(block.negatives, block.positives, "blocks", user, place))
+            (user, place, *packed(_lower(block), block.positives, "blocks", user, place))
             for place, (user, block) in enumerate(blocks, self._next_place)
         ]
         self._next_place += len(rows)
         self.write_many("INSERT INTO blocks VALUES (?, ?, ?, ?)", rows)
+
+    def add_touched(self, user: int, items: Iterable[int]) -> None:
+        """What she has touched; for an owner that draws what she has not."""
+        self.write_many("INSERT INTO touched VALUES (?, ?)", [(user, item) for item in items])
 
     def ask(self, round: int) -> None:
         """All blocks there are were asked for in this round."""
@@ -380,7 +428,8 @@ class OwnerStore(SQLiteFile):
 
     def forget(self, user: int) -> None:
         """To be followed by `erase_traces` when the transaction is over."""
-        for table in ("users", "parts", "blocks"):
+        drawing = ("touched",) if self.facts.settings.draws else ()
+        for table in ("users", "parts", "blocks", *drawing):
             self.write(f"DELETE FROM {table} WHERE user = ?", (user,))
         self._set(unclean=1)
         self.unclean = True
@@ -397,6 +446,9 @@ class OwnerStore(SQLiteFile):
     ) -> None:
         """Items go; these are the streams and blocks without them."""
         self.write_many("DELETE FROM items WHERE item = ?", [(item,) for item in items])
+        if self.facts.settings.draws:
+            gone = [(item,) for item in items]
+            self.write_many("DELETE FROM touched WHERE item = ?", gone)
         self.write("DELETE FROM parts")
         self.write("DELETE FROM blocks")
         self.add_parts([(u, s.negatives, s.positives) for u, s in streams.items()])
@@ -472,16 +524,21 @@ class OwnerStore(SQLiteFile):
         self.write_many("UPDATE meta SET value = ? WHERE name = ?", rows)
 
 
-def _write_new(folder: Path, facts: OwnerFacts, items: Iterable[int]) -> None:
+def _write_new(folder: Path, facts: OwnerFacts, items: Iterable[int], draws: int | None) -> None:
     table = asdict(facts)
-    table["settings"] = json.dumps(table["settings"])
-    meta = {
+    table["settings"] = json.dumps(facts.settings.to_table())
+    meta: dict[str, Any] = {
         **table,
         **{"schema": SCHEMAS[facts.settings.release], "unclean": 0},
         **{"asked_round": NONE, "asked_until": 0, "flushed_round": NONE},
         **{"last_round": NONE, "answered_round": NONE},
     }
     tables = _TABLES + (TABLES if facts.settings.release == "aggregated" else "")
+    if facts.settings.draws:
+        tables += _TOUCHED
+        if draws is None:
+            draws = secrets.randbits(8 * SECRET_BYTES)
+        meta["draws"] = draws.to_bytes(SECRET_BYTES, "little")
     partial = private_file(folder / f".{DATABASE}-{secrets.token_hex(4)}")
     try:
         with SQLiteFile(partial) as file, file.transaction():
@@ -496,6 +553,10 @@ def _write_new(folder: Path, facts: OwnerFacts, items: Iterable[int]) -> None:
     finally:
         for left in folder.glob(f"{partial.name}*"):
             left.unlink(missing_ok=True)
+
+
+def _lower(block: EndedBlock) -> list[int]:
+    return [*block.negatives, *(item | DRAWN for item in block.drawn)]
 
 
 def _place_of(placed: tuple[int, Saved]) -> int:

@@ -163,8 +163,10 @@ class MetricContract(ABC):
 
     def test_a_summary_has_it(self) -> None:
         ranked = self._ranked()
-        whole = evaluate_lists(ranked.lists, ranked.train, ranked.test, Protocol(5)).summary()
-        require(f"{self.metric().key()}@5" in whole, "the summary of full lists lacks it")
+        key = self.metric().key()
+        asked = Protocol(5, metrics=(key,))
+        whole = evaluate_lists(ranked.lists, ranked.train, ranked.test, asked).summary()
+        require(f"{key}@5" in whole, "the summary of full lists lacks it")
 
     def _values(self, ranked: Ranked) -> NDArray[np.float64] | None:
         """None where it has no values per user."""

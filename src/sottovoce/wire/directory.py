@@ -127,7 +127,7 @@ class Directory:
                 "federation": self.federation,
                 "issuer": self.issuer.hex(),
                 "version": self.version,
-                "settings": asdict(self.settings),
+                "settings": self.settings.to_table(),
                 "catalogue": list(self.catalogue),
                 "owners": [owner.to_table() for owner in self.owners],
             },

@@ -107,7 +107,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, bytes):
         return value.hex()
     if is_dataclass(value) and not isinstance(value, type):
-        return asdict(value)
+        return value.to_table() if hasattr(value, "to_table") else asdict(value)
     return list(value) if isinstance(value, tuple) else value
 
 

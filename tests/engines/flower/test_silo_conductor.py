@@ -15,6 +15,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from sottovoce.algorithms.drift import untouched
 from sottovoce.algorithms.drift.blocks import Events, first_rows
 from sottovoce.algorithms.drift.messages import RowRequest
 from sottovoce.algorithms.drift.replay import exchange_together, replay
@@ -93,6 +94,7 @@ class Town:
         self.owners[number] = DataOwner.create(
             self.path / name, number=number, name=name, federation="town", issuer=ISSUER.public,
             settings=self.config, items=items, identity=self.identity,
+            draws=untouched.of_owner(ROOT, number).root,
         )  # fmt: skip
         return number
 

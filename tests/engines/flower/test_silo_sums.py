@@ -29,6 +29,7 @@ from sottovoce.algorithms.drift.blocks import DriftModel
 from sottovoce.algorithms.drift.messages import Gradients, RowRequest
 from sottovoce.algorithms.drift.replay import exchange, exchange_together, replay
 from sottovoce.algorithms.drift.system import DRIFTConfig, Orchestrator, User
+from sottovoce.algorithms.drift.untouched import of_owner
 from sottovoce.engines.flower.members import Reply
 from sottovoce.engines.silo_simulation import SIGHT
 from sottovoce.errors import StoreError, UsageError
@@ -43,7 +44,10 @@ class Simulated:
 
     def __init__(self, config):
         self.config, self.orchestrator = config, Orchestrator(config, ROOT)
-        self.owners = {k: AggregatingOwner(k, h, config) for k, h in enumerate(HOLDINGS.values())}
+        self.owners = {
+            k: AggregatingOwner(k, h, config, of_owner(ROOT, k))
+            for k, h in enumerate(HOLDINGS.values())
+        }
         for k, items in enumerate(HOLDINGS.values()):
             self.orchestrator.add_items(k, items)
         self.users = {u: User(u, self.orchestrator.table) for u in range(N_USERS)}
@@ -79,10 +83,11 @@ def check_same(town, sim):
 # --- the same model ------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("negatives", ["touched", "untouched"])
 @pytest.mark.parametrize("window", [0, 7])
-def test_rounds_equal_the_replay_and_the_fast_simulation(folder, window):  # noqa: F811
+def test_rounds_equal_the_replay_and_the_fast_simulation(folder, window, negatives):  # noqa: F811
     """A round at the end of each epoch, in turn, or one after every window, together."""
-    config = replace(CONFIG, window=window)
+    config = replace(CONFIG, window=window, negatives=negatives)
     events, sim, town = events_of(60, 1), Simulated(config), Town(folder, config)
     office = Office(town)
     for _ in range(2):
@@ -98,11 +103,13 @@ def test_rounds_equal_the_replay_and_the_fast_simulation(folder, window):  # noq
     assert not np.array_equal(town.model().items, first.model.items)
     check_same(town, sim)
     table = sim.orchestrator.table
-    fast = Aggregation(Plan.of(events, table, window), config, N_USERS, N_ITEMS, ROOT)
+    passes = (config.drawing(ROOT, known=known) for known in (False, True))
+    begun, plan = (Plan.of(events, table, window, drawing=drawing) for drawing in passes)
+    fast = Aggregation(plan, config, N_USERS, N_ITEMS, ROOT, begun)
     fast.epoch()
     fast.epoch()
     given = [[o.vector(u) for o in town.owners.values()] for u in range(N_USERS)]
-    users = [own_vector([v for v in one if v is not None], 4) for one in given]
+    users = [own_vector([v for v in one if v is not None], 4, config.start) for one in given]
     at_home = DriftModel(np.stack(users), town.store.rows_to_rank())
     assert at_home.users.tobytes() == fast.model().users.tobytes()
     assert at_home.items.tobytes() == fast.model().items.tobytes()
@@ -120,6 +127,7 @@ def test_rounds_equal_the_replay_and_the_fast_simulation(folder, window):  # noq
     seed=st.integers(0, 10**6),
     n=st.integers(1, 50),
     window=st.sampled_from([0, 9]),
+    negatives=st.sampled_from(["touched", "untouched"]),
     faults=st.dictionaries(
         st.tuples(st.integers(0, 5), st.integers(0, 2), st.sampled_from(["query", "train"])),
         st.sampled_from(
@@ -134,11 +142,12 @@ def test_the_model_is_the_simulations_whatever_is_lost_doubled_or_killed(
     seed,
     n,
     window,
+    negatives,
     faults,
     closings,
 ):
     """Orchestrator and owners go on from their disks, in the middle of a round, too."""
-    config = replace(CONFIG, window=window)
+    config = replace(CONFIG, window=window, negatives=negatives)
     events, place = events_of(n, seed), Path(tempfile.mkdtemp(dir=folder))
     town, sim = Town(place, config), Simulated(config)
     for _, updates, _, record in Mishaps(town, sim, faults, closings).turns(events):

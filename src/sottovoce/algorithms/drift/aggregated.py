@@ -6,6 +6,8 @@ the user who touched it. Here the orchestrator holds item rows alone:
 - An owner keeps a vector for each of its users, for its own items, and moves it with its own steps.
   All of them start as one and the same public vector, so that nobody can know one without knowing
   what its user did.
+- Where owners draw negatives (untouched.py), those for whom an item was merely drawn are in its sum
+  and do not count as people behind it.
 - An owner always asks for the rows of all its items, and always answers with one row for each of
   them. A row is the sum of the gradients since the item's last row, once `min_users` people are
   behind it; until then it is zeros, and the sum waits at the owner, which works with it meanwhile.
@@ -23,8 +25,8 @@ There is no noise in it, so this is no bound on what somebody who knows all othe
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -45,6 +47,7 @@ from sottovoce.algorithms.drift.blocks import (
 from sottovoce.algorithms.drift.messages import Gradients, OwnerTable, RowRequest, Rows
 from sottovoce.algorithms.drift.replay import Addressed, plan_windows
 from sottovoce.algorithms.drift.system import DRIFTConfig, Owner
+from sottovoce.algorithms.drift.untouched import Drawing
 from sottovoce.compiled import njit
 from sottovoce.core.redacted import Redacted
 from sottovoce.errors import CorruptData, Diverged, MessageError, RunError
@@ -70,12 +73,13 @@ def _touch(slot, user, enough, count, people):
 
 @njit(nogil=True, error_model="numpy", cache=True)
 def work_through(
-    vectors, seat, local, rows, base, user, entries, spans, low, high, rate, ridge, by_pairs,
+    vectors, seat, local, rows, base, user, entries, spans, drawn, low, high, rate, ridge, by_pairs,
     scratch, waiting, enough, count, people, pull_user, pull_items, touched, seen, simd_row,
 ):  # fmt: skip
     """One owner's turn: a step for each of the blocks low..high, on the owner's vectors (`seat` is
     the row of each block's user) and on its own copy of the rows. What is known of item i at this
-    owner is in slot base + i. Returns how many items were touched."""
+    owner is in slot base + i. The last drawn[b] negatives of block b were not touched. Returns how
+    many items were in the blocks."""
     size = width(vectors, simd_row)
     gradient = np.empty(size, dtype=np.float32)
     items = 0
@@ -94,7 +98,8 @@ def work_through(
                         )
                 for f in range(size):
                     pull_items[i, f] = 0.0
-                _touch(base + i, user[b], enough, count, people)
+                if side or at < span[1] - drawn[b]:
+                    _touch(base + i, user[b], enough, count, people)
         pull_user[0, :] = 0.0
         add_block(
             vectors, v, local, entries, span, ridge, by_pairs, scratch, pull_user, 0, pull_items,
@@ -125,7 +130,7 @@ def _send(waiting, slot, gradient, count, simd_row):
 
 @njit(nogil=True, error_model="numpy", cache=True)
 def learn(
-    vectors, rows, user, seat, entries, spans, updates, rounds, owner, rate, ridge, by_pairs,
+    vectors, rows, user, seat, entries, spans, drawn, updates, rounds, owner, rate, ridge, by_pairs,
     scratch, waiting, enough, count, people, published, simd_row,
 ):  # fmt: skip
     """An epoch: update k is the turn of owner[k], the updates rounds[r]..rounds[r + 1] start from
@@ -148,7 +153,7 @@ def learn(
         for k in range(rounds[r], rounds[r + 1]):
             base = owner[k] * n_items
             items = work_through(
-                vectors, seat, local, rows, base, user, entries, spans, updates[k],
+                vectors, seat, local, rows, base, user, entries, spans, drawn, updates[k],
                 updates[k + 1], rate, ridge, by_pairs, scratch, waiting, enough, count, people,
                 pull_user, pull_items, touched, seen, simd_row,
             )  # fmt: skip
@@ -172,7 +177,8 @@ def learn(
 
 
 START = np.float32(0.5)
-"""Every number of every vector at the start: the mean of what rows start as."""
+"""Every number of every vector at the start as printed: the mean of what rows start as. `start` of
+the settings says what it is."""
 LARGEST_NUMBER = 100.0
 """In a row or a vector, between parties that are apart. Training stays far below it, or runs off to
 infinity. Numbers without bounds would let rows be chosen of which overflow tells who is here."""
@@ -191,28 +197,38 @@ class Learnt(Redacted):
     waiting: dict[int, NDArray[np.float64]] = field(default_factory=dict)
     """By item: the sum of gradients since its last row."""
     people: dict[int, frozenset[int]] = field(default_factory=dict)
-    """By item: who is in that sum, up to as many as it needs."""
+    """By item: who touched it and is in that sum, up to as many as it needs."""
+    drew: dict[int, set[int]] = field(default_factory=dict)
+    """By item: for whom it was drawn and who is in that sum."""
 
     def copy(self) -> Learnt:
-        return Learnt(dict(self.vectors), dict(self.waiting), dict(self.people))
+        drew = {item: set(users) for item, users in self.drew.items()}
+        return Learnt(dict(self.vectors), dict(self.waiting), dict(self.people), drew)
 
     def drop(self, items: Iterable[int]) -> None:
         for item in items:
-            self.waiting.pop(item, None)
-            self.people.pop(item, None)
+            for known in (self.waiting, self.people, self.drew):
+                known.pop(item, None)
 
     def forget(self, user: int) -> None:
         """With every sum that she is in: she cannot be taken out of it."""
         self.vectors.pop(user, None)
-        self.drop([item for item, people in self.people.items() if user in people])
+        both: tuple[Mapping[int, Collection[int]], ...] = self.people, self.drew
+        self.drop([item for known in both for item, who in known.items() if user in who])
 
 
 class AggregatingOwner(Owner):
     """An owner that tells nobody about single users. The blocks of a turn are worked through in the
     order of their users, a step for each."""
 
-    def __init__(self, number: int, items: Iterable[int], config: DRIFTConfig) -> None:
-        super().__init__(number, items, config)
+    def __init__(
+        self,
+        number: int,
+        items: Iterable[int],
+        config: DRIFTConfig,
+        rng: Streams | None = None,
+    ) -> None:
+        super().__init__(number, items, config, rng)
         self._kept = Learnt()
         self._staged: Learnt | None = None
         self._asking = False
@@ -238,7 +254,7 @@ class AggregatingOwner(Owner):
 
     def withheld(self) -> int:
         """Items that wait for more people."""
-        return len(self._kept.waiting)
+        return len(self._kept.people)
 
     def waiting_people(self) -> dict[int, frozenset[int]]:
         """By item: who is in the sum that waits."""
@@ -301,12 +317,13 @@ class AggregatingOwner(Owner):
             local[place[item]] = (local[place[item]].astype(np.float64) - rate * sum_).astype(
                 np.float32
             )
+        start = np.full(local.shape[1], self._config.start)
         for user, block in self._asked:
-            own = np.array(sorted({*block.negatives, *block.positives}), dtype=np.int64)
+            own = np.array(sorted({*block.lower, *block.positives}), dtype=np.int64)
             at = np.array([place[item] for item in own.tolist()], dtype=np.int64)
-            vector = kept.vectors.get(user, np.full(local.shape[1], START))[None].copy()
-            entries = np.searchsorted(own, np.array(block.negatives + block.positives))
-            a, b = len(block.negatives), len(entries)
+            vector = kept.vectors.get(user, start)[None].copy()
+            entries = np.searchsorted(own, np.array(block.lower + block.positives))
+            a, b = len(block.lower), len(entries)
             one = Blocks.one_by_one(
                 np.zeros(1, np.int64), np.array([[0, a, a, b]]), entries.astype(np.int32)
             )
@@ -315,18 +332,24 @@ class AggregatingOwner(Owner):
             kernels.move_rows(vector, np.zeros(1, np.int64), by_user.astype(np.float32), rate)
             kernels.move_rows(local, at, pulls, rate)
             kept.vectors[user] = vector[0]
+            drawn = set(block.drawn)
             for item, pull in zip(own.tolist(), pulls.astype(np.float64), strict=True):
                 kept.waiting[item] = kept.waiting.get(item, 0.0) + pull
+                if item in drawn:
+                    kept.drew.setdefault(item, set()).add(user)
+                    continue
                 people = kept.people.get(item, frozenset())
                 if len(people) < self._config.min_users:  # that is all that is asked of it
                     kept.people[item] = people | {user}
         return kept
 
 
-def owner_of(number: int, items: Iterable[int], config: DRIFTConfig) -> Owner:
+def owner_of(
+    number: int, items: Iterable[int], config: DRIFTConfig, rng: Streams | None = None
+) -> Owner:
     """An owner of the kind that the settings ask for."""
     kind = AggregatingOwner if config.sums_over_people else Owner
-    return kind(number, items, config)
+    return kind(number, items, config, rng)
 
 
 def in_turn(config: DRIFTConfig) -> bool:
@@ -338,10 +361,10 @@ def in_turn(config: DRIFTConfig) -> bool:
 # --- the user's half -----------------------------------------------------------------------------
 
 
-def own_vector(given: Sequence[Row], size: int) -> Row:
+def own_vector(given: Sequence[Row], size: int, start: np.float32 = START) -> Row:
     """What a user ranks with: the mean of what her owners gave her, in their order."""
     if not given:
-        return np.full(size, START)
+        return np.full(size, start)
     total = np.zeros(size)
     for row in given:
         total += row
@@ -371,11 +394,17 @@ class AggregatedPlan(Redacted):
 
     @classmethod
     def of(
-        cls, events: Events, table: OwnerTable, window: int, told: Addressed | None = None
+        cls,
+        events: Events,
+        table: OwnerTable,
+        window: int,
+        told: Addressed | None = None,
+        drawing: Drawing | None = None,
     ) -> AggregatedPlan:
-        found, owner = plan_windows(events, table, 1, window or max(1, len(events)), told)
+        every = window or max(1, len(events))
+        found, owner = plan_windows(events, table, 1, every, told, drawing)
         if not window:  # in turn
-            found = Blocks(found.user, found.spans, found.entries, found.updates)
+            found = replace(found, rounds=None)
         return cls(found, owner, len(table.all_owners()))
 
     def owner_of_blocks(self) -> Ints:
@@ -383,28 +412,48 @@ class AggregatedPlan(Redacted):
 
     def people(self, n_items: int) -> Ints:
         """[owners, items]: how many people touch an item at an owner, in blocks of an epoch."""
-        a, d = self.blocks.spans[:, 0], self.blocks.spans[:, 3]  # without gaps in a plan
+        a, b, _, d = self.blocks.spans.T  # without gaps in a plan
+        place, drawn = np.arange(len(self.blocks.entries)), _drawn(self.blocks)
+        touched = (place < np.repeat(b - drawn, d - a)) | (place >= np.repeat(b, d - a))
         slot = np.repeat(self.owner_of_blocks(), d - a) * n_items + self.blocks.entries
         users = np.repeat(self.blocks.user, d - a)
+        slot, users = slot[touched], users[touched]
         several = int(users.max(initial=0)) + 1
         pairs = np.unique(slot * several + users) // several
         counts: Ints = np.bincount(pairs, minlength=self.owners * n_items)
         return counts.reshape(self.owners, n_items)
 
 
+def _drawn(blocks: Blocks) -> Ints:
+    return np.zeros(len(blocks), dtype=np.int64) if blocks.drawn is None else blocks.drawn
+
+
+def _seats_of(plan: AggregatedPlan) -> Ints:
+    """Of each block: her vector at its owner, as one number."""
+    return plan.blocks.user * plan.owners + plan.owner_of_blocks()
+
+
 class Aggregation(Redacted):
     """All owners and the orchestrator's rows, at full speed: bit for bit what `AggregatingOwner`
-    and `Orchestrator` come to by messages."""
+    and `Orchestrator` come to by messages. `first` is the plan of the first epoch, where it is
+    another one."""
 
     def __init__(
-        self, plan: AggregatedPlan, config: DRIFTConfig, n_users: int, n_items: int, rng: Streams
+        self,
+        plan: AggregatedPlan,
+        config: DRIFTConfig,
+        n_users: int,
+        n_items: int,
+        rng: Streams,
+        first: AggregatedPlan | None = None,
     ) -> None:
         size, slots = config.embedding_size, plan.owners * n_items
         self._plan, self._config, self._n_users = plan, config, n_users
-        self.rows = first_rows("items", range(n_items), size, rng)
-        seats = plan.blocks.user * plan.owners + plan.owner_of_blocks()
-        self._seats, self._seat = np.unique(seats, return_inverse=True)
-        self.vectors = np.full((len(self._seats), size), START)
+        self._first = first
+        self.rows = first_rows("items", range(n_items), size, rng, config.spread)
+        every = [_seats_of(p) for p in (plan, first) if p is not None]
+        self._seats = np.unique(np.concatenate(every))
+        self.vectors = np.full((len(self._seats), size), config.start)
         """Of every user at every owner where she has a block, by user, then owner."""
         self._waiting = np.zeros((slots, size))
         self._count = np.zeros(slots, dtype=np.int64)
@@ -414,13 +463,15 @@ class Aggregation(Redacted):
 
     def epoch(self) -> int:
         """Goes through it once; how many rows were sent that were not zeros."""
-        blocks, config = self._plan.blocks, self._config
+        plan, config = self._first or self._plan, self._config
+        blocks, self._first = plan.blocks, None
+        seat = np.searchsorted(self._seats, _seats_of(plan))
         rounds = np.arange(blocks.steps + 1) if blocks.rounds is None else blocks.rounds
         longest = int((blocks.spans[:, 1] - blocks.spans[:, 0]).max(initial=1))
         size = config.embedding_size
         sent = learn(
-            self.vectors, self.rows, blocks.user, self._seat, blocks.entries, blocks.spans,
-            blocks.updates, rounds, self._plan.owner, config.learning_rate, config.reg,
+            self.vectors, self.rows, blocks.user, seat, blocks.entries, blocks.spans,
+            _drawn(blocks), blocks.updates, rounds, plan.owner, config.learning_rate, config.reg,
             config.ridge == "pairs", np.empty((2, longest)), self._waiting, config.min_users,
             self._count, self._people, self.sent, (0,) * size if size <= 16 else None,
         )  # fmt: skip
@@ -430,7 +481,8 @@ class Aggregation(Redacted):
 
     def state(self) -> dict[str, NDArray[Any]]:
         """All that epochs change. Private."""
-        slots = np.flatnonzero(self._count)  # where nobody waits there is nothing
+        # Where nobody waits there is nothing, unless it was drawn for somebody.
+        slots = np.flatnonzero((self._count > 0) | self._waiting.any(axis=1))
         return {
             "rows": self.rows,
             "vectors": self.vectors,
@@ -448,6 +500,7 @@ class Aggregation(Redacted):
             self.rows[:], self.vectors[:] = state["rows"], state["vectors"]
             self.sent[:], self._waiting[slots] = state["sent"], state["waiting"]
             self._count[slots], self._people[slots] = state["count"], state["people"]
+            self._first = None
         except (KeyError, ValueError, IndexError):
             raise CorruptData("what was kept of the owners is not of this federation") from None
 
@@ -461,5 +514,5 @@ class Aggregation(Redacted):
         counts = np.bincount(user, minlength=self._n_users)
         columns = [np.bincount(user, self.vectors[:, f], self._n_users) for f in range(size)]
         vectors = (np.stack(columns, axis=1) / np.maximum(counts, 1)[:, None]).astype(np.float32)
-        vectors[counts == 0] = START
+        vectors[counts == 0] = self._config.start
         return DriftModel(vectors, ranked_rows(self.rows, self.sent))

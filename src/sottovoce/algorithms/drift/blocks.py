@@ -2,7 +2,8 @@
 
 A block is a run η of negatives and the run Π of positives behind it. It ends when a negative
 follows positives, or with the stream. Positives before the first negative are in no block, and a
-run of negatives that no positive follows is none. What a block loses:
+run of negatives that no positive follows is none. (Where owners draw negatives, too, blocks are
+those of untouched.py.) What a block loses:
 
     1/(|η||Π|) Σ_p Σ_n ln(1 + exp(−v·(ψ_p − ψ_n))) + μ(|v|² + Σ_p |ψ_p|² + Σ_n |ψ_n|²)
 
@@ -329,10 +330,16 @@ def loss_loop(vectors, rows, user, entries, spans, out, simd_row):
         out[k] = total / ((span[1] - span[0]) * (span[3] - span[2]))
 
 
+USER, OWNER, END, BEGIN, NEGATIVES, POSITIVES, DRAWN = range(7)
+"""What a plan notes of a block: its end, where it begins in the entries, how long its sides are,
+and, where owners draw, how many of the negatives were drawn."""
 Order = Literal["user", "time"]
 """How a table is replayed: user by user, or everybody's events as time goes."""
 Ridge = Literal["rows", "pairs"]
 """The pull to 0: once for every row of a block, or averaged over its pairs."""
+Negatives = Literal["touched", "untouched"]
+"""What a positive is compared with: what she touched and did not like, as printed, or also items
+that she has not touched (untouched.py)."""
 Release = Literal["printed", "aggregated"]
 """What owners tell the orchestrator: each block's rows, or sums over many users."""
 Ints = NDArray[np.int64]
@@ -355,10 +362,11 @@ class Events(Redacted):
         return len(self.user)
 
     @classmethod
-    def of(cls, table: Interactions, positive_from: float, order: Order) -> Events:
-        """A table's entries; those rated `positive_from` or better are positive. By (user, time,
-        item), or by (time, user, item)."""
-        if table.ratings is None or table.timestamps is None:
+    def of(cls, table: Interactions, positive_from: float | None, order: Order) -> Events:
+        """A table's entries; those rated `positive_from` or better are positive, or all of them. By
+        (user, time, item), or by (time, user, item)."""
+        rated = table.ratings is not None or positive_from is None
+        if not rated or table.timestamps is None:
             raise DataError(
                 "blocks are cut from ratings in the order of time; this table lacks "
                 + ("ratings" if table.timestamps is not None else "time stamps")
@@ -368,7 +376,10 @@ class Events(Redacted):
             raise ConfigError(f'order must be "user" or "time", not {order!r}')
         # Entries are stored by (user, item), which settles ties.
         at = np.lexsort((time, user)) if order == "user" else np.argsort(time, kind="stable")
-        return cls(user[at], table.items[at], table.ratings[at] >= positive_from, time[at], order)
+        positive = np.ones(len(at), dtype=bool)
+        if positive_from is not None and table.ratings is not None:
+            positive = table.ratings[at] >= positive_from
+        return cls(user[at], table.items[at], positive, time[at], order)
 
 
 # --- one event at a time -------------------------------------------------------------------------
@@ -380,12 +391,19 @@ class EndedBlock(Redacted):
 
     negatives: tuple[int, ...]
     positives: tuple[int, ...]
+    drawn: tuple[int, ...] = ()
+    """Further negatives, which she has not touched (untouched.py)."""
+
+    @property
+    def lower(self) -> tuple[int, ...]:
+        """All that the positives are compared with."""
+        return self.negatives + self.drawn
 
     def without(self, items: frozenset[int]) -> EndedBlock | None:
         """The block less these items; nothing where a side would be empty."""
-        negatives = tuple(i for i in self.negatives if i not in items)
-        positives = tuple(i for i in self.positives if i not in items)
-        return EndedBlock(negatives, positives) if negatives and positives else None
+        sides = self.negatives, self.positives, self.drawn
+        left = EndedBlock(*(tuple(i for i in side if i not in items) for side in sides))
+        return left if left.lower and left.positives else None
 
 
 @dataclass(slots=True, repr=False)
@@ -466,6 +484,9 @@ class Blocks(Redacted):
     rounds: Ints | None = None
     """The updates rounds[r]..rounds[r + 1] all start from the same rows, and are then applied in
     their order. None where every update starts from what the one before it left."""
+    drawn: Ints | None = None
+    """How many of a block's negatives its user has not touched; they are the last ones. None where
+    all were touched."""
 
     def __post_init__(self) -> None:
         # The kernels check nothing.
@@ -541,10 +562,13 @@ class DriftModel:
         return f"<Model users={self.users.shape} items={self.items.shape}>"
 
     @classmethod
-    def start(cls, n_users: int, n_items: int, size: int, rng: Streams) -> DriftModel:
-        """Uniform on [0, 1). A row depends on the stream and its own number alone."""
+    def start(
+        cls, n_users: int, n_items: int, size: int, rng: Streams, spread: float | None = None
+    ) -> DriftModel:
+        """As `first_rows` has them. A row depends on the stream and its own number alone."""
         require_whole("embedding_size", size, 1, 4096)
-        return cls(*(first_rows(k, range(n), size, rng) for k, n in _kinds(n_users, n_items)))
+        kinds = _kinds(n_users, n_items)
+        return cls(*(first_rows(k, range(n), size, rng, spread) for k, n in kinds))
 
     def copy(self) -> DriftModel:
         return DriftModel(self.users.copy(), self.items.copy())
@@ -560,11 +584,19 @@ def _kinds(n_users: int, n_items: int) -> Sequence[tuple[Literal["users", "items
 
 
 def first_rows(
-    kind: Literal["users", "items"], numbers: Sequence[int], size: int, rng: Streams
+    kind: Literal["users", "items"],
+    numbers: Sequence[int],
+    size: int,
+    rng: Streams,
+    spread: float | None = None,
 ) -> NDArray[np.float32]:
-    """The rows that users or items of these numbers start with."""
+    """The rows that users or items of these numbers start with: uniform on [0, 1) as printed, or
+    around 0 with a standard deviation of `spread`."""
     counters = np.array(numbers, dtype=np.int64)
-    return rng.child(f"init-{kind}").uniform(counters, size).astype(np.float32)
+    unit = rng.child(f"init-{kind}").uniform(counters, size)
+    if spread is not None:
+        unit = (unit - 0.5) * (math.sqrt(12.0) * spread)
+    return unit.astype(np.float32)
 
 
 def learn(model: DriftModel, blocks: Blocks, step: BlockStep) -> tuple[int, int]:

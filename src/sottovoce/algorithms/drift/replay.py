@@ -14,9 +14,23 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.algorithms.drift.blocks import Blocks, DriftModel, Events, Ints, learn
+from sottovoce.algorithms.drift.blocks import (
+    BEGIN,
+    DRAWN,
+    END,
+    NEGATIVES,
+    OWNER,
+    POSITIVES,
+    USER,
+    Blocks,
+    DriftModel,
+    Events,
+    Ints,
+    learn,
+)
 from sottovoce.algorithms.drift.messages import Gradients, Interaction, OwnerTable
 from sottovoce.algorithms.drift.system import DRIFTConfig, Orchestrator, Owner, User
+from sottovoce.algorithms.drift.untouched import Drawing, cut_with_untouched
 from sottovoce.algorithms.rows import prefetch
 from sottovoce.compiled import njit
 from sottovoce.config import require_whole
@@ -35,8 +49,6 @@ from sottovoce.rng import Streams
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, call-arg"
 
 
-USER, OWNER, END, BEGIN, NEGATIVES, POSITIVES = range(6)
-"""What is noted of a block: its end, where it begins in the entries, and how long its sides are."""
 AHEAD = 16
 """Blocks before its turn a block is fetched from where it lies."""
 
@@ -375,29 +387,41 @@ _NOBODY_HOLDS = "there are interactions with items that no data owner holds"
 
 
 def plan(
-    events: Events, table: OwnerTable, theta: int, window: int = 0, told: Addressed | None = None
+    events: Events,
+    table: OwnerTable,
+    theta: int,
+    window: int = 0,
+    told: Addressed | None = None,
+    drawing: Drawing | None = None,
 ) -> Blocks:
     """The blocks and updates of `replay`, found at once and in linear time: neither depends on the
-    model. Every owner of its item is told of an event, or those that `told` says."""
+    model. Every owner of its item is told of an event, or those that `told` says. With a `drawing`
+    owners also draw what was not touched; the first pass then differs from the others."""
     require_whole("theta", theta, 1)
     require_whole("window", window, 0)
     if window:
-        return plan_windows(events, table, theta, window, told)[0]
-    facts, entries, owners = _cut(events, table, told)
+        return plan_windows(events, table, theta, window, told, drawing)[0]
+    facts, entries, owners = _cut(events, table, told, drawing)
     n = len(facts)
     ordered = np.empty_like(facts)
     bits = (2 * len(events) + owners).bit_length()
     by_end(facts, bits, np.empty(n, np.int64), np.empty(n, np.int64), ordered)
     turn, updates = np.empty(n, dtype=np.int64), np.zeros(n + 1, dtype=np.int64)
     count = group(ordered, theta, owners, turn, updates)
-    return Blocks(*_laid_out(ordered, turn, entries), updates[: count + 1].copy())
+    drawn = _drawn(ordered, turn)
+    return Blocks(*_laid_out(ordered, turn, entries), updates[: count + 1].copy(), None, drawn)
 
 
 def plan_windows(
-    events: Events, table: OwnerTable, theta: int, window: int, told: Addressed | None = None
+    events: Events,
+    table: OwnerTable,
+    theta: int,
+    window: int,
+    told: Addressed | None = None,
+    drawing: Drawing | None = None,
 ) -> tuple[Blocks, Ints]:
     """`plan` where there are windows; and the owner of each update, as the table counts them."""
-    facts, entries, _ = _cut(events, table, told)
+    facts, entries, _ = _cut(events, table, told, drawing)
     owner = facts[:, OWNER].astype(np.int64)
     rounds = np.minimum(facts[:, END] // 2, len(events) - 1) // window
     turn, when = _in_windows(owner, rounds.astype(np.int64), theta, (len(events) - 1) // window)
@@ -405,14 +429,17 @@ def plan_windows(
     starts = np.flatnonzero(new_round | (np.diff(owner[turn], prepend=-1) != 0))
     updates = np.r_[starts, len(turn)].astype(np.int64)
     together = np.r_[np.flatnonzero(new_round[starts]), len(starts)].astype(np.int64)
-    return Blocks(*_laid_out(facts, turn, entries), updates, together), owner[turn][starts]
+    drawn = _drawn(facts, turn)
+    return Blocks(*_laid_out(facts, turn, entries), updates, together, drawn), owner[turn][starts]
 
 
 def _cut(
-    events: Events, table: OwnerTable, told: Addressed | None
+    events: Events, table: OwnerTable, told: Addressed | None, drawing: Drawing | None
 ) -> tuple[NDArray[np.int32], NDArray[np.int32], int]:
     """The facts of all blocks, by user, then owner, then time, the items that they refer to, and
     how many owners there are."""
+    if drawing is not None:
+        return cut_with_untouched(events, table, *(told or address(events, table)), drawing)
     pointer, holders, owners = table.arrays(int(events.item.max(initial=-1)) + 1)
     users = int(events.user.max(initial=-1)) + 1
     start, sent = np.zeros(users + 1, dtype=np.int64), np.zeros(users, dtype=np.int64)
@@ -448,6 +475,11 @@ def _laid_out(
     laid = np.empty_like(entries)
     lay_out(facts, turn, entries, user, spans, laid)
     return user, spans, laid
+
+
+def _drawn(facts: NDArray[np.int32], turn: Ints) -> Ints | None:
+    """How many negatives of each block were drawn, in this order; None where owners do not draw."""
+    return facts[turn, DRAWN].astype(np.int64) if facts.shape[1] > DRAWN else None
 
 
 def _in_windows(owner: Ints, window: Ints, theta: int, last: int) -> tuple[Ints, Ints]:
@@ -487,10 +519,16 @@ class DRIFT:
         """The model after each of these epochs (ascending), from one training run."""
         config, kept = self.config, []
         events = Events.of(train, config.positive_from, config.order)
-        blocks = plan(events, table, config.theta, config.window)
-        model = DriftModel.start(train.n_users, train.n_items, config.embedding_size, rng)
+
+        def blocks(known: bool) -> Blocks:
+            drawing = config.drawing(rng, known=known)
+            return plan(events, table, config.theta, config.window, drawing=drawing)
+
+        first, later = blocks(False), blocks(True)
+        size = config.embedding_size
+        model = DriftModel.start(train.n_users, train.n_items, size, rng, config.spread)
         for epoch in range(1, max(epochs) + 1):
-            learn(model, blocks, config.step())
+            learn(model, first if epoch == 1 else later, config.step())
             model.check()
             if progress is not None:
                 progress(epoch, max(epochs))

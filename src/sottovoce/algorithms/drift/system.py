@@ -14,14 +14,17 @@ items of each request, and gradients. An item's gradient is a multiple of the ve
 who touched it, and the orchestrator has those: it can tell who it was, and whether she liked it.
 Θ does not prevent that; `release = "aggregated"` does (aggregated.py).
 
+With `negatives = "untouched"` owners also draw items of theirs that she has not touched, so that a
+catalogue can be ranked (untouched.py); parties, messages and releases are the same.
+
 The loop over events is in replay.py.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NamedTuple
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar, Literal, NamedTuple, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,6 +44,7 @@ from sottovoce.algorithms.drift.blocks import (
     DriftModel,
     EndedBlock,
     Ints,
+    Negatives,
     OpenBlock,
     Order,
     Release,
@@ -58,6 +62,7 @@ from sottovoce.algorithms.drift.messages import (
     RowRequest,
     Rows,
 )
+from sottovoce.algorithms.drift.untouched import Drawing, draw_for
 from sottovoce.config import require_number, require_whole
 from sottovoce.core.links import Link
 from sottovoce.core.recommender import FactorScorer, recommend
@@ -133,7 +138,17 @@ class DRIFTConfig(AlgorithmSettings):
     release: Release = "printed"
     """As printed, or sums over people; window = 0 is then a whole epoch (aggregated.py)."""
     min_users: int = 10
-    """"aggregated": how many people are behind every row that an owner sends, at least."""
+    """"aggregated": how many people are behind every row that an owner sends, at least. Those for
+    whom an item was merely drawn do not count."""
+    negatives: Negatives = "touched"
+    """What positives are compared with: "touched", as printed, is what the user touched and did not
+    like; with "untouched", ours, owners also draw items of theirs that she has not touched, and
+    the catalogue can be ranked (untouched.py)."""
+    negatives_per_positive: int = 10
+    """"untouched": how many items an owner draws for a positive."""
+    init_scale: float | None = None
+    """Standard deviation of the initial values, around 0. If it is not given, they are uniform on
+    [0, 1) with "touched", as printed, and have 0.05 with "untouched"."""
 
     def __post_init__(self) -> None:
         require_whole("embedding_size", self.embedding_size, 1, 4096)
@@ -147,12 +162,46 @@ class DRIFTConfig(AlgorithmSettings):
             raise ConfigError(f'order must be "user" or "time", not {self.order!r}')
         if self.release not in RELEASES:
             raise ConfigError(f'release is "printed" or "aggregated", not {self.release!r}')
+        if self.negatives not in get_args(Negatives):
+            raise ConfigError(f'negatives is "touched" or "untouched", not {self.negatives!r}')
+        require_whole("negatives_per_positive", self.negatives_per_positive, 1, 1_000)
+        if self.init_scale is not None:
+            require_number("init_scale", self.init_scale, 0.0, 10.0)
         self.step()
 
     @property
     def system(self) -> str:
         """Its name in tables."""
-        return "DRIFT"
+        return "DRIFT, untouched negatives" if self.draws else "DRIFT"
+
+    @property
+    def draws(self) -> bool:
+        """Whether owners draw negatives."""
+        return self.negatives == "untouched"
+
+    @property
+    def spread(self) -> float | None:
+        """Standard deviation of the initial values around 0; None for those on [0, 1)."""
+        return 0.05 if self.init_scale is None and self.draws else self.init_scale
+
+    @property
+    def start(self) -> np.float32:
+        """Every number of every vector at the start, where owners keep them: the mean of what rows
+        start as."""
+        return np.float32(0.5 if self.spread is None else 0.0)
+
+    def drawing(self, rng: Streams, *, known: bool) -> Drawing | None:
+        """How owners draw in a pass, the first one or a later one (`known`); None where they do
+        not."""
+        return Drawing(rng, self.negatives_per_positive, known) if self.draws else None
+
+    def to_table(self) -> dict[str, Any]:
+        """For other parties. Settings of a newer kind are left out as long as they say what was so
+        before there were any: former releases then read the rest."""
+        table, plain = asdict(self), DRIFTConfig()
+        newer = ("negatives", "negatives_per_positive", "init_scale")
+        same = [name for name in newer if table[name] == getattr(plain, name)]
+        return {name: value for name, value in table.items() if name not in same}
 
     def plan(self, devices: int, positives: int) -> Schedule:
         """A round is an epoch of all users."""
@@ -167,9 +216,12 @@ class DRIFTConfig(AlgorithmSettings):
         raise ConfigError("drift has data owners, and no server for devices")
 
     def advice(self, cohort_size: int) -> str:
+        if self.draws:
+            return "algorithm.learning_rate, negatives_per_positive and embedding_size matter most"
         return (
             "it learns to put what a user liked before what she disliked, and never compares "
-            "either with items that she has not touched, which are most of the catalogue"
+            "either with items that she has not touched, which are most of the catalogue; "
+            'algorithm.negatives = "untouched" does'
         )
 
     @property
@@ -178,7 +230,7 @@ class DRIFTConfig(AlgorithmSettings):
 
     @property
     def as_printed(self) -> bool:
-        return self.release == "printed"
+        return self.release == "printed" and not self.draws
 
     @property
     def sums_over_people(self) -> bool:
@@ -238,10 +290,22 @@ class Owner(Redacted):
     ended; so an update does not depend on whose message came first.
     """
 
-    def __init__(self, number: int, items: Iterable[int], config: DRIFTConfig) -> None:
+    def __init__(
+        self,
+        number: int,
+        items: Iterable[int],
+        config: DRIFTConfig,
+        rng: Streams | None = None,
+    ) -> None:
+        """`rng` is what it draws from, where it does; nobody else has it."""
+        if config.draws and rng is None:
+            raise ConfigError("a data owner that draws negatives needs a stream of its own")
         self.number = number
         self._items = set(items)
         self._config = config
+        self._rng = rng
+        self._touched: dict[int, set[int]] = {}
+        self._sorted: Ints | None = None
         self._open: dict[int, OpenBlock] = {}
         self._clock: dict[int, int] = {}
         self._saved: list[Saved] = []
@@ -258,9 +322,12 @@ class Owner(Redacted):
         streams: Mapping[int, Stream],
         saved: Sequence[Saved],
         asked: Sequence[Saved],
+        rng: Streams | None = None,
+        touched: Mapping[int, Iterable[int]] | None = None,
     ) -> Owner:
-        """An owner as `users`, `stream`, `saved` and `asked` showed it."""
-        owner = cls(number, items, config)
+        """An owner as `users`, `stream`, `saved`, `asked` and `touched` showed it."""
+        owner = cls(number, items, config, rng)
+        owner._touched = {user: set(known) for user, known in (touched or {}).items()}
         owner._users = set(users)
         owner._clock = {user: stream.clock for user, stream in streams.items()}
         owner._open = {
@@ -294,6 +361,10 @@ class Owner(Redacted):
         """Finished blocks whose rows were asked for, until `settle`."""
         return tuple(self._asked)
 
+    def touched(self, user: int) -> frozenset[int]:
+        """What she has touched here, where the owner draws what she has not; else nothing."""
+        return frozenset(self._touched.get(user, ()))
+
     def stream(self, user: int) -> Stream | None:
         """What is kept of the user's stream; nothing where there is none."""
         if user not in self._clock:
@@ -310,16 +381,21 @@ class Owner(Redacted):
         self._users.discard(user)
         self._open.pop(user, None)
         self._clock.pop(user, None)
+        self._touched.pop(user, None)
         self._saved = [(u, b) for u, b in self._saved if u != user]
         self._asked = [(u, b) for u, b in self._asked if u != user]
 
     def add_items(self, items: Iterable[int]) -> None:
         self._items.update(items)
+        self._sorted = None
 
     def withdraw_items(self, items: Iterable[int]) -> None:
         """These items leave every block; a block that loses a side goes with them."""
         gone = frozenset(items)
         self._items -= gone
+        self._sorted = None
+        for known in self._touched.values():
+            known -= gone
         for block in self._open.values():
             block.remove(gone)
         self._saved = [(u, left) for u, b in self._saved if (left := b.without(gone))]
@@ -338,7 +414,8 @@ class Owner(Redacted):
             raise MessageError("the interaction is older than one that the user sent before it")
         self._clock[interaction.user] = interaction.time
         block = self._open.setdefault(interaction.user, OpenBlock())
-        self._save(interaction.user, block.add(interaction.item, interaction.positive))
+        add = self._add_single if self._config.draws else _add
+        self._save(interaction.user, add(block, interaction))
         return self.due
 
     def end_stream(self, user: int) -> bool:
@@ -391,9 +468,29 @@ class Owner(Redacted):
             self._saved = self._asked + self._saved
         self._asked = []
 
+    def _add_single(self, block: OpenBlock, said: Interaction) -> EndedBlock | None:
+        """A positive ends a block, with the dislikes before it and what is drawn."""
+        known = self._touched.setdefault(said.user, set())
+        known.add(said.item)
+        if not said.positive:
+            block.negatives.append(said.item)
+            return None
+        if self._rng is None:
+            raise ConfigError("a data owner that draws negatives needs a stream of its own")
+        if self._sorted is None:
+            self._sorted = np.array(sorted(self._items), dtype=np.int64)
+        many = self._config.negatives_per_positive
+        drawn = draw_for(self._rng, said.user, said.item, self._sorted, known, many)
+        negatives, block.negatives = tuple(block.negatives), []
+        return EndedBlock(negatives, (said.item,), drawn) if negatives or drawn else None
+
     def _save(self, user: int, ended: EndedBlock | None) -> None:
         if ended is not None:
             self._saved.append((user, ended))
+
+
+def _add(block: OpenBlock, said: Interaction) -> EndedBlock | None:
+    return block.add(said.item, said.positive)
 
 
 def _user_of(saved: Saved) -> int:
@@ -408,15 +505,15 @@ def _among(wanted: Ints, there: Ints) -> bool:
 def _named(blocks: list[Saved]) -> tuple[Ints, Ints]:
     """The users and the items of blocks, ascending, each once."""
     users = np.unique(np.array([user for user, _ in blocks], dtype=np.int64))
-    items = np.array([i for _, b in blocks for i in b.negatives + b.positives], dtype=np.int64)
+    items = np.array([i for _, b in blocks for i in b.lower + b.positives], dtype=np.int64)
     return users, np.unique(items)
 
 
 def _numbered(blocks: list[Saved], users: Ints, items: Ints) -> Blocks:
     """The blocks in the numbering of these users and items."""
     user = np.searchsorted(users, np.array([u for u, _ in blocks]))
-    entries = np.array([i for _, b in blocks for i in b.negatives + b.positives])
-    sizes = np.array([(len(b.negatives), len(b.positives)) for _, b in blocks])
+    entries = np.array([i for _, b in blocks for i in b.lower + b.positives])
+    sizes = np.array([(len(b.lower), len(b.positives)) for _, b in blocks])
     stop = np.cumsum(sizes.sum(axis=1))
     middle = stop - sizes[:, 1]
     spans = np.stack([middle - sizes[:, 0], middle, middle, stop], axis=1)
@@ -468,7 +565,7 @@ class Orchestrator(Redacted):
     def join_user(self, user: int) -> None:
         """A user who comes back starts anew."""
         if not self._users.has([user]):
-            self._users.put(user, first_rows("users", [user], self._size, self._rng)[0])
+            self._users.put(user, self._first("users", user))
 
     def leave_user(self, user: int) -> None:
         """The user's row is erased."""
@@ -481,7 +578,11 @@ class Orchestrator(Redacted):
         self.table.add(owner, listed)
         for item in listed:
             if not self._items.has([item]):
-                self._items.put(item, first_rows("items", [item], self._size, self._rng)[0])
+                self._items.put(item, self._first("items", item))
+
+    def _first(self, kind: Literal["users", "items"], number: int) -> Row:
+        row: Row = first_rows(kind, [number], self._size, self._rng, self._config.spread)[0]
+        return row
 
     def withdraw_items(self, owner: int, items: Iterable[int]) -> None:
         """What no owner holds any more is not recommended; its row waits for its return."""

@@ -494,7 +494,7 @@ class Gram(Contributing):
                 f"the model is of another catalogue, with {len(view.items):,} items; these devices "
                 f"know {cohort.history.n_items:,}"
             )
-        history = cohort.history.take_users(rows)
+        history = cohort.history.repeat_users(rows)  # whose names nobody needs
         if self.config.quality_share:
             history, held = quality.parted(history, self.config.held_out)
             if self._asks(view.round):
@@ -515,9 +515,8 @@ class Gram(Contributing):
         self, made: Contributions, threads: int, device: str = "cpu"
     ) -> NDArray[np.int64]:
         if not made.pairs:
-            sums = np.zeros(made.size, dtype=np.int64)
-            np.add.at(sums, made.place, made.steps)
-            return sums
+            # Exact: so many whole numbers as fit into memory add up to less than 2**53.
+            return np.bincount(made.place, made.steps, minlength=made.size).astype(np.int64)
         if device == "cpu":
             return sum_pairs(made.indptr, made.place, made.steps, made.size, threads)
         from sottovoce.algorithms.gram.torch_sums import sum_pairs_on

@@ -30,6 +30,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
+from sottovoce.algorithms.uc import triton as fused
 from sottovoce.algorithms.uc.networks import Guesses, UCModel, Weights, divergence, guess, times
 from sottovoce.algorithms.uc.rows import ClientUpdates
 from sottovoce.core.interactions import Interactions
@@ -187,9 +188,19 @@ class Drops:
             return None, None
         width = -(-self.size // 8)
         word = words(self.keys, (rows + 1) * width, first=epoch * (rows + 1) * width)
-        byte = word.view(torch.uint8).view(len(word), rows + 1, 8 * width)[..., : self.size]
-        factor = (byte >= self.share).float() * (256 / (256 - self.share))
+        factor = self._factors(word, rows + 1)
         return factor[:, :1], factor[:, 1:]
+
+    def kept_user(self, epoch: int, rows: int) -> Tensor | None:
+        """The first of these alone."""
+        if not self.share:
+            return None
+        width = -(-self.size // 8)
+        return self._factors(words(self.keys, width, first=epoch * (rows + 1) * width), 1)
+
+    def _factors(self, word: Tensor, rows: int) -> Tensor:
+        byte = word.view(torch.uint8).view(len(word), rows, -1)[..., : self.size]
+        return (byte >= self.share).float() * (256 / (256 - self.share))
 
 
 # --- what a step asks for beside good recommendations --------------------------------------------
@@ -504,12 +515,23 @@ class _Copies:
         leaves = [weight for weight, _ in trained] + ([rows] if self.how.item_rate else [])
         for leaf in leaves:
             leaf.requires_grad_()
-        user, item = self._represent(rows.view(n, place.numel() // n, -1), drops, epoch)
-        loss = self._miss(user, item, pairs) + terms.loss(user, self.filters)
+        shaped = rows.view(n, place.numel() // n, -1)
+        quick = fused.usable(self.model.recommender, self.items, self.how.momentum)
+        if quick:
+            user = self._user(drops.kept_user(epoch, shaped.shape[1]))
+            given = self.towers, drops.keys, (drops.share, epoch), pairs, self.how.reg
+            loss = fused.item_loss(shaped, user, *given) + 0.5 * self.how.reg * user.square().sum()
+        else:
+            user, item = self._represent(shaped, drops, epoch)
+            loss = self._miss(user, item, pairs)
+        loss = loss + terms.loss(user, self.filters)
         # A filter that nobody here shares has no slope.
         slopes = torch.autograd.grad(loss, leaves, allow_unused=True)
         with torch.no_grad():
-            if self.how.item_rate:
+            if self.how.item_rate and quick:
+                pace = self.how.momentum, self.how.item_rate
+                fused.move(self.items, self.item_speed, slopes[-1], place, self.item_rows, pace)
+            elif self.how.item_rate:
                 # Only the batch's rows have a slope, but all have momentum.
                 self.item_speed.mul_(self.how.momentum).index_add_(0, place, slopes[-1])
                 self.items.add_(self.item_speed, alpha=-self.how.item_rate)
@@ -524,13 +546,14 @@ class _Copies:
                 self.users.copy_(times(self.users, kept) + added[:, None])
 
     def _represent(self, rows: Tensor, drops: Drops, epoch: int) -> tuple[Tensor, Tensor]:
-        recommender = self.model.recommender
         kept_user, kept_items = drops.kept(epoch, rows.shape[1])
+        return self._user(kept_user), self.model.recommender.item(rows, self.towers, kept_items)
+
+    def _user(self, kept: Tensor | None) -> Tensor:
         around = self.users
-        if recommender.needs_whole_cohort:
+        if self.model.recommender.needs_whole_cohort:
             around = torch.cat([self.users, self.around], dim=1).mean(dim=1, keepdim=True)
-        user = recommender.user(self.users, around, self.towers, kept_user)
-        return user, recommender.item(rows, self.towers, kept_items)
+        return self.model.recommender.user(self.users, around, self.towers, kept)
 
     def _miss(self, user: Tensor, item: Tensor, pairs: int) -> Tensor:
         """Sum over clients of the mean loss and the penalty on long representations; right in its

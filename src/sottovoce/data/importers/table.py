@@ -1,141 +1,276 @@
-"""Any table of events: CSV, TSV or Parquet, with its columns named or guessed."""
+"""Any table of events: delimited text or Parquet, packed or not, with its columns named or guessed;
+one file, or the files of a ready split."""
 
 from __future__ import annotations
 
 import codecs
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from sottovoce.data.assembly import RawTables, assemble, seconds
-from sottovoce.data.dataset import Dataset
-from sottovoce.data.importers.base import IMPORTERS, Importer, Request
-from sottovoce.data.importers.files import FLOAT, TEXT, Archive, TextLayout, read_text, split_fields
-from sottovoce.errors import ConfigError, CorruptData, DataError
+from sottovoce.data.dataset import PARTS
+from sottovoce.data.gathering import EventBatch
+from sottovoce.data.importers.base import (
+    IMPORTERS,
+    EventStream,
+    Piece,
+    Request,
+    Streamed,
+    counted,
+    split_files,
+)
+from sottovoce.data.importers.columns import Sample, choose_columns, left_out
+from sottovoce.data.importers.files import (
+    TEXT,
+    Archive,
+    TextLayout,
+    TextNotes,
+    bare,
+    split_fields,
+    stream_text,
+)
+from sottovoce.data.importers.rows import Converter
+from sottovoce.errors import ConfigError, CorruptData
 
-SUFFIXES = (".csv", ".tsv", ".txt", ".dat", ".inter", ".parquet")
-ROLES = ("user", "item", "timestamp", "rating")
-_USUAL = {
-    "user": "user userid uid usr useridx reviewerid customerid visitorid userhash member",
-    "item": "item itemid iid itemidx movieid asin parentasin venueid venue poi poiid bookid isbn "
-    "productid businessid artistid songid trackid newsid gameid",
-    "timestamp": "timestamp time ts date datetime unixreviewtime createdat ratedat eventtime when",
-    "rating": "rating score stars overall ratingvalue bookrating value",
-}
+SUFFIXES = (".csv", ".tsv", ".txt", ".dat", ".parquet", ".data", ".rating")
+_PEEK = 1 << 16
+_ROWS = 100
+_AT_ONCE = 1 << 19
+_MARKS = ("::", "\t", ",", ";", "|")
 
 
-def read_table(
-    archive: Archive, base: str, columns: Mapping[str, str] | None, delimiter: str | None
-) -> RawTables:
-    """`columns` maps user, item, timestamp, rating to the file's names; what is left is guessed."""
-    where = archive.where(base)
-    if base.lower().endswith(".parquet"):
-        with archive.open(base) as stream:
-            try:
-                table = pq.ParquetFile(pa.BufferReader(stream.read())).read()
-            except pa.ArrowInvalid as error:
-                raise CorruptData(f"{where} cannot be read: {error}") from None
-        chosen = choose_columns(table.column_names, columns, where)
-        return RawTables(_renamed(table, chosen))
-    with archive.open(base) as stream:
-        head = stream.readline()
-    if not head.strip():
-        raise CorruptData(f"{where} is empty")
-    if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+@dataclass(frozen=True, slots=True)
+class TablePlan:
+    """How a file is to be read: its columns by role, and of text the layout."""
+
+    piece: Piece
+    names: tuple[str, ...]
+    chosen: Mapping[str, str]
+    layout: TextLayout | None = None
+
+
+def plan_table(piece: Piece, request: Request) -> TablePlan:
+    """Looks at the first rows of a file."""
+    if bare(piece.base).lower().endswith(".parquet"):
+        return _plan_parquet(piece, request)
+    return _plan_text(piece, request)
+
+
+def _plan_parquet(piece: Piece, request: Request) -> TablePlan:
+    if not request.header or request.names or request.delimiter:
+        raise ConfigError(
+            f"{piece.where} is Parquet, which names its columns: leave --no-header, --columns and "
+            "--delimiter out"
+        )
+    with _parquet(piece) as file:
+        names = tuple(file.schema_arrow.names)
+        first = next(file.iter_batches(_ROWS), None)
+    sample: dict[str, list[str]] = {}
+    for number, name in enumerate(names):
+        column = [] if first is None else first.column(number).to_pylist()
+        sample[name] = [str(value) for value in column if value is not None]
+    return TablePlan(piece, names, choose_columns(names, request.columns, piece.where, sample))
+
+
+def _plan_text(piece: Piece, request: Request) -> TablePlan:
+    where = piece.where
+    with piece.archive.open(piece.base) as stream:
+        peek = stream.read(_PEEK)
+    if peek.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         raise CorruptData(f"{where} is UTF-16 text; save it as UTF-8")
-    delimiter = delimiter or _guess_delimiter(head)
-    chosen = choose_columns(split_fields(head, delimiter), columns, where)
-    kinds = {name: FLOAT if role == "rating" else TEXT for role, name in chosen.items()}
-    quoted = delimiter in (",", ";") or b'"' in head
-    layout = TextLayout((), kinds, delimiter, header=True, quoted=quoted)
-    events = _renamed(read_text(archive, base, layout), chosen)
-    if "timestamp" in events.column_names:
-        place = events.column_names.index("timestamp")
-        events = events.set_column(place, "timestamp", _times(events["timestamp"], where))
-    return RawTables(events)
+    if peek.startswith(b"PAR1"):
+        raise CorruptData(f"{where} is Parquet by its content; let its name end in .parquet")
+    lines = peek.removeprefix(codecs.BOM_UTF8).split(b"\n")
+    lines = [line for line in (lines[:-1] if len(peek) == _PEEK else lines) if line.strip()]
+    if not lines:
+        raise CorruptData(f"{where} is empty")
+    if b"\r" in lines[0].rstrip(b"\r"):
+        raise CorruptData(f"{where} has line ends of one kind that is no longer used (CR); save it "
+                          "with ordinary ones")  # fmt: skip
+    delimiter = request.delimiter or _guess_delimiter(lines[: _ROWS // 5])
+    head = split_fields(lines[0], delimiter)
+    if len(head) == 1:
+        raise ConfigError(
+            f"{where}: the first line is one field ({head[0][:60]!r}); say what separates fields, "
+            "as in --delimiter tab"
+        )
+    names = _names(head, request, where)
+    rest = lines[1:] if request.header else lines
+    rows = [fields for line in rest[:_ROWS] if len(fields := split_fields(line, delimiter))
+            == len(names)]  # fmt: skip
+    sample: Sample = {name: [row[k] for row in rows if row[k]] for k, name in enumerate(names)}
+    chosen = choose_columns(names, request.columns, where, sample)
+    mark = re.escape(delimiter.encode())
+    whole = re.search(rb'(?:^|\n|%b)"[^"\n]*"(?:%b|\r?\n|$)' % (mark, mark), peek)
+    quoted = len(delimiter) == 1 and (delimiter in ",;" or whole is not None)
+    kinds = dict.fromkeys(chosen.values(), TEXT)
+    layout = TextLayout(names, kinds, delimiter, request.header, quoted, request.skip_bad)
+    return TablePlan(piece, names, chosen, layout)
 
 
-def choose_columns(
-    names: Sequence[str], given: Mapping[str, str] | None, where: str
-) -> dict[str, str]:
-    """Which column plays which role. Raises where user or item cannot be found."""
-    given = dict(given or {})
-    for role, name in given.items():
-        if role not in ROLES:
-            raise ConfigError(f"unknown column role {role!r}; roles are {', '.join(ROLES)}")
-        if name not in names:
-            raise ConfigError(f"{where} has no column {name!r}; it has: {', '.join(names)}")
-    chosen = given
-    for role in ROLES:
-        usual = _USUAL[role].split()
-        fits = [n for n in names if _plain(n) in usual and n not in chosen.values()]
-        if role not in chosen and fits:
-            chosen[role] = min(fits, key=lambda n: usual.index(_plain(n)))
-    for role in ("user", "item"):
-        if role not in chosen:
+def _names(head: Sequence[str], request: Request, where: str) -> tuple[str, ...]:
+    if request.header:
+        if request.names:
+            raise ConfigError("--columns is for a table without a line of names: say --no-header")
+        return tuple(head)
+    if not request.names and len(head) == 2:
+        return ("user", "item")
+    if not request.names:
+        raise ConfigError(
+            f"{where} has {len(head)} columns without names (first {', '.join(head)[:80]}); name "
+            "them in order, as in --columns user,item,rating,time (_ for one that means nothing)"
+        )
+    if len(request.names) != len(head):
+        raise ConfigError(
+            f"{where} has {len(head)} columns where --columns names {len(request.names)}; name "
+            "each, _ for one that means nothing"
+        )
+    return request.names
+
+
+def _guess_delimiter(lines: Sequence[bytes]) -> str:
+    rows = [line.decode("utf-8", "replace").rstrip("\r") for line in lines]
+    counts = {mark: [row.count(mark) for row in rows] for mark in _MARKS}
+    even = [mark for mark in _MARKS if counts[mark][0] and len(set(counts[mark])) == 1]
+    best = max(even or _MARKS, key=lambda mark: counts[mark][0] * len(mark))
+    return best if counts[best][0] or " " not in rows[0] else " "
+
+
+def stream_tables(
+    plans: Sequence[TablePlan], request: Request, report: Callable[[int, int], None]
+) -> EventStream:
+    """The events of files that were looked at."""
+    first = plans[0]
+    for plan in plans[1:]:
+        if [*plan.chosen] != [*first.chosen]:
             raise ConfigError(
-                f"{where}: no column looks like the {role} (columns: {', '.join(names)}); "
-                f"say which it is, as in --column {role}=NAME"
+                f"{first.piece.base} has columns for {', '.join(first.chosen)}, and "
+                f"{plan.piece.base} for {', '.join(plan.chosen)}; files of one data set must "
+                "agree: leave a column out with --column ROLE=-"
             )
-    for name in chosen.values():
-        if list(names).count(name) > 1:
-            raise CorruptData(f"{where} has two columns {name!r}; rename one of them")
-    return {role: chosen[role] for role in ROLES if role in chosen}
+    if first.piece.part is not None and "split" in first.chosen:
+        raise ConfigError(
+            f"{first.piece.where} is a part of a split, and has a column {first.chosen['split']!r} "
+            "that says which; leave that out with --column split=-, or give one file"
+        )
+    converter = Converter(request.skip_bad)
+    stream = EventStream(iter(()), _decided(plans))
+    stream.batches = _batches(plans, converter, stream, report)
+    return stream
 
 
-def _plain(name: str) -> str:
-    return re.sub(r"[^a-z0-9]", "", name.split(":")[0].lower())
+def _decided(plans: Sequence[TablePlan]) -> dict[str, str]:
+    first = plans[0]
+    told = {role: f"column {name}" for role, name in first.chosen.items()}
+    parts = {plan.piece.part: plan.piece.base for plan in plans if plan.piece.part is not None}
+    if parts:
+        told["split"] = ", ".join(f"{PARTS[part]} {base}" for part, base in sorted(parts.items()))
+    others = [name for name in left_out(first.names, first.chosen) if name not in ("", "_")]
+    if others:
+        told["left out"] = f"columns {', '.join(others)}"
+    if first.layout is not None:
+        told["separated by"] = {"\t": "tab", " ": "space"}.get(
+            first.layout.delimiter, first.layout.delimiter
+        )
+    return told
 
 
-def _renamed(table: pa.Table, chosen: Mapping[str, str]) -> pa.Table:
-    return pa.table({role: table[name] for role, name in chosen.items()})
+def _batches(
+    plans: Sequence[TablePlan],
+    converter: Converter,
+    stream: EventStream,
+    report: Callable[[int, int], None],
+) -> Iterator[EventBatch]:
+    by_piece = {id(plan.piece): plan for plan in plans}
+    for piece, here in counted([plan.piece for plan in plans], report):
+        plan = by_piece[id(piece)]
+        yield from (_of_text if plan.layout else _of_parquet)(plan, converter, here)
+    stream.bare_times = converter.bare_times
+    notes = converter.notes
+    if "timestamp" in stream.decided:
+        stream.decided["timestamp"] += f", {converter.told()}"
+    if plans[0].layout is not None:
+        stream.decided["encoding"] = encoding(notes)
+    if notes.skipped:
+        stream.decided["skipped"] = (
+            f"{notes.skipped:,} rows that could not be read, the first in line "
+            f"{notes.first_skipped:,}"
+        )
 
 
-def _guess_delimiter(head: bytes) -> str:
-    text = head.decode("utf-8", "replace")
-    return max(("::", "\t", ",", ";", "|"), key=lambda mark: text.count(mark) * len(mark))
+def encoding(notes: TextNotes) -> str:
+    """Which encoding was taken, in words."""
+    if not notes.not_utf8:
+        return "UTF-8"
+    return f"UTF-8, and Windows-1252 for {notes.not_utf8:,} lines that are not"
 
 
-def _times(column: pa.ChunkedArray, where: str) -> pa.ChunkedArray:
-    for kind in (pa.int64(), pa.float64()):
+def _of_text(
+    plan: TablePlan, converter: Converter, report: Callable[[int, int], None]
+) -> Iterator[EventBatch]:
+    if plan.layout is None:
+        return
+    piece = plan.piece
+    blocks = stream_text(piece.archive, piece.base, plan.layout, converter.notes, report)
+    for block in blocks:
+        columns = {role: block.table[name] for role, name in plan.chosen.items()}
+        yield converter.batch(columns, plan.chosen, piece.where, block.line_of, part=piece.part)
+
+
+def _of_parquet(
+    plan: TablePlan, converter: Converter, report: Callable[[int, int], None]
+) -> Iterator[EventBatch]:
+    piece, done = plan.piece, 0
+    size = piece.archive.size(piece.base)
+    with _parquet(piece) as file:
+        total = max(1, file.metadata.num_rows)
+        for batch in file.iter_batches(_AT_ONCE, columns=[*plan.chosen.values()]):
+            columns = {role: batch.column(name) for role, name in plan.chosen.items()}
+            yield converter.batch(
+                columns, plan.chosen, piece.where, partial(_row_after, done),
+                part=piece.part, row="row",
+            )  # fmt: skip
+            done += batch.num_rows
+            report(size * done // total, size)
+
+
+def _row_after(before: int, row: int) -> int:
+    return before + row + 1
+
+
+@contextmanager
+def _parquet(piece: Piece) -> Iterator[pq.ParquetFile]:
+    """A Parquet file of an archive; what is wrong with it is told as CorruptData."""
+    with piece.archive.seekable(piece.base) as path:
         try:
-            return pc.cast(column, kind)
-        except pa.ArrowInvalid:
-            continue
-    return seconds(column, f"{where}, column timestamp")
+            with pq.ParquetFile(path, pre_buffer=False, buffer_size=1 << 16) as file:
+                yield file
+        except (pa.ArrowException, OSError) as error:
+            reason = str(error).splitlines()[0]
+            raise CorruptData(f"{piece.where} cannot be read: {reason}") from None
 
 
 @IMPORTERS.register("table")
-class PlainTable(Importer):
-    """Any CSV, TSV or Parquet file with a row per event."""
+class PlainTable(Streamed):
+    """Any table with a row per event: delimited text or Parquet, one file or a ready split."""
 
     listed_at = 1000  # it takes whatever nobody else knows
     takes_columns = True
 
-    def fits(self, archive: Archive, only: str | None) -> bool:
-        return only is not None or len(_tables(archive)) == 1
-
-    def dataset(self, archive: Archive, request: Request) -> Dataset:
-        base = request.only or _single(archive)
-        return assemble(
-            request.name or base.rsplit(".", 1)[0],
-            read_table(archive, base, request.columns, request.delimiter),
-            where=archive.where(base),
-            keep=request.keep,
-            source=f"{base} (terms: those of its source)",
+    def pieces(self, archive: Archive, only: str | None) -> tuple[Piece, ...]:
+        if only is not None:
+            return (Piece(archive, only),)
+        tables = [base for base in archive.members if bare(base).lower().endswith(SUFFIXES)]
+        return split_files(archive, SUFFIXES) or (
+            (Piece(archive, tables[0]),) if len(tables) == 1 else ()
         )
 
-
-def _tables(archive: Archive) -> list[str]:
-    return [base for base in archive.members if base.lower().endswith(SUFFIXES)]
-
-
-def _single(archive: Archive) -> str:
-    tables = _tables(archive)
-    if len(tables) != 1:
-        found = ", ".join(sorted(tables)[:8]) or "none"
-        raise DataError(f"{archive.path} must hold one table to be read as such; found: {found}")
-    return tables[0]
+    def stream(
+        self, pieces: Sequence[Piece], request: Request, report: Callable[[int, int], None]
+    ) -> EventStream:
+        return stream_tables([plan_table(piece, request) for piece in pieces], request, report)

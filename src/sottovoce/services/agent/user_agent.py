@@ -422,7 +422,8 @@ class UserAgent(Loop):
         self.left_out = tuple(silent)
         bias = np.full(len(rows), -np.inf, dtype=np.float32)
         bias[[item for item in world.table if item < len(rows)]] = 0.0
-        scorer = FactorScorer(own_vector(given, size)[None], rows, bias)
+        vector = own_vector(given, size, world.directory.settings.start)
+        scorer = FactorScorer(vector[None], rows, bias)
         known = np.array(sorted(item for item in seen if item < len(rows)), dtype=np.int32)
         items, scores = recommend(scorer, 0, known, n)
         found = zip(items.tolist(), scores.tolist(), strict=True)

@@ -1,0 +1,87 @@
+"""SLIM against scikit-learn's elastic net, column by column."""
+
+import numpy as np
+import pytest
+from sklearn.linear_model import ElasticNet
+
+from sottovoce.baselines import SLIM
+from sottovoce.errors import ConfigError
+from sottovoce.rng import Streams
+from sottovoce.testing import random_world
+
+RNG = Streams.from_seed(1)
+
+
+def dense(train):
+    table = np.zeros((train.n_users, train.n_items))
+    table[train.users, train.items] = 1.0
+    return table
+
+
+def objective(table, weights, reg, reg_l1):
+    """Of every column, with its own item's weight at 0."""
+    wrong = table - table @ weights
+    return (wrong**2).sum(0) / 2 + reg * (weights**2).sum(0) / 2 + reg_l1 * weights.sum(0)
+
+
+@pytest.mark.parametrize(("reg", "reg_l1"), [(2.0, 1.0), (0.5, 3.0), (10.0, 0.25)])
+def test_columns_are_elastic_nets(reg, reg_l1):
+    train = random_world(60, 25, 420, seed=4)
+    table, n = dense(train), train.n_users
+    ours = SLIM(reg=reg, reg_l1=reg_l1, tolerance=1e-10, sweeps=10_000).weights(train).toarray()
+    theirs = np.zeros_like(ours)
+    for j in range(train.n_items):
+        others = np.delete(np.arange(train.n_items), j)
+        net = ElasticNet(
+            alpha=(reg + reg_l1) / n, l1_ratio=reg_l1 / (reg + reg_l1), fit_intercept=False,
+            positive=True, tol=1e-10, max_iter=100_000,
+        ).fit(table[:, others], table[:, j])  # fmt: skip
+        theirs[others, j] = net.coef_
+    np.testing.assert_allclose(ours, theirs, atol=2e-5)
+    assert (ours > 0).any()
+    assert (ours >= 0).all()
+    assert not ours.diagonal().any()
+
+
+def test_nothing_better_is_near():
+    """The optimum of a convex problem: no single weight can be moved to a lower value."""
+    train, reg, reg_l1 = random_world(50, 20, 300, seed=7), 3.0, 1.5
+    table = dense(train)
+    found = SLIM(reg=reg, reg_l1=reg_l1, tolerance=1e-9, sweeps=10_000).weights(train).toarray()
+    best = objective(table, found, reg, reg_l1)
+    for i in range(train.n_items):
+        for step in (1e-3, -1e-3):
+            moved = found.copy()
+            moved[i] = np.maximum(0.0, moved[i] + step)
+            moved[i, i] = 0.0
+            assert (objective(table, moved, reg, reg_l1) >= best - 1e-7).all()
+
+
+def test_neighbours_threads_and_pulls():
+    train = random_world(80, 30, 700, seed=2)
+    whole = SLIM(reg=2.0, threads=1).weights(train)
+    assert (abs(whole - SLIM(reg=2.0, threads=3).weights(train))).nnz == 0
+    few = SLIM(reg=2.0, neighbors=3).weights(train).toarray()
+    shared = dense(train).T @ dense(train)
+    np.fill_diagonal(shared, -1)
+    for j in range(30):
+        mine = np.flatnonzero(few[:, j])
+        assert len(mine) <= 3
+        assert not len(mine) or shared[mine, j].min() >= np.sort(shared[:, j])[-3]
+    assert SLIM(reg_l1=1e6).weights(train).nnz == 0
+    sparse = SLIM(reg=2.0, reg_l1=4.0).weights(train).nnz
+    assert 0 < sparse < whole.nnz
+
+
+def test_a_user_is_scored_by_her_items():
+    train = random_world(40, 20, 200, seed=3)
+    model = SLIM(reg=1.0, reg_l1=0.5)
+    found = model.fit(train, RNG).scores(np.arange(40))
+    np.testing.assert_allclose(found, dense(train) @ model.weights(train).toarray(), atol=1e-5)
+
+
+@pytest.mark.parametrize("wrong", [{"reg": -1.0}, {"reg_l1": -0.1}, {"tolerance": 0.0},
+                                   {"sweeps": 0}, {"neighbors": -1}, {"threads": 0}])  # fmt: skip
+def test_wrong_settings(wrong):
+    with pytest.raises(ConfigError):
+        SLIM(**wrong)

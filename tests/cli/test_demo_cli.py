@@ -1,0 +1,85 @@
+"""The demo: a resident with a hit, scores that can be read, commands that can be pasted."""
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import sottovoce.cli
+from sottovoce.cli import output
+from sottovoce.experiment import Experiment
+from sottovoce.runs import demo as demos
+
+SMALL = ["town.residents=300", "town.venues=80"]
+MORE = {"demo": ["link.min_devices=150"], "demo-as-printed": []}
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory):
+    """What a demo of a small town prints, in a folder whose name a shell would take apart."""
+    patch = pytest.MonkeyPatch()
+    for name, file in (("load", "demo"), ("load_printed", "demo-as-printed")):
+        small = Experiment.from_file(demos.find_experiment(file), [*SMALL, *MORE[file]])
+        patch.setattr(demos, name, lambda small=small: small)
+    root = tmp_path_factory.mktemp("a demo's $(folder)")
+    done = []
+    patch.setattr(output, "show", lambda *things: done.extend(things))
+    try:
+        assert sottovoce.cli.call(["demo", "--out", str(root / "my town")]) == 0
+    finally:
+        patch.undo()
+    return done
+
+
+def test_every_printed_command_can_be_pasted(told, monkeypatch):
+    text = "\n".join(thing for thing in told if isinstance(thing, str))
+    lines = [line.removeprefix("Next:").strip() for line in text.splitlines()]
+    found = [line for line in lines if re.search(r"\b(recommend|ledger|attack) ", line)]
+    commands = [line for line in found if "--" in line]
+    assert len(commands) == 3
+    called = []
+    monkeypatch.setattr(output, "show", lambda *things: called.extend(things))
+    for command in commands:
+        # As a shell takes it apart; the program itself is tried below.
+        asked = f'printf "%s\\0" {command}'
+        words = subprocess.run(["bash", "-c", asked], capture_output=True, check=True, text=True)
+        line = words.stdout.split("\0")[:-1]
+        start = next(k for k, word in enumerate(line) if word in ("recommend", "ledger", "attack"))
+        assert sottovoce.cli.call(line[start:]) == 0, command
+    assert called
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_a_command_names_a_program_that_is_there(known, monkeypatch, tmp_path):
+    here = Path(sys.executable).parent
+    monkeypatch.setenv("PATH", str(here) if known else str(tmp_path))
+    program = shlex.split(output.command("recommend", "a b", "--user", "x"))
+    assert program[-4:] == ["recommend", "a b", "--user", "x"]
+    there = (here / "sottovoce").is_file()
+    if known and there:
+        assert program[0] == "sottovoce"
+    else:
+        assert Path(program[0]).is_file()
+    if not there:
+        assert program[1:3] == ["-m", "sottovoce"]
+
+
+def test_the_resident_was_chosen_and_has_a_hit(told):
+    text = " ".join(thing for thing in told if isinstance(thing, str))
+    assert "She was chosen: the first who takes part" in text
+    (table,) = (
+        thing for thing in told
+        if not isinstance(thing, str) and "computed on the device" in thing.title
+    )  # fmt: skip
+    assert any(row["later"] == "yes" for row in table.rows)
+    scores = [row["score"] for row in table.rows]
+    assert scores[0] == pytest.approx(100.0)
+    assert (np.diff(scores) <= 1e-6).all()
+    assert min(scores) > 0
+    shown = [texts[3] for texts, _ in table._shown()]
+    assert all(re.fullmatch(r"\d{1,3}", one) for one in shown)
+    assert "100 is the first place" in table.notes[0]
