@@ -97,7 +97,7 @@ lock: $(VENV)/.dev
 	$(LOCK) -c constraints.txt pyproject.toml requirements/build.in -o requirements/core.lock
 	$(LOCK) -c constraints.txt pyproject.toml requirements/build.in --extra web -o requirements/web.lock
 	$(LOCK) -c constraints.txt pyproject.toml requirements/build.in requirements/torch-needs.in \
-	  --extra web --extra flower --extra attacks --extra dev -o requirements/dev.lock
+	  --extra web --extra flower --extra attacks --extra tune --extra dev -o requirements/dev.lock
 	$(LOCK) -c constraints.txt requirements/torch.in -o requirements/torch.lock
 
 clean:

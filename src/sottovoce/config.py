@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import types
 import typing
 from collections.abc import Mapping
@@ -134,3 +136,75 @@ def assign(table: dict[str, Any], setting: str) -> None:
             raise ConfigError(f"--set {setting}: {name} is not a table")
         table = inner
     table[names[-1]] = value
+
+
+def toml_value(value: object) -> str:
+    """A value as TOML has it."""
+    if isinstance(value, Mapping):
+        inner = ", ".join(f"{_key(name)} = {toml_value(one)}" for name, one in value.items())
+        return f"{{ {inner} }}" if inner else "{}"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(toml_value(one) for one in value)}]"
+    if isinstance(value, float):
+        return repr(value)  # also inf and nan, which JSON has not
+    if isinstance(value, str | bool | int):
+        return json.dumps(value, ensure_ascii=False)
+    raise ConfigError(f"{value!r} cannot be written to an experiment file")
+
+
+def toml_document(table: Mapping[str, object]) -> str:
+    """A whole file: single values first, then a section for each table."""
+    single = {name: one for name, one in table.items() if not isinstance(one, Mapping)}
+    parts = ["".join(f"{_key(name)} = {toml_value(one)}\n" for name, one in single.items())]
+    for name, section in table.items():
+        if isinstance(section, Mapping):
+            lines = (f"{_key(inner)} = {toml_value(one)}\n" for inner, one in section.items())
+            parts.append(f"[{_key(name)}]\n{''.join(lines)}")
+    return "\n".join(part for part in parts if part)
+
+
+def edited(text: str, table: Mapping[str, object]) -> str:
+    """The text of an experiment file, changed so that it says what `table` says: other values in
+    place, new ones at the end of their sections, and all comments kept. Where that cannot be done
+    so simply, it is written anew, without comments."""
+    import tomllib
+
+    lines, before = text.splitlines(), tomllib.loads(text)
+    for section, value in table.items():
+        inner = value if isinstance(value, Mapping) else {section: value}
+        old = before.get(section, {}) if isinstance(value, Mapping) else before
+        for name, one in inner.items():
+            if not isinstance(old, Mapping) or name not in old or old[name] != one:
+                head = section if isinstance(value, Mapping) else ""
+                _put(lines, head, _key(name), toml_value(one))
+    found = "\n".join(lines) + "\n"
+    try:
+        right = tomllib.loads(found) == table
+    except tomllib.TOMLDecodeError:
+        right = False
+    return found if right else toml_document(table)
+
+
+def _put(lines: list[str], section: str, name: str, value: str) -> None:
+    """Sets one value of a section among the lines of a file."""
+    heads = [k for k, line in enumerate(lines) if line.lstrip().startswith("[")]
+    ends = [*heads, len(lines)]
+    start, stop = 0, ends[0]
+    if section:
+        mine = [k for k in heads if lines[k].split("#")[0].strip() == f"[{section}]"]
+        if not mine:
+            lines += ["", f"[{section}]", f"{name} = {value}"]
+            return
+        start, stop = mine[0] + 1, ends[heads.index(mine[0]) + 1]
+    for k in range(start, stop):
+        found = re.fullmatch(rf"(\s*{re.escape(name)}\s*=\s*)([^#]*?)(\s*#.*)?", lines[k])
+        if found is not None:
+            lines[k] = f"{found[1]}{value}{found[3] or ''}"
+            return
+    while stop > start and not lines[stop - 1].strip():
+        stop -= 1
+    lines.insert(stop, f"{name} = {value}")
+
+
+def _key(name: str) -> str:
+    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else json.dumps(name, ensure_ascii=False)

@@ -63,6 +63,10 @@ def shipped_folder(name: str) -> Path:
 # --- files that come with the package -------------------------------------------------------------
 
 
+UNSOUND = {f"sound/{name}": f"sums/{name}" for name in ("fpl", "fcf", "uc", "combined")}
+"""What was called sound until 2026-11-18."""
+
+
 def find_experiment(name: str) -> Path:
     """A path to a TOML file, or the name of an installed one ("demo", "presets/pfpl", "pfpl")."""
     given = Path(name)
@@ -77,6 +81,11 @@ def find_experiment(name: str) -> Path:
         return known[f"presets/{asked}"]
     if len(matches) == 1:
         return known[matches[0]]
+    if asked in UNSOUND:
+        raise UsageError(
+            f"{asked} is no longer called sound, since attacks break it on other data or in more "
+            f"rounds; as it is, it is {UNSOUND[asked]}"
+        )
     if matches:
         raise UsageError(f"{name} could be {' or '.join(sorted(matches))}; say which")
     raise UsageError(
@@ -271,6 +280,7 @@ class Experiment:
         known = {
             "name", "seed", "seeds", "draws", "data", "town", "algorithm", "release", "link",
             "consent", "evaluation", "baselines", "service", "owners", "defence", "home",
+            "search",
         }  # fmt: skip
         unknown = sorted(set(table) - known)
         if unknown:
@@ -286,6 +296,7 @@ class Experiment:
                 f"{name!r} cannot name an experiment; use letters, digits, dots, dashes and "
                 "underscores"
             )
+        _section(table, "search")  # which `runs.space` reads
         draws: Draws = table.get("draws", "fast")
         if draws not in get_args(Draws):
             raise ConfigError(f'draws must be "fast" or "secret", not {draws!r}')
@@ -432,7 +443,11 @@ class Experiment:
             return generate_town(self.town, ranks, users)
         return load(self.data.source, ranks=ranks, users=users)
 
-    def _filtered(self, found: Dataset) -> Dataset:
+    def uncut(self) -> Dataset:
+        """The data as they are without the cut of items that few users have."""
+        return self._filtered(self._loaded(ALONE), items=False)
+
+    def _filtered(self, found: Dataset, items: bool = True) -> Dataset:
         data = self.data
         if data.min_rating:
             if found.interactions.ratings is None:
@@ -442,8 +457,9 @@ class Experiment:
                 )
             kept = found.interactions.select(found.interactions.ratings >= data.min_rating)
             found = found.restrict(kept)
-        if data.min_user_items or data.min_item_users:
-            found = keep_active(found, data.min_user_items, data.min_item_users)
+        least = data.min_item_users if items else 0
+        if data.min_user_items or least:
+            found = keep_active(found, data.min_user_items, least)
         if found.shard.ranks.total(found.interactions.n_interactions) == (0,):
             raise DataError(
                 f"no interaction of {found.name} is left after the filters; lower data.min_rating, "

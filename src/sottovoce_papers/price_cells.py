@@ -53,7 +53,7 @@ class PriceRow:
     system: str
     label: str
     kind: str
-    """ "printed", "sound" or, beside them, "other"."""
+    """ "printed", "sound", "sums" (without noise, which are not sound) or, beside them, "other"."""
     sections: Table = field(repr=False)
     """Of an experiment file."""
     at: Mapping[str, Table] = field(default_factory=dict, repr=False)
@@ -77,8 +77,8 @@ class PriceRow:
             raise ConfigError(f"rows[{number}] needs a system, a label and a kind, and has others")
         fields["sources"] = tuple(fields.get("sources", ()))
         row = cls(sections=sections, at=at, **fields)
-        if row.kind not in ("printed", "sound", "other"):
-            raise ConfigError(f"rows[{number}].kind must be printed, sound or other")
+        if row.kind not in ("printed", "sound", "sums", "other"):
+            raise ConfigError(f"rows[{number}].kind must be printed, sound, sums or other")
         return row
 
     def attacked(self, source: str) -> int:

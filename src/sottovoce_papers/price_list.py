@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from sottovoce.attacks.power import decided
+from sottovoce.attacks.views import PERMITTED
 from sottovoce.evaluation import plots
 from sottovoce.evaluation.report import FigureBlock
 from sottovoce.evaluation.tables import Column, Table
@@ -28,6 +30,12 @@ EXPECTED: Mapping[str, tuple[str, str]] = {
 """What must succeed as printed, so that nobody takes it for protection: by code, and whose."""
 MEMBERSHIP = "A12"
 """The attack that needs nothing but the published model."""
+
+
+KNOWS_OTHERS = "whoever knows everybody else"
+"""The attack of A12 that gets what ε permits, by its making."""
+MADE = ("sound", "sums")
+"""Kinds of ways that were made against attacks."""
 
 
 def broken_codes(cell: PriceCell) -> list[str]:
@@ -51,6 +59,7 @@ def _words(attack: Mapping[str, Any]) -> str:
         f"{attack['code']} {attack['attack']}, seed {attack['seed']}: {attack['measure']} "
         f"{attack['value']:.3f} "
         f"[{low:.3f}, {high:.3f}], {attack['base_rate']:.3f} without it"
+        f"{', underpowered' * (attack['verdict'] == 'underpowered')}"
     )
 
 
@@ -113,12 +122,13 @@ def _sound(source: str, found: Found) -> list[Claim]:
     """That no attack wins, membership inference left out, which has a claim of its own."""
     claims = []
     for row, cell in found:
-        if row.kind != "sound":
+        if row.kind not in MADE:
             continue
         tried = [a for a in cell.attacks if a["code"] != MEMBERSHIP]
         lost = [a for a in tried if a["verdict"] == "broken"]
+        unclear = [a for a in tried if a["verdict"] == "underpowered"]
         codes = ", ".join(dict.fromkeys(a["code"] for a in tried)) or "none"
-        detail = "; ".join(map(_words, lost)) or f"tried: {codes}"
+        detail = "; ".join(map(_words, lost + unclear)) or f"tried: {codes}"
         text = (
             f"{source}: {row.system}, {row.label}: no attack beats the guess without it "
             f"({MEMBERSHIP} aside)"
@@ -129,12 +139,13 @@ def _sound(source: str, found: Found) -> list[Claim]:
 
 def _membership(source: str, found: Found) -> list[Claim]:
     """What the published model tells, and what closing it costs."""
-    plain = [(r, c) for r, c in found if r.kind == "sound" and not r.epsilon and _members(c)]
-    noisy = [(r, c) for r, c in found if r.kind == "sound" and r.epsilon and _members(c)]
+    made = [(r, c) for r, c in found if r.kind in MADE and _members(c)]
+    plain = [(r, c) for r, c in made if not r.epsilon]
+    noisy = [(r, c) for r, c in made if r.epsilon]
     claims = []
     for row, cell in plain:
         text = f"{source}: {row.system}, {row.label}: the model tells nothing of members (A12)"
-        claims.append(claim(text, *[(a["verdict"] != "broken", _words(a)) for a in _members(cell)]))
+        claims.append(claim(text, *[(_closed(a), _words(a)) for a in _members(cell)]))
     for row, cell in noisy:
         base = next((c for r, c in plain if r.system == row.system), None)
         cost = ""
@@ -142,10 +153,17 @@ def _membership(source: str, found: Found) -> list[Claim]:
             change = cell.accuracy["P@10"] / base.accuracy["P@10"] - 1.0
             cost = f", P@10 {cell.accuracy['P@10']:.4f} ({change:+.0%})"
         text = f"{source}: {row.system}: noise for ε = {row.epsilon:g} closes A12"
-        claims.append(
-            claim(text, *[(a["verdict"] != "broken", _words(a) + cost) for a in _members(cell)])
-        )
+        claims.append(claim(text, *[(_closed(a), _words(a) + cost) for a in _members(cell)]))
     return claims
+
+
+def _closed(attack: Mapping[str, Any]) -> bool:
+    """Whether it is known to tell no more than a coin. Of one who knows everybody else it is asked
+    whether he tells more than ε permits."""
+    if attack["measure"] != PERMITTED or attack["attack"] == KNOWS_OTHERS:
+        return bool(attack["verdict"] == "holds")
+    low, high = attack["interval"]
+    return low <= 0.5 and decided((low, high), 0.5)
 
 
 def _members(cell: PriceCell) -> list[Mapping[str, Any]]:
@@ -227,6 +245,7 @@ def _row(source: str, row: PriceRow, cell: PriceCell) -> Row:
         "model": cell.digest,
         "broken": broken_codes(cell),
         "held": _held(cell),
+        "underpowered": _underpowered(cell),
         "notes": list(cell.notes),
     }
 
@@ -248,12 +267,19 @@ def _held(cell: PriceCell) -> list[str]:
     return list(dict.fromkeys(tried))
 
 
+def _underpowered(cell: PriceCell) -> list[str]:
+    """Codes of which an attack saw too little, and none has won."""
+    lost = set(broken_codes(cell))
+    tried = [a["code"] for a in cell.attacks if a["verdict"] == "underpowered"]
+    return [code for code in dict.fromkeys(tried) if code not in lost]
+
+
 def _prices(source: str, found: Found) -> Table:
     columns = [
         Column("system"), Column("way"), Column("kind"), Column("P@10", format=".4f"),
         Column("NDCG@10", format=".4f"), Column("change", "P@10 against printed", "+.1%"),
         Column("up"), Column("down"), Column("seconds", "s per round", ".2f"), Column("broken"),
-        Column("held"),
+        Column("held"), Column("underpowered"),
     ]  # fmt: skip
     printed = _printed(found)
     rows = []
@@ -264,7 +290,8 @@ def _prices(source: str, found: Found) -> Table:
             | {"change": cell.accuracy["P@10"] / base - 1.0 if base > 0 else math.nan,
                "up": readable_bytes(cell.up), "down": readable_bytes(cell.down),
                "broken": ", ".join(_broken(cell)) or "none",
-               "held": ", ".join(_held(cell)) or "none"}
+               "held": ", ".join(_held(cell)) or "none",
+               "underpowered": ", ".join(_underpowered(cell)) or "none"}
         )  # fmt: skip
     top = next((cell.top_pop for _, cell in found), math.nan)
     notes = [f"Top-Pop has P@10 {top:.4f}. Up and down: per device and round."]

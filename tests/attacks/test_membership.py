@@ -109,7 +109,7 @@ def test_a_secure_sum_leaks_as_much_and_noise_closes_it():
     plain = HELD.run(*played())
     assert HELD.run(*played(link=SecureSum())).value == pytest.approx(plain.value, abs=1e-9)
     noisy = played(link=SecureSum(clip=0.5, noise=20.0))
-    assert HELD.run(*noisy).verdict == PART.run(*noisy).verdict == "holds"
+    assert HELD.run(*noisy).verdict == PART.run(*noisy).verdict == "underpowered"
 
 
 def test_pairwise_models_and_reports_are_attacked_alike():
@@ -123,7 +123,7 @@ def test_pairwise_models_and_reports_are_attacked_alike():
             choice=Choice(epsilon=1.0, max_reports=20),
         )
     )  # fmt: skip
-    assert found.verdict == "holds"
+    assert found.verdict == "underpowered"
 
 
 def test_a_filtered_model_is_attacked_as_well(monkeypatch):
@@ -147,7 +147,7 @@ def test_a_filtered_model_is_attacked_as_well(monkeypatch):
     truth = played(replace(FCF, rounds=1))[1]
     found = HELD.run(view, truth)
     assert found.claims > 150  # nothing was learnt, so nothing is remembered
-    assert found.verdict == "holds"
+    assert found.verdict == "underpowered"
 
 
 # --- the questions -------------------------------------------------------------------------------

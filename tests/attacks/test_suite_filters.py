@@ -105,13 +105,13 @@ def test_over_a_secure_sum_neither_is_told(filters):
     for attack in (BIAS, OF_SUM, CONSENT):
         assert attack.applies(view) == ""
         found = attack.run(view, truth)
-        assert found.verdict == "holds", found
+        assert found.verdict == "underpowered", found
         assert found.claims > 100
 
 
 def test_what_a_transcript_keeps_of_a_secure_sum_is_enough():
     view, truth = played(SecureSum(), heard=Recorder())
-    assert OF_SUM.run(view, truth).verdict == "holds"
+    assert OF_SUM.run(view, truth).verdict == "underpowered"
     assert 0 < BIAS.run(view, truth).claims < N_USERS
 
 
@@ -137,8 +137,8 @@ def test_a_mask_of_nothing_is_caught(monkeypatch):
 
 def test_noise_on_the_whole_hides_both():
     view, truth = played(Direct(), Clipped(clip=4.0, norm="l1", epsilon=1.0))
-    assert BIAS.run(view, truth).verdict == "holds"
-    assert CONSENT.run(view, truth).verdict == "holds"
+    assert BIAS.run(view, truth).verdict == "underpowered"
+    assert CONSENT.run(view, truth).verdict == "underpowered"
 
 
 def test_views_without_filters_or_messages_are_not_attacked():
@@ -204,7 +204,7 @@ def test_the_worst_attribute_counts_and_the_others_are_named():
 @pytest.mark.usefixtures("one_family")
 def test_embeddings_that_tell_nothing_hold():
     found = ATTRIBUTES.run(*embedded(0.0))
-    assert found.verdict == "holds"
+    assert found.verdict == "underpowered"
     assert found.claims > 100
 
 

@@ -94,7 +94,8 @@ def test_reports_without_coins_of_a_marked_user_can_be_linked_by_content():
 def test_the_pool_does_not_tell_an_item_but_a_colluding_proxy_helps(variant, scale):
     view, truth = played(variant, scale=scale)
     found = ITEM.run(view, truth)
-    assert found.verdict == "holds", found
+    assert found.interval[0] <= found.base_rate, found
+    assert found.verdict in ("holds", "underpowered")
     assert found.claims > 500
     share = float(found.detail.split("is right in ")[1].split()[0])
     assert share > 0.7

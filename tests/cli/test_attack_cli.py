@@ -44,7 +44,7 @@ def sottovoce_(capsys):
 
 KEYS = {
     "attack", "code", "party", "promise", "measure", "value", "interval", "base_rate", "recall",
-    "claims", "verdict", "detail",
+    "claims", "verdict", "detail", "looked", "unit", "far_above", "needed",
 }  # fmt: skip
 
 
@@ -58,7 +58,9 @@ def test_json_is_one_object_and_broken_promises_are_no_error(sottovoce_, run):
         assert set(attack) == KEYS
         low, high = attack["interval"]
         assert low <= high
-        assert attack["verdict"] in ("holds", "broken", "nothing to attack")
+        assert attack["verdict"] in (
+            "holds", "broken", "underpowered", "nothing to attack",
+        )  # fmt: skip
     assert all(set(one) == {"code", "attack", "party", "reason"} for one in found["not_applicable"])
     kept = json.loads((run / "attacks.json").read_text())
     assert kept["attacks"] == found["attacks"]

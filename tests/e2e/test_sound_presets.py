@@ -1,19 +1,22 @@
-"""The presets that are to survive attacks run as they are, and are what their comments say."""
+"""The presets that survive attacks, and those that only sum, run as they are, and are what their
+comments say."""
 
 import math
-from pathlib import Path
 
 import pytest
 
 from sottovoce.core.links import Proxied, SecureSum
-from sottovoce.experiment import Experiment, shipped_folder
+from sottovoce.errors import UsageError
+from sottovoce.experiment import Experiment, find_experiment, shipped_folder
 from sottovoce.privacy.central import price
 from sottovoce.privacy.mechanisms import ShareFraction
 from sottovoce.privacy.reports import KReports
 from sottovoce.runs.train import run_experiment
 
-SOUND = shipped_folder("experiments") / "sound"
-MINE = sorted(p for p in SOUND.glob("*.toml") if not p.stem.startswith("drift"))
+SHIPPED = shipped_folder("experiments")
+FILES = {p.stem: p for kind in ("sound", "sums") for p in sorted((SHIPPED / kind).glob("*.toml"))}
+MINE = [p for name, p in FILES.items() if not name.startswith("drift")]
+SUMS = {"fpl", "fcf", "uc", "combined"}
 SHORT = {
     "fpl": ["algorithm.epochs=1"],
     "fpl-noise": ["algorithm.rounds=3"],
@@ -26,7 +29,15 @@ SHORT = {
 
 
 def read(name, *settings):
-    return Experiment.from_file(SOUND / f"{name}.toml", settings)
+    return Experiment.from_file(FILES[name], settings)
+
+
+def test_what_attacks_break_is_not_called_sound():
+    assert {name for name, path in FILES.items() if path.parent.name == "sums"} == SUMS
+    for name in SUMS:
+        with pytest.raises(UsageError, match=f"no longer called sound.*it is sums/{name}"):
+            find_experiment(f"sound/{name}")
+        assert find_experiment(f"sums/{name}") == FILES[name]
 
 
 def test_there_is_one_for_each_system():
@@ -50,7 +61,7 @@ def test_no_single_update_reaches_the_server_in_the_clear(name):
     assert "DeviceReports" not in link.sees["server"]
 
 
-@pytest.mark.parametrize("name", ["fpl", "fcf", "uc", "combined"])
+@pytest.mark.parametrize("name", sorted(SUMS))
 def test_a_sum_hides_in_hundreds(name):
     experiment = read(name)
     assert experiment.cross_device().link.min_devices >= 200
@@ -86,4 +97,4 @@ def test_one_bit_reports_would_drown_a_model():
     """The figure in combined.toml."""
     numbers, reports, e = 1e5, 1000 * 100, math.exp(2.5)
     assert round((e + 1) / (e - 1) * math.sqrt(numbers / reports), 2) == 1.18
-    assert "is 1.18," in Path(SOUND / "combined.toml").read_text().replace("\n# ", " ")
+    assert "is 1.18," in FILES["combined"].read_text().replace("\n# ", " ")

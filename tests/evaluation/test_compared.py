@@ -137,10 +137,10 @@ def test_every_point_is_on_the_paper_and_every_name_escaped(found):
 
 
 def test_a_gauge_says_what_it_shows():
-    drawn = gauge(0.9, (0.8, 1.2), 0.5, broken=True, words='AUC "0.9"')
+    drawn = gauge(0.9, (0.8, 1.2), 0.5, mark="broken", words='AUC "0.9"')
     assert "AUC &quot;0.9&quot;" in drawn
     assert 'class="broken"' in drawn
-    held = gauge(3.0, (-1.0, math.inf), 0.5, broken=False, words="ε")
+    held = gauge(3.0, (-1.0, math.inf), 0.5, mark="holds", words="ε")
     assert 'class="holds"' in held
     assert "inf" not in held
     assert "nan" not in held

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import sottovoce_papers as reproduce
-from sottovoce.attacks.views import Result
+from sottovoce.attacks.views import PERMITTED, Result
 from sottovoce.core.links import SEALED_SEED_BYTES
 from sottovoce.errors import ConfigError
 from sottovoce.privacy.central import price
@@ -159,7 +159,7 @@ def test_a1_must_find_nearly_all(tmp_path, recall, low, holds):
 
 
 def test_an_attack_that_wins_against_a_sound_way_is_named(tmp_path):
-    weak, strong = result(), result("A3", 0.9, 0.8, 1.0)
+    weak, strong = result(high=0.15), result("A3", 0.9, 0.8, 1.0)
     held = claims_of(tmp_path, cell(weak), cell(weak), cell(weak))
     lost = claims_of(tmp_path, cell(weak), cell(weak), cell(weak, strong))
     assert one(held, "secure sum: no attack") is True
@@ -167,15 +167,28 @@ def test_an_attack_that_wins_against_a_sound_way_is_named(tmp_path):
     detail = next(c["detail"] for text, c in lost.items() if "secure sum: no attack" in text)
     assert "A3" in detail
     assert "A1" not in detail
+    few = claims_of(tmp_path / "few", cell(weak), cell(weak), cell(result()))
+    detail = next(c["detail"] for text, c in few.items() if "secure sum: no attack" in text)
+    assert "A1" in detail
+    assert detail.endswith("underpowered")
 
 
 def test_membership_has_a_claim_of_its_own_with_what_noise_costs(tmp_path):
-    leak, closed = result("A12", 0.7, 0.6, 0.8, 0.5), result("A12", 0.5, 0.4, 0.6, 0.5)
+    leak, closed = result("A12", 0.7, 0.6, 0.8, 0.5), result("A12", 0.5, 0.47, 0.53, 0.5)
     claims = claims_of(tmp_path, cell(), cell(), cell(leak), cell(closed, p=0.05))
     assert one(claims, "tells nothing of members") is False
     assert one(claims, "noise for ε = 8 closes A12") is True
     assert one(claims, "FPL, secure sum: no attack") is True
     assert any("(-50%)" in claim["detail"] for claim in claims.values())
+    unclear = cell(result("A12", 0.5, 0.4, 0.6, 0.5))
+    claims = claims_of(tmp_path / "few", cell(), cell(), cell(leak), unclear)
+    assert one(claims, "noise for ε = 8 closes A12") is False
+    # That ε permits more than a coin does not close anything.
+    for value, closed in ((0.5, True), (0.55, False)):
+        found = replace(result("A12", value, value - 0.02, value + 0.02, 0.86), measure=PERMITTED)
+        claims = claims_of(tmp_path / str(value), cell(), cell(), cell(leak), cell(found))
+        assert found.verdict == "holds"
+        assert one(claims, "noise for ε = 8 closes A12") is closed
 
 
 def test_another_model_is_seen(tmp_path):

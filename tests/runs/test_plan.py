@@ -20,7 +20,7 @@ FILES = {
     "fcf": (),
     "fmf": (),
     "sound/gram": ("town.residents=2000",),
-    "sound/fcf": (),
+    "sums/fcf": (),
 }
 
 

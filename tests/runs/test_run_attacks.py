@@ -11,7 +11,7 @@ import pytest
 
 from sottovoce.algorithms.fcf.system import FCFConfig
 from sottovoce.algorithms.fpl.system import FPLConfig
-from sottovoce.attacks.views import Attack, Claims, Result, TlsPacket
+from sottovoce.attacks.views import Attack, Claims, Result, TlsPacket, clustered
 from sottovoce.core.links import Direct, Proxied, SecureSum
 from sottovoce.core.messages import (
     Batch,
@@ -160,7 +160,7 @@ def test_an_attack_that_reads_is_told_from_one_that_guesses(run):
     card = attack_run(run, attacks=[READER, GUESSER])
     reader, guesser = card.results
     assert (reader.value, reader.verdict) == (1.0, "broken")
-    assert guesser.verdict == "holds"
+    assert guesser.verdict == "underpowered"  # 40 claims
     assert card.broken == (reader,)
     assert card.facts["system"] == "pFPL+"
     assert "π = 0 or 1" in card.setting.relied_on
@@ -172,7 +172,7 @@ def test_an_experiment_is_attacked_without_a_folder(run, tmp_path):
         make(), rounds=5, attacks=[READER, GUESSER], out=tmp_path / "card",
         report=lambda *step: told.append(step),
     )  # fmt: skip
-    assert [r.verdict for r in card.results] == ["broken", "holds"]
+    assert [r.verdict for r in card.results] == ["broken", "underpowered"]
     assert {"data", "training", "attacks"} == {what for what, _, _ in told}
     content = json.loads((tmp_path / "card" / "attacks.json").read_text())
     assert content["attacks"][0]["code"] == "A3"
@@ -520,7 +520,7 @@ def test_words_for_the_owner_of_a_device():
 def test_a_card_is_written_whole(tmp_path):
     card = Card(
         "small",
-        (result(), result(code="A2", value=0.1, interval=(0.05, 0.2), base_rate=0.1),
+        (result(), result(code="A2", value=0.1, interval=(0.05, 0.12), base_rate=0.1),
          result(code="A8", claims=0, recall=math.nan)),
         (NotApplicable("A6", "cosine", "orchestrator", "there is no <orchestrator> here"),),
         {"experiment": "small", "system": "pFPL"},
@@ -537,8 +537,76 @@ def test_a_card_is_written_whole(tmp_path):
     first, second, third = content["attacks"]
     assert set(first) == {
         "attack", "code", "party", "promise", "measure", "value", "interval", "base_rate",
-        "recall", "claims", "verdict", "detail",
+        "recall", "claims", "verdict", "detail", "looked", "unit", "far_above", "needed",
     }  # fmt: skip
     assert [first["verdict"], second["verdict"]] == ["broken", "holds"]
     assert (third["verdict"], third["recall"]) == ("nothing to attack", None)
     assert content["not_applicable"][0]["code"] == "A6"
+
+
+# --- a second look -------------------------------------------------------------------------------
+
+LONG = {
+    "link": {"name": "secure-sum", "min_devices": 10},
+    "algorithm": TABLE["algorithm"] | {"embedding_size": 2, "epochs": 16},
+}
+
+
+def counts(name, share, each, grows_with="rounds"):
+    """An attack that makes so many claims a round, of which this share is right."""
+
+    def judge(rounds, truth):
+        claims = each * rounds
+        right = np.zeros(claims, np.int64)
+        right[: round(share * claims)] = 1
+        interval = clustered(right, np.ones(claims, np.int64)) if claims else (0.0, 1.0)
+        return result(attack=name, value=share, interval=interval, claims=claims, base_rate=0.05)
+
+    def sums(view):
+        return len(view.messages(SummedReports))
+
+    return Attack(name, "server", "Nobody reads it.", sums, judge, code=name, grows_with=grows_with)
+
+
+def test_attacks_that_saw_too_little_look_again_at_as_many_rounds_as_it_takes():
+    little, none, plenty = (
+        counts("little", 0.05, 6), counts("none", 0.0, 0), counts("plenty", 0.05, 1000),
+    )  # fmt: skip
+    people = counts("people", 0.05, 6, "users")
+    once = attack_experiment(make(**LONG), attacks=[little, plenty, people], seconds=0)
+    assert [r.verdict for r in once.results] == ["underpowered", "holds", "underpowered"]
+    assert [(r.looked, r.unit) for r in once.results] == [
+        (20, "rounds"), (20, "rounds"), (60, "users"),
+    ]  # fmt: skip
+    needed = once.results[0].needed
+    assert 20 < needed < 160
+    assert any("would have taken longer" in note for note in once.notes)
+    again = attack_experiment(make(**LONG), attacks=[little, plenty, people])
+    assert [r.verdict for r in again.results] == ["holds", "holds", "underpowered"]
+    # Whoever had a verdict, or needs more users, did not look again.
+    assert [r.looked for r in again.results] == [needed, 20, 60]
+    assert "(first 20)" in again.facts["looked at"]
+    assert any("looked a second time" in note for note in again.notes)
+    # What claimed nothing looks at ten times as many, or at all.
+    nothing = attack_experiment(make(**LONG), attacks=[none])
+    assert nothing.results[0].looked == views_and_truth(make(**LONG), rounds=1).rounds == 160
+    # Who says how many rounds gets these.
+    fixed = attack_experiment(make(**LONG), attacks=[little], rounds=4)
+    assert (fixed.results[0].looked, fixed.results[0].verdict) == (4, "underpowered")
+    assert not fixed.notes
+
+
+def test_a_finished_run_is_looked_at_again_with_the_same_outcome(tmp_path):
+    run_experiment(make(**LONG), tmp_path / "run")
+    little = counts("little", 0.05, 6)
+    kept = attack_run(tmp_path / "run", attacks=[little])
+    live = attack_experiment(make(**LONG), attacks=[little])
+    assert kept.attacks() == live.attacks()
+    assert not any("ledger" in note for note in kept.notes)
+
+
+def test_no_more_is_looked_at_than_memory_holds():
+    plan = FPLConfig(configuration="pFPL", rounds=500).plan(60, 900)
+    assert watched(ShareFraction(), SecureSum(), plan, 1, enough=200).count == 200
+    assert watched(ShareFraction(), SecureSum(), plan, 1, enough=2000).count == 500
+    assert watched(ShareFraction(), SecureSum(), plan, 1 << 24, enough=200).count == 32

@@ -53,6 +53,8 @@ class AlgorithmSettings(Component, ABC):
     """The same for the ways to the server."""
     reads: ClassVar[tuple[str, ...]] = ()
     """Fields of the consent records that its devices need to learn; it sees no others."""
+    gradual: ClassVar[bool] = True
+    """Whether a model on the way is a worse one of the same kind, by which a search may give up."""
     embedding_size: int
     learning_rate: float
     rounds: int
@@ -206,6 +208,11 @@ class AlgorithmSettings(Component, ABC):
     def traffic(self, plan: Schedule, n_items: int, share_positives: float) -> dict[str, str]:
         """What a run's report says of communication beside bytes: words by label. Those for "up"
         follow the sum of what devices send."""
+        return {}
+
+    def searched(self) -> Mapping[str, str]:
+        """Ranges of its settings that a search looks through where nobody names others, in the
+        words of `sottovoce tune`."""
         return {}
 
     def advice(self, cohort_size: int) -> str:

@@ -17,6 +17,7 @@ from typing import Any, Literal, NamedTuple, TypeVar, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from sottovoce.attacks import power
 from sottovoce.core.interactions import Interactions
 from sottovoce.core.messages import ModelView
 from sottovoce.core.redacted import Redacted
@@ -27,7 +28,7 @@ Party = Literal["server", "proxy", "coalition", "orchestrator", "owner", "networ
 """Who attacks. "network" is whoever reads what passes, "anyone" knows what is published. The
 "coalition" is a server and all shufflers of a chain but one."""
 M = TypeVar("M")
-CONFIDENCE_Z = 1.959964
+CONFIDENCE_Z = power.CONFIDENCE_Z
 PERMITTED = "AUC, by ε"
 """The measure of an attack that is held against what ε permits, not against a guess."""
 
@@ -98,7 +99,9 @@ class Truth(Redacted):
     """What single attacks need beside that, by name."""
 
 
-Verdict = Literal["holds", "broken", "nothing to attack"]
+Verdict = Literal["holds", "broken", "underpowered", "nothing to attack"]
+Unit = Literal["rounds", "users"]
+"""What an attack sees more of things in."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,16 +126,39 @@ class Result:
     """How many things were claimed; 0 says that there was nothing to claim from."""
     detail: str = ""
     """A sentence, where there is more to say."""
+    looked: int = 0
+    """How many rounds or users were looked at; 0 where nobody has counted them."""
+    unit: Unit = "rounds"
 
     @property
     def verdict(self) -> Verdict:
         if not self.claims:
             return "nothing to attack"
-        return "broken" if self.interval[0] > self.base_rate else "holds"
+        if self.interval[0] > self.base_rate:
+            return "broken"
+        if self.far_above is None or power.decided(self.interval, self.base_rate):
+            return "holds"
+        return "underpowered"
+
+    @property
+    def far_above(self) -> float | None:
+        """What the interval must stay below for a promise to hold; None of a measure that is
+        neither a share nor an AUC."""
+        known = self.measure in power.SHARES or self.measure in ("AUC", PERMITTED)
+        return power.far_above(self.base_rate) if known else None
+
+    @property
+    def needed(self) -> int | None:
+        """How many rounds or users would do, where these were too few for a verdict."""
+        if self.verdict != "underpowered" or not self.looked:
+            return None
+        figures = self.measure, self.value, self.interval, self.base_rate, self.claims
+        return max(self.looked + 1, math.ceil(self.looked * power.times_more(*figures)))
 
     def content(self) -> dict[str, Any]:
         """All of it, for JSON; what is no finite number is null."""
-        plain: dict[str, Any] = _plain({**asdict(self), "verdict": self.verdict})
+        known = {"verdict": self.verdict, "far_above": self.far_above, "needed": self.needed}
+        plain: dict[str, Any] = _plain({**asdict(self), **known})
         return plain
 
 
@@ -194,6 +220,8 @@ class Attack:
     needs: Callable[[View], str] = _nothing
     """What this view lacks, in a sentence; empty where the attack can begin."""
     remedy: Remedy = _NO_REMEDY
+    grows_with: Unit = "rounds"
+    """Of what more is needed where it has seen too little for a verdict."""
     claimed: Callable[[Any], Claims] | None = None
     """What a guess says of single users, so that it can be tried on one device alone; None where it
     says nothing of one without the others, or where a guess is `Claims`."""
@@ -268,10 +296,10 @@ def judge_claims(
     wanted: Claims | None = None,
     detail: str = "",
 ) -> Result:
-    """Precision of claimed pairs, with a 95 % interval over users (claims about one user go
-    together), against the precision of the same claims about other users, which is what popularity
-    alone gives. Recall is over `wanted`, or over all items of the users of whom anything is
-    claimed."""
+    """Precision of claimed pairs, against the precision of the same claims about other users, which
+    is what popularity alone gives. The 95 % interval is as wide as that of their difference, over
+    users (claims about one user go together). Recall is over `wanted`, or over all items of the
+    users of whom anything is claimed."""
     claims = claims.unique() if len(claims) else claims
     if not len(claims):
         nothing = 0.0, (0.0, 1.0), 0.0, 0.0, 0
@@ -292,20 +320,47 @@ def judge_claims(
     found = int(np.isin(target, claims.users * n_items + claims.items).sum())
     recall = found / len(target) if len(target) else math.nan
     value = float(right.mean())
+    interval = clustered(hits, counts)
+    if len(users) > 2:
+        about = np.bincount(claims.items, minlength=n_items)
+        place = np.searchsorted(users, truth.users[mine])
+        shared = np.bincount(place, about[truth.items[mine]], len(users)) - hits
+        expected = np.bincount(where, popular[claims.items] - right)
+        spread = _difference_spread(hits, counts, expected, shared)
+        interval = clustered(hits, counts, spread)
     return Result(
-        code, attack, party, promise, "precision", value, clustered(hits, counts), base, recall,
-        len(claims), detail,
+        code, attack, party, promise, "precision", value, interval, base, recall, len(claims),
+        detail,
     )  # fmt: skip
 
 
-def clustered(hits: NDArray[np.number], counts: NDArray[np.integer]) -> tuple[float, float]:
+def _difference_spread(
+    hits: NDArray[np.number],
+    counts: NDArray[np.integer],
+    expected: NDArray[np.number],
+    shared: NDArray[np.number],
+) -> float:
+    """The standard error of a precision's distance from its base rate, by leaving out one user
+    after the other. `expected` is how many others have what is claimed of a user, and `shared` how
+    many claims about others would be right of her."""
+    n = len(hits)
+    value = (hits.sum() - hits) / (counts.sum() - counts)
+    base = (expected.sum() - expected - shared) / (counts.sum() - counts) / (n - 2)
+    apart = value - base
+    return float(np.sqrt((n - 1) / n * ((apart - apart.mean()) ** 2).sum()))
+
+
+def clustered(
+    hits: NDArray[np.number], counts: NDArray[np.integer], spread: float | None = None
+) -> tuple[float, float]:
     """The 95 % interval of a share Σ hits / Σ counts over independent groups; Wilson's where the
-    groups do not differ or there is one alone."""
+    groups do not differ or there is one alone. `spread` is its standard error, where that is known
+    better."""
     total, n = float(counts.sum()), len(counts)
     p = float(hits.sum()) / total
-    spread = 0.0
-    if n > 1:
-        spread = math.sqrt(float(((hits - p * counts) ** 2).sum()) * n / (n - 1)) / total
+    if spread is None:
+        apart = float(((hits - p * counts) ** 2).sum())
+        spread = math.sqrt(apart * n / (n - 1)) / total if n > 1 else 0.0
     z2 = CONFIDENCE_Z**2
     middle = (p + z2 / (2 * total)) / (1 + z2 / total)
     half = math.sqrt(p * (1 - p) / total + z2 / (4 * total**2)) * CONFIDENCE_Z / (1 + z2 / total)

@@ -48,6 +48,7 @@ from sottovoce.cli import (
     serve_site,
     serve_terms,
     training,
+    tuning,
     views,
 )
 from sottovoce.cli.options import renamed
@@ -71,6 +72,7 @@ EXTRA_OF = {
     "flwr": "web,flower",
     "torch": "torch",
     "sklearn": "attacks",
+    "optuna": "tune",
     **dict.fromkeys(
         (
             *("apsw", "cryptography", "h11", "httptools", "httpx2", "prometheus_client", "psycopg"),
@@ -202,6 +204,7 @@ data_app.command("describe")(data.describe)
 data_app.command("import")(data.bring)
 app.add_typer(data_app, name="data", help="List, describe and import data sets.")
 app.command()(training.run)
+app.command()(tuning.tune)
 app.command()(planning.plan)
 app.command()(views.recommend)
 app.command()(views.ledger)

@@ -20,11 +20,21 @@ def attack(
         typer.Option(
             metavar="N",
             min=1,
-            help="Rounds that are looked at; by default enough to see every device 20 times, or 3 "
-            "times where whole tables are sent openly. Of a secure sum they reach to the end.",
+            help="Rounds that are looked at, and no second look. By default enough to see every "
+            "device 20 times, or 3 times where whole tables are sent openly; then as many as a "
+            "verdict needs. Of a secure sum they reach to the end.",
             show_default=False,
         ),
     ] = None,
+    seconds: Annotated[
+        float,
+        typer.Option(
+            metavar="S",
+            min=0,
+            help="How long the second look may take, about, where an attack saw too little for a "
+            "verdict; 0: there is none.",
+        ),
+    ] = 300.0,
     only: Annotated[
         str | None,
         typer.Option(
@@ -70,7 +80,10 @@ def attack(
     fcf over a secure sum with noise). A bound above the claim convicts; one below proves nothing.
 
     A promise is broken where the attack does better than the best guess without it, by its 95 %
-    interval. That is a finding, and the exit code is 0. An attack that falls over is an error: the
+    interval; it holds where the interval does not reach far above that. An attack between the two
+    is underpowered: it says how many rounds or users a verdict would take, and looks a second time
+    at as many rounds as the run and --seconds allow. All of these are findings, and the exit code
+    is 0. An attack that falls over is an error: the
     others are run all the same, the card names it, and the exit code is not 0.
 
     \b
@@ -111,7 +124,12 @@ def attack(
             audited = (f"One-run audit: {found.describe()}.",)
             report("audit", 1, 1)
         card = attack_run(
-            folder, rounds=rounds, only=codes, threads=threads or default_threads(), report=report
+            folder,
+            rounds=rounds,
+            seconds=seconds,
+            only=codes,
+            threads=threads or default_threads(),
+            report=report,
         )
         card = replace(card, notes=(*card.notes, *audited))
         report("report", 0, 1)

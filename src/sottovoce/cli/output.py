@@ -37,6 +37,8 @@ STAGES = {
     "sorting": "Sorting and writing",
     "seeds": "Seeds",
     "training": "Devices learn",
+    "search": "Trying settings",
+    "finalists": "Finalists with other seeds",
     "baselines": "Fitting baselines",
     "evaluation": "Ranking for every user",
     "attacks": "Trying attacks",

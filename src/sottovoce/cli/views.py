@@ -153,12 +153,12 @@ def report(
 ) -> None:
     """Tables and plots of one run, or of several side by side.
 
-    RUN is the folder of a finished run.
+    RUN is the folder of a finished run, or of a search (`sottovoce tune`).
 
-    One run gets its report.html written again. Several are compared: results with significance,
-    what left the devices, and a report in --out (by default `comparison` in the first run's
-    folder). Runs on different data or under different protocols are told apart and a warning says
-    so.
+    One run gets its report.html written again, and so does a search. Several runs are compared:
+    results with significance, what left the devices, and a report in --out (by default `comparison`
+    in the first run's folder). Runs on different data or under different protocols are told apart
+    and a warning says so.
 
     Runs and baselines are held against the first run by a paired t-test over users; p is Holm's,
     over all tests of a table. A run with several seeds has their mean and its 95 % interval; users
@@ -175,9 +175,14 @@ def report(
     from sottovoce.runs.folder import check_writable
     from sottovoce.runs.report import outcome_of, write_run_report
     from sottovoce.runs.seeds import parts_of
+    from sottovoce.runs.tune import is_search
 
     if markdown + csv + latex + as_json > 1:
         raise UsageError("choose one of --markdown, --csv, --latex and --json")
+    if len(folders) == 1 and is_search(folders[0]):
+        kind = "markdown" if markdown else "csv" if csv else "latex" if latex else ""
+        _report_search(folders[0], out, kind, as_json)
+        return
     cores = threads or default_threads()
     advice = "no report was written; the runs are as they were"
     with output.interruptible(advice), output.progress() as tell:
@@ -212,3 +217,20 @@ def report(
         print("\n".join(table.to_csv() for table in found.tables), end="")
     else:
         output.show(*found.tables, f"Report: {found.report}")
+
+
+def _report_search(folder: Path, out: Path | None, kind: str, as_json: bool) -> None:
+    """The page of a search, and its finalists."""
+    from sottovoce.runs.tune import reopened, summary_of
+    from sottovoce.runs.tune_report import finalists_table, write_search_report
+
+    if out is not None:
+        raise UsageError("the report of a search is written into its folder; leave out --out")
+    found = reopened(folder)
+    page, table = write_search_report(found), finalists_table(found)
+    if as_json:
+        output.emit({"folder": folder, **summary_of(found), "report": page})
+    elif kind:
+        print(getattr(table, f"to_{kind}")())
+    else:
+        output.show(table, " ".join(found.cost.words()), f"Report: {page}")

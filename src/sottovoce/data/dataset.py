@@ -161,7 +161,7 @@ class Dataset:
         """What is publicly known of these items: their categories, and every attribute."""
         from scipy.sparse import csr_array
 
-        rows = _positions(self.interactions.items_vocabulary(), items)
+        rows = positions(self.interactions.items_vocabulary(), items)
         kinds: dict[str, Any] = {}
         for name, labels in self.item_attributes.items():
             codes = labels.codes[rows]
@@ -182,8 +182,8 @@ class Dataset:
         """
         ranks = self.shard.ranks
         old = self.interactions
-        users = _positions(old.users_vocabulary(), interactions.users_vocabulary())
-        items = _positions(old.items_vocabulary(), interactions.items_vocabulary())
+        users = positions(old.users_vocabulary(), interactions.users_vocabulary())
+        items = positions(old.items_vocabulary(), interactions.items_vocabulary())
         titles, categories = self.item_titles, self.item_categories
         return replace(
             self,
@@ -201,7 +201,7 @@ class Dataset:
         """Which of all users a rank should have instead of these, so that filters leave each rank
         as many: numbers before the filters, which left `filtered` of this share."""
         ranks, left = self.shard.ranks, filtered.interactions.users_vocabulary()
-        mine = self.shard.first + _positions(self.interactions.users_vocabulary(), left)
+        mine = self.shard.first + positions(self.interactions.users_vocabulary(), left)
         everybody, total = ranks.total(self.interactions.n_users, len(mine))
         ranks.span(total)  # raises where there are too few
         edges = np.zeros(ranks.size + 1, dtype=np.int64)
@@ -302,7 +302,7 @@ def _same_length(what: str, have: int, need: int) -> None:
         raise CorruptData(f"{what}: {have:,} values for {need:,} rows")
 
 
-def _positions(old: Vocabulary, new: Vocabulary) -> NDArray[np.int64]:
+def positions(old: Vocabulary, new: Vocabulary) -> NDArray[np.int64]:
     return np.array([old.index(name) for name in new.names()], dtype=np.int64)
 
 

@@ -11,6 +11,7 @@ from typing import Literal
 from sottovoce.errors import UsageError
 from sottovoce.evaluation.plots import pareto_front
 
+Mark = Literal["broken", "holds", "underpowered"]
 Shape = Literal["bounded", "sums", "open"]
 SHAPES: dict[Shape, str] = {
     "bounded": "an ε bounds it", "sums": "sums of many people, no ε", "open": "no bound",
@@ -24,7 +25,7 @@ _Box = tuple[float, float, float, float]
 
 
 def gauge(
-    value: float, interval: tuple[float, float], base: float, *, broken: bool, words: str
+    value: float, interval: tuple[float, float], base: float, *, mark: Mark, words: str
 ) -> str:
     """A value with its interval on a line, and a dashed mark where a guess would be. The value is a
     diamond where a promise is broken, else a circle."""
@@ -35,16 +36,16 @@ def gauge(
         return 8.0 + 224.0 * min(max(0.0, number), top) / top
 
     x, y = at(value), 15.0
-    mark = (
-        f'<path class="broken" d="M{x:.1f} {y - 8}l8 8-8 8-8-8z"/>'
-        if broken
-        else f'<circle class="holds" cx="{x:.1f}" cy="{y}" r="6"/>'
+    drawn = (
+        f'<path class="{mark}" d="M{x:.1f} {y - 8}l8 8-8 8-8-8z"/>'
+        if mark == "broken"
+        else f'<circle class="{mark}" cx="{x:.1f}" cy="{y}" r="6"/>'
     )
     return (
         f'<svg class="gauge" viewBox="0 0 240 42" role="img" aria-label="{escape(words)}">'
         f'<path class="rail" d="M8 {y}H232"/>'
         f'<path class="span" d="M{at(low):.1f} {y}H{at(high):.1f}"/>'
-        f'<path class="base" d="M{at(base):.1f} 2V28"/>{mark}'
+        f'<path class="base" d="M{at(base):.1f} 2V28"/>{drawn}'
         f'<text x="8" y="40">0</text><text x="232" y="40" text-anchor="end">{top:.3g}</text></svg>'
     )
 

@@ -123,6 +123,44 @@ def learning_curves(
     return lines(path, curves, x_label=x_label, y_label=metric, title=title, references=references)
 
 
+def scatter(
+    path: Path,
+    groups: Mapping[str, Curve],
+    *,
+    x_label: str,
+    y_label: str,
+    log: tuple[float, float] | None = None,
+    names: Sequence[str] = (),
+    level: Curve | None = None,
+) -> Figures:
+    """Points of several kinds; with `log` on a logarithmic axis with these ends. With `names`,
+    places are those of names; `level` is a line through the best so far."""
+    from matplotlib.ticker import NullFormatter
+
+    _need(groups)
+    with drawing(path, "", (6.4, 3.8)) as (figure, axes):
+        if level is not None:
+            xs, ys = _columns("the best so far", *level)
+            axes.step(xs, ys, where="post", color="#57606a", linewidth=1.2, label="best so far")
+        for index, (name, (x, y)) in enumerate(groups.items()):
+            xs, ys = _columns(name, x, y)
+            axes.scatter(
+                xs, ys, color=PALETTE[index % len(PALETTE)], marker=MARKERS[index % len(MARKERS)],
+                s=28, label=name, zorder=3,
+            )  # fmt: skip
+        if names:
+            axes.set_xticks(np.arange(len(names)), list(names))
+            axes.margins(x=0.15)
+        elif log is not None:
+            axes.set_xscale("log")
+            axes.set_xlim(log[0] / 1.1, log[1] * 1.1)
+            if log[1] >= 10.0 * log[0]:  # powers of ten are labels enough
+                axes.xaxis.set_minor_formatter(NullFormatter())
+        axes.set(xlabel=x_label, ylabel=y_label)
+        _legend(figure, axes)
+    return figure_files(path)
+
+
 def trade_off(
     path: Path,
     curves: Mapping[str, Curve],

@@ -70,7 +70,7 @@ class Verdict:
     name: str
     technical: str
     who: str
-    kind: Literal["broken", "holds", "nothing"]
+    kind: Literal["broken", "holds", "underpowered", "nothing"]
     words: str
     """The verdict."""
     gauge: str = ""
@@ -95,7 +95,7 @@ Block = TextBlock | FigureBlock | KeyValues | Table | DrawingBlock | Verdicts | 
 class Lead:
     """What a reader must know before anything else."""
 
-    kind: Literal["open", "sums", "weak", "bounded", "broken", "holds", "nothing"]
+    kind: Literal["open", "sums", "weak", "bounded", "broken", "holds", "underpowered", "nothing"]
     label: str
     words: Sequence[str] = ()
 
@@ -216,5 +216,5 @@ def _template() -> Template:
 _IMAGES = {".png": "image/png", ".svg": "image/svg+xml"}
 _SIGNS = {
     "open": "⚠", "sums": "◐", "weak": "⚠", "bounded": "✓", "broken": "✗", "holds": "✓",
-    "nothing": "○",
+    "underpowered": "?", "nothing": "○",
 }  # fmt: skip

@@ -96,6 +96,18 @@ def distance(epsilon: float, delta: float) -> float:
     return 1.0 / noise_for(epsilon, 1, delta)
 
 
+def auc_permitted(epsilons: NDArray[np.floating], delta: float) -> float:
+    """How well those who took part may be told, on average, where each has an ε of her own."""
+    levels, which = np.unique(epsilons, return_inverse=True)
+    allowed = [_below(distance(float(one), delta) / math.sqrt(2.0)) for one in levels]
+    return float(np.asarray(allowed)[which].mean())
+
+
+def _below(x: float) -> float:
+    """Φ(x)."""
+    return 0.5 * math.erfc(-x / math.sqrt(2.0))
+
+
 @RELEASES.register("own-epsilon")
 @dataclass(frozen=True, slots=True)
 class OwnEpsilon(Release):

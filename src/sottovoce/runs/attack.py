@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -26,37 +27,41 @@ from sottovoce.runs.threat_views import ThreatViews as ThreatViews
 from sottovoce.runs.threat_views import views_and_truth as views_and_truth
 from sottovoce.runs.threat_views import views_of as views_of
 
+SECONDS = 300.0
+"""How long more rounds are looked at, about, where the first ones decide nothing."""
+NOTHING_YET = 10
+"""How many times as many are looked at where the first ones gave an attack nothing to claim."""
+
 
 def attack_run(
     folder: Path,
     *,
     rounds: int | None = None,
+    seconds: float = SECONDS,
     only: Sequence[str] = (),
     threads: int = 1,
     report: Report | None = None,
     attacks: Sequence[Attack] | None = None,
 ) -> Card:
-    """Every attack that applies to a finished run."""
-    chosen = choose(attacks, only)
-    threat = views_and_truth(folder, rounds=rounds, threads=threads, report=report)
-    return _card(threat, chosen, report)
+    """Every attack that applies to a finished run. Where `rounds` is not given, attacks that have
+    seen too little look a second time, at as many as a verdict needs, for about `seconds`."""
+    return _attacked(folder, choose(attacks, only), rounds, seconds, threads, report)
 
 
 def attack_experiment(
     experiment: Experiment,
     *,
     rounds: int | None = None,
+    seconds: float = SECONDS,
     threads: int = 1,
     report: Report | None = None,
     out: Path | None = None,
     only: Sequence[str] = (),
     attacks: Sequence[Attack] | None = None,
 ) -> Card:
-    """Train an experiment and attack it; no run folder is needed, and none is left. `out` is a
-    folder for the report card."""
-    chosen = choose(attacks, only)
-    threat = views_and_truth(experiment, rounds=rounds, threads=threads, report=report)
-    card = _card(threat, chosen, report)
+    """Train an experiment and attack it as `attack_run` does; no run folder is needed, and none is
+    left. `out` is a folder for the report card."""
+    card = _attacked(experiment, choose(attacks, only), rounds, seconds, threads, report)
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
         write_card(card, experiment.name, out / PAGE, out / JSON)
@@ -77,13 +82,71 @@ def choose(attacks: Sequence[Attack] | None, only: Sequence[str] = ()) -> tuple[
     return tuple(a for a in attacks if not wanted or wanted & {a.code.upper(), a.name.upper()})
 
 
-def _card(threat: ThreatViews, attacks: Sequence[Attack], report: Report | None) -> Card:
+Tried = list[tuple[Attack, Result | NotApplicable | Failed]]
+
+
+def _attacked(
+    run: Path | Experiment,
+    attacks: Sequence[Attack],
+    rounds: int | None,
+    seconds: float,
+    threads: int,
+    report: Report | None,
+) -> Card:
+    began = time.monotonic()
+    threat = views_and_truth(run, rounds=rounds, threads=threads, report=report)
+    took = time.monotonic() - began
+    found, lasted = _try_all(attacks, threat, report)
+    again = {
+        attack: enough
+        for attack, one in found
+        if attack.grows_with == "rounds" and (enough := _enough(one)) > threat.looked
+    }
+    if rounds is not None or not again or threat.looked >= threat.rounds:
+        return _card(threat, found)
+    # Longer ones are not begun: what a round took is known.
+    each = (took + sum(lasted[attack] for attack in again)) / threat.looked
+    affordable = int(seconds / max(each, 1e-9))
+    enough = min(max(again.values()), threat.rounds, affordable)
+    said = f"A second look may take about {seconds:,.4g} s"
+    if enough <= threat.looked:
+        return _card(threat, found, f"{said}, and more rounds would have taken longer.")
+    more = views_and_truth(run, enough=enough, threads=threads, report=report)
+    second = dict(_try_all(list(again), more, report)[0])
+    merged = [(attack, second.get(attack, one)) for attack, one in found]
+    facts = dict(more.facts) | {"looked at": f"{more.facts['looked at']} (first {threat.looked:,})"}
+    note = f"{len(again):,} of the attacks had seen too little, and looked a second time."
+    short = "" if more.looked >= min(max(again.values()), threat.rounds) else f" {said}."
+    return _card(replace(more, facts=facts), merged, note + short)
+
+
+def _enough(one: Result | NotApplicable | Failed) -> int:
+    """Rounds with which an attack might have a verdict; 0 where it has one, or never will."""
+    if not isinstance(one, Result):
+        return 0
+    if one.verdict == "nothing to attack":
+        return NOTHING_YET * one.looked
+    return one.needed or 0
+
+
+def _try_all(
+    attacks: Sequence[Attack], threat: ThreatViews, report: Report | None
+) -> tuple[Tried, dict[Attack, float]]:
+    """What came of each, and how many seconds it took."""
     tell = report or (lambda what, done, total: None)
-    found = []
+    found: Tried = []
+    lasted = {}
     for number, attack in enumerate(attacks):
         tell("attacks", number, len(attacks))
-        found.append(try_attack(attack, threat))
+        began = time.monotonic()
+        found.append((attack, try_attack(attack, threat)))
+        lasted[attack] = time.monotonic() - began
     tell("attacks", len(attacks), len(attacks))
+    return found, lasted
+
+
+def _card(threat: ThreatViews, tried: Tried, note: str = "") -> Card:
+    found = [one for _, one in tried]
     facts = dict(threat.facts)
     if any(as_printed(v.algorithm, v.release, v.link) for v in threat.views.values()):
         facts[STANDS] = PRINTED
@@ -92,7 +155,7 @@ def _card(threat: ThreatViews, attacks: Sequence[Attack], report: Report | None)
         tuple(one for one in found if isinstance(one, Result)),
         tuple(one for one in found if isinstance(one, NotApplicable)),
         facts,
-        threat.notes,
+        (*threat.notes, note) if note else threat.notes,
         threat.setting,
         tuple(one for one in found if isinstance(one, Failed)),
     )
@@ -108,13 +171,19 @@ def try_attack(attack: Attack, threat: ThreatViews) -> Result | NotApplicable | 
         try:
             reason = attack.applies(view)
             if not reason:
-                return attack.run(view, threat.truth)
+                return _counted(attack, attack.run(view, threat.truth), threat)
         except DoesNotApply as error:
             reason = str(error)
         except FAULTS as error:  # the other attacks go on
             why = trouble(error)
             return Failed(attack.code, attack.name, attack.party, why)
     return NotApplicable(attack.code, attack.name, attack.party, reason)
+
+
+def _counted(attack: Attack, result: Result, threat: ThreatViews) -> Result:
+    """With how much was looked at."""
+    whole = threat.looked if attack.grows_with == "rounds" else threat.truth.train.n_users
+    return replace(result, looked=result.looked or whole, unit=attack.grows_with)
 
 
 # --- a one-run audit -----------------------------------------------------------------------------

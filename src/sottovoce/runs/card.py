@@ -32,8 +32,12 @@ STANDS = "stands"
 """The fact that a system is as printed."""
 READING = (
     "A promise is broken where even the low end of the 95 % interval lies above what the best "
-    "guess without the attack would reach; where the measure is by ε, above what ε permits. That a "
-    "promise holds says that this attack got nowhere on these data, not that none could."
+    "guess without the attack would reach; where the measure is by ε, above what ε permits. It "
+    "holds where the high end is not far above that, which is 5 of 100; where a guess is right in "
+    "fewer than 5, as much again, and 1 of 100 at least. An attack between the two is "
+    "underpowered: it saw too little. How much it would take makes the interval no wider than that "
+    "distance, if what is added is like what was seen. That a promise holds says that this attack "
+    "got nowhere on these data, not that none could."
 )
 _PARTIES = {
     "server": "the server",
@@ -102,6 +106,10 @@ class Card:
     def broken(self) -> tuple[Result, ...]:
         return tuple(r for r in self.results if r.verdict == "broken")
 
+    @property
+    def underpowered(self) -> tuple[Result, ...]:
+        return tuple(r for r in self.results if r.verdict == "underpowered")
+
     def attacks(self) -> list[dict[str, Any]]:
         """The results for JSON; what is no finite number is null."""
         return [r.content() for r in self.results]
@@ -118,20 +126,7 @@ class Card:
         }
 
     def table(self) -> Table:
-        rows: list[Mapping[str, str | int | float]] = [
-            {
-                "promise": r.promise,
-                "attack": f"{r.code} {r.attack}",
-                "party": r.party,
-                "measure": r.measure,
-                "value": r.value if r.claims else math.nan,
-                "interval": _interval(r),
-                "base": r.base_rate if r.claims else math.nan,
-                "recall": r.recall,
-                "verdict": r.verdict,
-            }
-            for r in self.results
-        ]
+        rows = [_row(r) for r in self.results]
         columns = [
             Column("promise"),
             Column("attack"),
@@ -143,6 +138,8 @@ class Card:
             Column("recall", "found", ".3f"),
             Column("verdict"),
         ]
+        if any(r.needed for r in self.results):
+            columns.append(Column("needed", "it would take"))
         return Table(f"Attacks on {self.name}", columns, rows, notes=[READING])
 
     def left_out(self) -> Table:
@@ -169,11 +166,17 @@ class Card:
             return [said("attack.summary_none")]
         if not self.results:
             return [said("attack.fell", n=len(self.failed)), said("attack.summary_failed")]
-        of, broken = len(self.results), len(self.broken)
-        fell = [said("attack.fell", n=len(self.failed))] if self.failed else []
+        of, broken, unclear = len(self.results), len(self.broken), len(self.underpowered)
+        open_ = [said("attack.summary_underpowered", n=unclear)] if unclear else []
+        open_ += [said("attack.fell", n=len(self.failed))] if self.failed else []
         if broken:
-            return [said("attack.summary_broken", n=broken, of=of), *fell]
-        return [said("attack.summary_held", n=of), *fell, said("attack.no_proof")]
+            return [said("attack.summary_broken", n=broken, of=of), *open_]
+        if unclear == of:
+            return [*open_, said("attack.no_proof")]
+        held = said("attack.summary_some", n=of - unclear, of=of)
+        if not unclear:
+            held = said("attack.summary_held", n=of)
+        return [held, *open_, said("attack.no_proof")]
 
     def plainly(self) -> list[list[Said]]:
         """What each result means to the owner of a device; its promise is not among the
@@ -189,6 +192,23 @@ class Card:
         return [in_words(result, self.setting) for result in self.results]
 
 
+def _row(r: Result) -> Mapping[str, str | int | float]:
+    row: dict[str, str | int | float] = {
+        "promise": r.promise,
+        "attack": f"{r.code} {r.attack}",
+        "party": r.party,
+        "measure": r.measure,
+        "value": r.value if r.claims else math.nan,
+        "interval": _interval(r),
+        "base": r.base_rate if r.claims else math.nan,
+        "recall": r.recall,
+        "verdict": r.verdict,
+    }
+    if r.needed:
+        row["needed"] = f"{r.needed:,} {r.unit}"
+    return row
+
+
 def plain_promise(result: Result) -> Said:
     """What was promised, as the person would say it to whom it was."""
     for key, attack in ATTACKS.items():
@@ -197,6 +217,8 @@ def plain_promise(result: Result) -> Said:
             result.attack,
             result.party,
         )
+        if same and result.measure == PERMITTED:  # no more is promised
+            return said("attack.promise.known-others")
         if same and f"attack.promise.{key}" in catalogue(LANGUAGES[0]):
             return said(f"attack.promise.{key}")
     return said("attack.promise.other", promise=result.promise)
@@ -209,7 +231,7 @@ def plain_words(result: Result) -> list[Said]:
     if result.verdict == "nothing to attack":
         return [said("attack.nothing", who=who)]
     broken = result.verdict == "broken"
-    first = said("attack.was_broken" if broken else "attack.held", who=who)
+    first = said(f"attack.{_FIRST[result.verdict]}", who=who)
     value, base = _plain_share(result.value), _plain_share(result.base_rate)
     kinds = {"AUC": "pair", PERMITTED: "permitted", "precision": "claims"}
     kinds |= dict.fromkeys(("accuracy", "share", "recall"), "right")
@@ -222,9 +244,27 @@ def plain_words(result: Result) -> list[Said]:
         found.append(said("attack.found", value=_plain_share(result.recall)))
     if broken:
         return [first, *found, said("attack.remedy")]
+    if result.verdict == "underpowered":
+        return [first, *found, *_what_it_takes(result)]
     if result.measure == PERMITTED:
         return [first, *found, said("attack.within")]
     return [first, *found, said("attack.no_better")]
+
+
+_FIRST = {"broken": "was_broken", "holds": "held", "underpowered": "underpowered"}
+
+
+def _what_it_takes(result: Result) -> list[Said]:
+    few = [said("attack.too_few")]
+    if result.needed is None:
+        return few
+    return [*few, said(f"attack.needs_{result.unit}", n=_about(result.needed), seen=result.looked)]
+
+
+def _about(number: int) -> int:
+    """Two digits of it, rounded up: no more is known."""
+    step: int = 10 ** max(0, len(str(number)) - 2)
+    return -(-number // step) * step
 
 
 def _plain_share(share: float) -> int | Said:
@@ -254,7 +294,23 @@ def meaning(result: Result, setting: CardSetting) -> str:
         )
     if result.verdict == "holds":
         return f"{found} That is no better than guessing, so this attack failed."
+    if result.verdict == "underpowered":
+        return f"{found} {_undecided(result)}"
     return f"{found} {setting.relied_on} did not prevent that. {_remedy(result, setting)}"
+
+
+def _undecided(result: Result) -> str:
+    base = "what ε permits" if result.measure == PERMITTED else "a guess"
+    words = (
+        f"Too little was seen for a verdict: the interval reaches {result.interval[1]:.3f}, and "
+        f"from {result.far_above:.3f} on it would be far above {base}."
+    )
+    if result.needed is None:
+        return words
+    return (
+        f"{words} It would take about {_about(result.needed):,} {result.unit}; {result.looked:,} "
+        "were looked at."
+    )
 
 
 def _found(result: Result, who: str) -> str:
@@ -339,6 +395,8 @@ def lead_of(card: Card) -> Lead:
         more.append(f"The system is {card.facts[STANDS]}.")
     if card.broken:
         return Lead("broken", first, more)
+    if card.underpowered:
+        return Lead("underpowered", first, more)
     whole = any(r.claims for r in card.results) and not card.failed
     return Lead("holds" if whole else "nothing", first, more)
 
@@ -358,8 +416,8 @@ def _results(card: Card, figures: Path) -> list[Block]:
 
 _LEGEND = (
     "In each drawing the mark is what the attack reached: a diamond where the promise is broken, a "
-    "circle where it holds. The bar is its 95 % interval. The dashed line is a guess without the "
-    "attack, or what ε permits."
+    "circle where it holds, an empty one where the attack is underpowered. The bar is its 95 % "
+    "interval. The dashed line is a guess without the attack, or what ε permits."
 )
 
 
@@ -367,12 +425,12 @@ def _verdict(result: Result, setting: CardSetting) -> Verdict:
     drawn = bool(result.claims) and math.isfinite(result.value)
     base = "ε permits" if result.measure == PERMITTED else "a guess"
     figures = f"{result.measure}: {result.value:.3f}; {base}: {result.base_rate:.3f}"
-    kind: Literal["broken", "holds", "nothing"] = "nothing"
+    kind: Literal["broken", "holds", "underpowered", "nothing"] = "nothing"
     if result.verdict != "nothing to attack":
         kind = result.verdict
     low_high = (result.interval[0], result.interval[1])
     words = f"{figures}; interval {_interval(result)}; {result.verdict}"
-    broken = result.verdict == "broken"
+    mark: Literal["broken", "holds", "underpowered"] = "holds" if kind == "nothing" else kind
     return Verdict(
         say(plain_promise(result)),
         " ".join(say(sentence) for sentence in plain_words(result)),
@@ -381,7 +439,7 @@ def _verdict(result: Result, setting: CardSetting) -> Verdict:
         say(said(f"attack.who.{result.party}")),
         kind,
         result.verdict,
-        drawings.gauge(result.value, low_high, result.base_rate, broken=broken, words=words)
+        drawings.gauge(result.value, low_high, result.base_rate, mark=mark, words=words)
         if drawn
         else "",
         figures if drawn else "–",
@@ -408,19 +466,20 @@ def draw_results(path: Path, results: Sequence[Result], title: str = "") -> plot
     height = 1.6 + 0.42 * len(results)
     with plots.drawing(path, title, (7.6, height)) as (figure, axes):
         places = range(len(results))[::-1]
-        for broken, colour, words in (
-            (True, plots.PALETTE[1], "attack, broken"),
-            (False, plots.PALETTE[0], "attack, holds"),
+        for verdict, colour, inside in (
+            ("broken", plots.PALETTE[1], plots.PALETTE[1]),
+            ("holds", plots.PALETTE[0], plots.PALETTE[0]),
+            ("underpowered", plots.PALETTE[5], "white"),
         ):
-            mine = [(p, r) for p, r in zip(places, results, strict=True)
-                    if (r.verdict == "broken") == broken]  # fmt: skip
+            mine = [(p, r) for p, r in zip(places, results, strict=True) if r.verdict == verdict]
             if not mine:
                 continue
             low = [max(0.0, r.value - r.interval[0]) for _, r in mine]
             high = [max(0.0, r.interval[1] - r.value) for _, r in mine]
             axes.errorbar(
                 [r.value for _, r in mine], [p for p, _ in mine], xerr=[low, high], fmt="o",
-                color=colour, capsize=3, markersize=6, linewidth=1.6, label=words,
+                color=colour, markerfacecolor=inside, capsize=3, markersize=6, linewidth=1.6,
+                label=f"attack, {verdict}",
             )  # fmt: skip
         axes.scatter(
             [r.base_rate for r in results], list(places), marker="|", s=220, linewidths=2.2,
@@ -431,5 +490,5 @@ def draw_results(path: Path, results: Sequence[Result], title: str = "") -> plot
         top = max(1.0, *(r.interval[1] for r in results if math.isfinite(r.interval[1])))
         axes.set(xlim=(-0.03, 1.03 * top), ylim=(-0.7, len(results) - 0.3), xlabel="result")
         axes.grid(visible=False, axis="y")
-        figure.legend(loc="outside lower center", ncols=3, frameon=False)
+        figure.legend(loc="outside lower center", ncols=4, frameon=False)
     return plots.figure_files(path)

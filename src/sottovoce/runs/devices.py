@@ -125,7 +125,7 @@ class DeviceTopology(Topology):
         step = max(1, min(plan.rounds_per_epoch, plan.rounds // 100))
         checkpoints = run.checkpoints(step)
         observers: list[Observer] = [
-            AtRounds(tuple(self._stops()), lambda m: run.note(m.round)),
+            AtRounds(run.stops(plan.rounds_per_epoch), lambda m: run.note(m.round)),
             Periodically(step, lambda m: run.trained(m.round)),
             checkpoints,
         ]
@@ -146,7 +146,8 @@ class DeviceTopology(Topology):
         noted = {line["round"] for line in run.folder.metrics()}
         with trial.running():
             begun = trial.round()
-            for stop in [s for s in self._stops() if s >= begun and s not in noted] + [rounds]:
+            looks = run.stops(self.federation.schedule.rounds_per_epoch)
+            for stop in [s for s in looks if s >= begun and s not in noted] + [rounds]:
                 trial.advance(stop, run.trained)
                 state = trial.gather()
                 self.federation.restore(
@@ -178,12 +179,6 @@ class DeviceTopology(Topology):
         from sottovoce.engines.flower.trial import FlowerTrial
 
         return FlowerTrial(world, folder_of(run), options.processes or _GATEWAYS)
-
-    def _stops(self) -> range:
-        """Rounds after which it is evaluated on the way."""
-        plan = self.federation.schedule
-        step = self.experiment.evaluation.every_epochs * plan.rounds_per_epoch
-        return range(step, plan.rounds, step) if step else range(0)
 
     def reopen(self, folder: RunFolder) -> None:
         shard = self.dataset.shard

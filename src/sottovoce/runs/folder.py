@@ -84,7 +84,7 @@ class RunFolder:
         check_writable(path)
         new = not path.exists()
         try:
-            if new or not any(path.iterdir()):
+            if new or not any(one.name != "manifest.json.partial" for one in path.iterdir()):
                 path.mkdir(parents=True, exist_ok=True)
                 run._write_manifest({**manifest, "status": RUNNING, "started": _now()})
                 return run

@@ -155,8 +155,6 @@ class OwnersTopology(Topology):
     facts: EpochFacts
     blocks: Blocks
     test_blocks: Blocks
-    every_epochs: int
-    """It is evaluated after so many on the way; 0 at the end alone."""
     relevant: Literal["liked", "all"]
     model: DriftModel
     learning: Learning | None = None
@@ -182,8 +180,7 @@ class OwnersTopology(Topology):
         held_out = split.test.select(consent.takes_part[split.test.users])
         return cls(
             prepared.dataset, judged, held_out, consent, world, facts, blocks,
-            held_out_blocks(world, held_out), experiment.evaluation.every_epochs,
-            experiment.evaluation.relevant, world.first_model(),
+            held_out_blocks(world, held_out), experiment.evaluation.relevant, world.first_model(),
         )  # fmt: skip
 
     @property
@@ -248,19 +245,16 @@ class OwnersTopology(Topology):
         if not at:
             self.model = learning.model()
             run.note(0, judged=False)
-        checkpoints = run.checkpoints(1)
+        checkpoints, looks = run.checkpoints(1), run.stops(1)
         with checkpoints.deferred():
             for epoch in range(at + 1, self.rounds + 1):
                 learning.epoch()
                 self.model = learning.model()
                 self.model.check()
                 if epoch < self.rounds:
-                    run.note(epoch, judged=self._is_judged(epoch))
+                    run.note(epoch, judged=epoch in looks)
                 run.trained(epoch)
                 checkpoints.at(epoch, self.rounds)
-
-    def _is_judged(self, epoch: int) -> bool:
-        return self.every_epochs > 0 and epoch % self.every_epochs == 0
 
     def _by_processes(self, run: ActiveRun) -> None:
         """By processes that keep their own state; Ctrl-C stops them where they are, and `--resume`

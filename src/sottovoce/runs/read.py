@@ -61,6 +61,11 @@ class FinishedRun(PreparedExperiment):
         """Refuses a run that has not finished, and data that has changed since."""
         folder = RunFolder.open(path)
         manifest = folder.manifest()
+        if manifest.get("kind") == "search":
+            raise RunError(
+                f"{path} is a search for settings, not a run; run the best that it found with "
+                f"`sottovoce run {path / 'best.toml'}`"
+            )
         if manifest.get("seeds"):
             raise RunError(f"{path} has several seeds; take the run of one of them: {path}/seed-…")
         if not folder.finished:

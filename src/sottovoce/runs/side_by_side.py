@@ -222,12 +222,17 @@ def attacked(folder: Path, out: Path) -> Entry:
         words = f"{JSON} cannot be read"
         return Entry(None, text=words, choice=words)
     broken = verdicts.count("broken")
-    text = f"✗ {broken} of {len(verdicts)}" if broken else f"✓ none of {len(verdicts)}"
+    unclear = verdicts.count("underpowered")
+    mark = "?" if unclear else "✓"
+    text = f"✗ {broken} of {len(verdicts)}" if broken else f"{mark} none of {len(verdicts)}"
+    if unclear:
+        text += f", {unclear} underpowered"
     if failed:
         text += f", {failed} fell over"
     page = folder / PAGE
     href = link_to(page, out) if page.is_file() else ""
-    return Entry(broken, text=text, choice="some broken" if broken else "none broken", href=href)
+    choice = "some broken" if broken else "some underpowered" if unclear else "none broken"
+    return Entry(broken, text=text, choice=choice, href=href)
 
 
 def link_to(page: Path, folder: Path) -> str:

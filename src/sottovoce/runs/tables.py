@@ -55,10 +55,14 @@ def readable_bytes(count: float) -> str:
 
 def hints(outcome: RunOutcome) -> list[str]:
     """What a reader of the results should be told: that a system which learns ends near
-    popularity, and what to try; that a sum hides less than it seems to."""
+    popularity, and what to try; that the catalogue is cut; that a sum hides less than it seems
+    to."""
     found = near_popularity(outcome)
     if isinstance(outcome, SiloOutcome):
         return found + _silo_hints(outcome)
+    if outcome.cut is not None:
+        own = outcome.evaluations[outcome.system]
+        found.append(outcome.cut.words(outcome.system, own.summary()))
     return found + _sum_hints(outcome)
 
 

@@ -8,6 +8,7 @@ all engines agree; the final model and the devices' vectors are those of the run
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import ndtr
 
 import sottovoce
 from sottovoce.algorithms.base import Contributing, Schedule
@@ -48,6 +50,7 @@ from sottovoce.experiment import Experiment, PreparedExperiment
 from sottovoce.parties.device import cut_profile
 from sottovoce.parties.shuffler import Seeds, Shuffler, shuffled
 from sottovoce.privacy.base import Release
+from sottovoce.privacy.own_epsilon import auc_permitted
 from sottovoce.privacy.reports import SEALED_BYTES
 from sottovoce.rng import Streams
 from sottovoce.runs.card import CardSetting
@@ -71,7 +74,7 @@ def facts_of(experiment: Experiment, dataset: Dataset, train: Interactions) -> d
         "experiment": experiment.name,
         "system": experiment.system,
         "data": f"{dataset.name}: {train.n_users:,} users, {train.n_items:,} items, "
-        f"{train.n_interactions:,} training interactions",
+        f"{train.n_interactions:,} training interactions{_cut(experiment)}",
         "what leaves": "interactions, sealed to the data owners of their item"
         if release is None
         else release.card(),
@@ -80,6 +83,11 @@ def facts_of(experiment: Experiment, dataset: Dataset, train: Interactions) -> d
         else link.describe(),
         "choices": "; ".join(" ".join(one.split()) for one in choices),
     }
+
+
+def _cut(experiment: Experiment) -> str:
+    least = experiment.data.min_item_users
+    return f"; items that fewer than {least:,} users have are left out" if least else ""
 
 
 def setting_of(experiment: Experiment) -> CardSetting:
@@ -115,6 +123,10 @@ class Watched:
         return frozenset(after | ({self.whole} if self.sums else set()))
 
     @property
+    def count(self) -> int:
+        return self.whole + len(self.sums)
+
+    @property
     def end(self) -> int:
         """The round after the last of them."""
         return self.sums[-1] + 1 if self.sums else self.whole
@@ -129,17 +141,24 @@ class Watched:
 
 
 def watched(
-    release: Release, link: Link, plan: Schedule, model_bytes: int, rounds: int | None = None
+    release: Release,
+    link: Link,
+    plan: Schedule,
+    model_bytes: int,
+    rounds: int | None = None,
+    *,
+    enough: int | None = None,
 ) -> Watched:
-    """So many rounds, or by default as many as it takes to see each device `OFTEN` times; `SELDOM`
-    times where whole tables are sent, which tell everything at once. No more than memory holds.
+    """So many `rounds`; or what would be `enough`, as far as memory holds it. By default as many as
+    it takes to see each device `OFTEN` times; `SELDOM` times where whole tables are sent, which
+    tell everything at once.
 
     Masked updates are large and look like noise. So behind a secure sum devices are seen `SELDOM`
     times. Of as many rounds as are left the sums are looked at: half of all are the first ones, in
     which vectors are read best, and half are spread over the rest of the run, to its end."""
     summed = link.adds_up is not None
     often = summed or release.reporting is not None or (plan.triples > 0 and plan.cohort_size > 1)
-    count = rounds or _sightings(plan, OFTEN if often else SELDOM)
+    count = rounds or enough or _sightings(plan, OFTEN if often else SELDOM)
     room = MOST_MODEL_BYTES // max(1, model_bytes * (2 if summed else 1))
     count = max(1, min(plan.rounds, count, room if rounds is None else count))
     if not summed:
@@ -184,6 +203,10 @@ class ThreatViews(Redacted):
     facts: Mapping[str, str]
     setting: CardSetting
     notes: tuple[str, ...] = ()
+    looked: int = 0
+    """Rounds that were looked at."""
+    rounds: int = 0
+    """Rounds that there are."""
 
 
 def _threat(
@@ -192,10 +215,12 @@ def _threat(
     truth: Truth,
     more: Mapping[str, str],
     notes: list[str],
+    counted: tuple[int, int],
 ) -> ThreatViews:
+    """`counted` are the rounds that were looked at, and those that there are."""
     facts = facts_of(prepared.experiment, prepared.dataset, prepared.split.train)
     setting = setting_of(prepared.experiment)
-    return ThreatViews(views, truth, {**facts, **more}, setting, tuple(notes))
+    return ThreatViews(views, truth, {**facts, **more}, setting, tuple(notes), *counted)
 
 
 # --- what was seen -------------------------------------------------------------------------------
@@ -215,11 +240,13 @@ def views_and_truth(
     run: Path | Experiment,
     *,
     rounds: int | None = None,
+    enough: int | None = None,
     threads: int = 1,
     report: Report | None = None,
 ) -> ThreatViews:
     """What each party saw of a finished run, or of an experiment that is trained for it; and what
-    was so. `rounds` are those whose messages are looked at; by default enough for the attacks."""
+    was so. `rounds` are those whose messages are looked at; by default what is `enough`, or what is
+    for most attacks, as far as memory holds it."""
     tell = report or (lambda what, done, total: None)
     if rounds is not None and rounds < 1:
         raise UsageError(f"--rounds must be at least 1, not {rounds}")
@@ -229,17 +256,17 @@ def views_and_truth(
         world.scorer()  # raises if the model is not that of this run
     tell("data", 1, 1)
     if world.experiment.silo is not None:
-        return _of_owners(world, rounds, tell)
-    return _of_devices(world, rounds, threads, tell)
+        return _of_owners(world, rounds or enough, tell)
+    return _of_devices(world, rounds, enough, threads, tell)
 
 
 def _of_devices(
-    world: PreparedExperiment, rounds: int | None, threads: int, tell: Report
+    world: PreparedExperiment, rounds: int | None, enough: int | None, threads: int, tell: Report
 ) -> ThreatViews:
     finished = world if isinstance(world, FinishedRun) else None
     federation, settings = federation_of(world), world.experiment.cross_device()
     plan, size = federation.schedule, federation.server.items.nbytes
-    look = watched(settings.release, settings.link, plan, size, rounds)
+    look = watched(settings.release, settings.link, plan, size, rounds, enough=enough)
     kept = None if finished is None else _transcript(finished, look)
     source, notes = "the run's transcript", []
     recorder = Recorder(MOST_NUMBERS // look.whole, federation.sum_width)
@@ -268,12 +295,18 @@ def _of_devices(
     own["again"] = _again(world, plan, threads)
     if settings.release.contributing is not None:
         own["contributed"] = _contributed(world, kept)
+        delta = settings.release.contributing.delta
+        own["permitted"] = auc_permitted(own["contributed"].epsilons, delta)
+    elif settings.link.noise:
+        seen = math.ceil(plan.rounds * min(1.0, plan.cohort_size / max(1, plan.devices)))
+        own["permitted"] = float(ndtr(math.sqrt(seen / 2.0) / settings.link.noise))
     if world.experiment.draws == "secret":
         updates = _senders(kept, "server") if plan.triples else {}
         told, own["told senders"] = told_words(federation.devices.rng, own.get("bits", ()), updates)
         views["server"] = replace(views["server"], told=told)
     looked = f"{look.describe(plan.rounds)}: {source}"
-    return _threat(world, views, _truth(world, vectors, own), {"looked at": looked}, notes)
+    counted = look.count, plan.rounds
+    return _threat(world, views, _truth(world, vectors, own), {"looked at": looked}, notes, counted)
 
 
 def _transcript(finished: FinishedRun, look: Watched | None) -> SeenMessages | None:
@@ -600,7 +633,8 @@ def _of_owners(world: PreparedExperiment, rounds: int | None, tell: Report) -> T
         "looked at": f"{epochs:,} of {silo.config.epochs:,} epochs, replayed, with the "
         f"interactions of {len(drift.members):,} users",
     }
-    return _threat(world, views, _truth(judged, model.users, own), more, notes)
+    counted = epochs, silo.config.epochs
+    return _threat(world, views, _truth(judged, model.users, own), more, notes, counted)
 
 
 def _trained(silo: SiloWorld, tell: Report) -> DriftModel:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, cast
 
@@ -21,6 +21,7 @@ from sottovoce.engines.observers import Checkpoints, Report
 from sottovoce.errors import said_of
 from sottovoce.evaluation.protocol import Evaluation, Protocol, evaluate
 from sottovoce.experiment import Experiment, PreparedExperiment
+from sottovoce.runs.catalogue import CutCatalogue
 from sottovoce.runs.folder import RunFolder
 from sottovoce.runs.home import baseline_at_home
 
@@ -58,6 +59,8 @@ class RunOutcome(PreparedExperiment):
     """The name of the federated one."""
     seconds: float
     folder: RunFolder | None
+    cut: CutCatalogue | None
+    """What became of rare items, where they are cut."""
 
 
 class Topology(ABC):
@@ -130,6 +133,12 @@ class ActiveRun:
     protocol: Protocol
     progress: Report
     folder: RunFolder | None = None
+    cut: CutCatalogue | None = None
+    looks_at: tuple[float, ...] = ()
+    """Epochs after which it is evaluated on the way, in place of the experiment's own."""
+    on_judged: Callable[[float, Mapping[str, float]], None] | None = None
+    """Is told what comes of each of these evaluations, by its epoch, and may end the run by
+    raising."""
     left_out: list[str] = field(default_factory=list)
     """Baselines that learn from all histories in one place, which no rank has."""
 
@@ -143,15 +152,26 @@ class ActiveRun:
         if self.folder is not None:
             self.topology.save(self.folder, round)
 
+    def stops(self, rounds_per_epoch: int) -> tuple[int, ...]:
+        """Rounds after which it is evaluated on the way, in ascending order."""
+        rounds, step = self.topology.rounds, self.experiment.evaluation.every_epochs
+        if self.looks_at:
+            asked = {max(1, round(epoch * rounds_per_epoch)) for epoch in self.looks_at}
+            return tuple(sorted(stop for stop in asked if stop < rounds))
+        step *= rounds_per_epoch
+        return tuple(range(step, rounds, step)) if step else ()
+
     def note(self, round: int, *, judged: bool = True) -> None:
         """A line of metrics.jsonl."""
-        if self.folder is None:
+        if self.folder is None and (self.on_judged is None or not judged):
             return
         line = self.topology.line(round)
         if judged:
             line |= self._judge(self.topology.scorer()).summary()
-        if self.options.ranks.first:
+        if self.folder is not None and self.options.ranks.first:
             self.folder.append_metrics(line)
+        if self.on_judged is not None and judged:
+            self.on_judged(float(line["epoch"]), line)
 
     def on_pace(self, round: int, seconds: list[float]) -> None:
         """Keeps how long each rank has worked, and says which of them others wait for."""
@@ -163,11 +183,11 @@ class ActiveRun:
             line["slow"] = slow
         self.folder.append_pace(line)
 
-    def _judge(self, scorer: Scorer) -> Evaluation:
+    def _judge(self, scorer: Scorer, test: Interactions | None = None) -> Evaluation:
         split, options = self.topology.split, self.options
         return evaluate(
-            scorer, split.train, split.test, self.protocol, threads=options.threads,
-            ranks=options.ranks,
+            scorer, split.train, split.test if test is None else test, self.protocol,
+            threads=options.threads, ranks=options.ranks,
         )  # fmt: skip
 
     def judge_all(self) -> tuple[dict[str, Evaluation], Measures]:
@@ -179,6 +199,9 @@ class ActiveRun:
         def judge(label: str, scorer: Scorer) -> None:
             evaluations[label] = self._judge(scorer)
             measures[label] = self.topology.measures(scorer, self.options.threads)
+            if self.cut is not None:
+                whole = self.cut.judge(label, lambda test: self._judge(scorer, test))
+                measures[label] = {**measures[label], **whole}
 
         baselines, train = self.experiment.baselines, self.topology.split.train
         ranks = self.options.ranks

@@ -16,7 +16,8 @@ from sottovoce.data.splitting import Split
 from sottovoce.engines.observers import Report as Report
 from sottovoce.errors import DataError, RunError, UsageError
 from sottovoce.evaluation.protocol import SLAB, Protocol
-from sottovoce.experiment import Experiment
+from sottovoce.experiment import Experiment, PreparedExperiment
+from sottovoce.runs.catalogue import cut_catalogue
 from sottovoce.runs.devices import DeviceOutcome as DeviceOutcome
 from sottovoce.runs.devices import DeviceTopology
 from sottovoce.runs.folder import RunFolder, check_writable, environment
@@ -68,12 +69,10 @@ def run_experiment(
     if experiment.silo is not None:
         check_owner_data(experiment, dataset)
     prepared = experiment.prepared(dataset)
-    kind = DeviceTopology if experiment.silo is None else OwnersTopology
-    topology: Topology = kind.of(prepared, options)
-    protocol = experiment.evaluation.protocol(topology.split, experiment.seed, dataset.shard)
-    check_protocol(protocol, topology.split, ranks)
+    run = begun(prepared, options, progress)
+    topology = run.topology
     progress("data", 1, 1)
-    run = ActiveRun(experiment, options, topology, protocol, progress)
+    run.cut = cut_catalogue(experiment, dataset, topology.split)
     if out is None:
         topology.train(run)
         evaluations, measures = run.judge_all()
@@ -100,7 +99,22 @@ def run_experiment(
         system=experiment.system,
         seconds=time.perf_counter() - started,
         folder=run.folder,
+        cut=run.cut,
     )
+
+
+def begun(
+    prepared: PreparedExperiment, options: RunOptions, progress: Report, seed: int | None = None
+) -> ActiveRun:
+    """A run that is ready to be trained. Sampled candidates are drawn by `seed`, where that is not
+    the experiment's own."""
+    experiment = prepared.experiment
+    kind = DeviceTopology if experiment.silo is None else OwnersTopology
+    topology: Topology = kind.of(prepared, options)
+    drawn = experiment.seed if seed is None else seed
+    protocol = experiment.evaluation.protocol(topology.split, drawn, prepared.dataset.shard)
+    check_protocol(protocol, topology.split, options.ranks)
+    return ActiveRun(experiment, options, topology, protocol, progress)
 
 
 def _claimed(out: Path, manifest: dict[str, Any], resume: bool, ranks: Ranks) -> RunFolder:

@@ -203,6 +203,13 @@ class DRIFTConfig(AlgorithmSettings):
         same = [name for name in newer if table[name] == getattr(plain, name)]
         return {name: value for name, value in table.items() if name not in same}
 
+    def searched(self) -> Mapping[str, str]:
+        return {
+            "learning_rate": "log:0.0005:0.05",
+            "reg": "log:0.001:0.1",
+            "embedding_size": "4,8,16,32",
+        }
+
     def plan(self, devices: int, positives: int) -> Schedule:
         """A round is an epoch of all users."""
         require_devices(devices)

@@ -22,6 +22,7 @@ which whoever sees it reads the user's vector and every positive. The release is
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, Literal
 
@@ -116,6 +117,22 @@ class FCFConfig(AlgorithmSettings):
         which = "multiples of the rules for " if self.by_density else ""
         least = super(FCFConfig, self).learning()
         return f"{least}, {which}α = {self.alpha:.3g} and λ = {self.reg:.3g}"
+
+    def searched(self) -> Mapping[str, str]:
+        if self.by_density:  # multiples of rules
+            return {
+                "learning_rate": "log:0.005:0.1",
+                "reg": "log:0.3:3",
+                "alpha": "log:0.5:16",
+                "embedding_size": "16,32,64",
+            }
+        weight = {} if self.variant == "fpl" else {"alpha": "log:0.5:50"}
+        return {
+            "learning_rate": "log:0.005:0.1",
+            "reg": "log:0.5:50",
+            **weight,
+            "embedding_size": "8,16,32",
+        }
 
     def confidence(self) -> closed_form.Confidence:
         if self.by_density:

@@ -20,6 +20,7 @@ instead of that of reports estimates k times the mean; the budget is kεT over T
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -99,6 +100,12 @@ class FMFConfig(AlgorithmSettings):
     def system(self) -> str:
         """Its name in tables."""
         return "FMF-LDP" if self.variant == "published" else "FMF-LDP (rotated)"
+
+    def searched(self) -> Mapping[str, str]:
+        own = {"learning_rate": "log:0.0004:0.04", "scale": "log:0.1:10"}
+        if self.variant == "rotated":
+            own = {"memory_rounds": "log:0.5:8"}
+        return {"alpha": "log:0.5:50", **own, "embedding_size": "2,4,8,16"}
 
     def confidence(self) -> closed_form.Confidence:
         return closed_form.Confidence(1.0 + self.alpha, 1.0, self.reg)

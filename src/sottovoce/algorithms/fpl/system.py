@@ -30,6 +30,7 @@ pFPL+ makes X⁺/N times as many draws per epoch as pFPL although the text calls
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
@@ -241,6 +242,15 @@ class FPLConfig(AlgorithmSettings):
         negative = others * (1.0 - (1.0 - 1.0 / others) ** own)
         share = consent.share_positives.astype(np.float64)
         return float((negative + release.positives_sent(held, share, own)).mean())
+
+    def searched(self) -> Mapping[str, str]:
+        server = {} if self.server_rate is None else {"server_rate": "log:0.03:0.3"}
+        return {
+            "learning_rate": "log:0.001:0.1",
+            **server,
+            "reg_user+reg_positive+reg_negative": "log:0.001:0.1",
+            "embedding_size": "8,16,32,64",
+        }
 
     def advice(self, cohort_size: int) -> str:
         if self.server_rate is not None:

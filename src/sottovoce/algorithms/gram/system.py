@@ -76,6 +76,7 @@ class GramConfig(AlgorithmSettings):
     releases: ClassVar[tuple[str, ...]] = ("own-epsilon",)
     links: ClassVar[tuple[str, ...]] = ("secure-sum", "checked-sum")
     published: ClassVar[str] = "Everybody can read the models that are published."
+    gradual: ClassVar[bool] = False  # a stage is no model yet
     embedding_size: int = 128
     """Most factors that are published."""
     recency: bool = True
@@ -169,6 +170,10 @@ class GramConfig(AlgorithmSettings):
         sigma = release.sigma * self.deviation(self.batches)  # as it will be in the end
         share = model.first_share(users, n_items, sigma, places)
         return replace(self, popularity_share=share), None
+
+    def searched(self) -> Mapping[str, str]:
+        weight = {"memory": "log:2:64"} if self.recency else {}
+        return {"embedding_size": "32,64,128,256", "most_head": "500,1000,2000", **weight}
 
     def build_under(self, release: Any, link: Link | None, triples: int) -> Gram:
         checking = None if link is None else link.checking

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -129,6 +130,14 @@ class UCOptions(AlgorithmSettings):
     def names(self) -> tuple[str, ...]:
         """The attributes'."""
         return tuple(a.name for a in self.attributes)
+
+    def searched(self) -> Mapping[str, str]:
+        return {
+            "learning_rate": "log:0.01:1",
+            "item_rate": "log:3:300",
+            "reg": "log:1e-5:1e-2",
+            "embedding_size": "16,32,64",
+        }
 
     @property
     def width(self) -> int:

@@ -123,6 +123,6 @@ ATTACK = ATTACKS.add(
     Attack(
         "complement", "server", PROMISE, _guess, _judge, "A2",
         against=FPL, elsewhere=NOT_FPL, needs=why_not_read, remedy=SECURE_SUM,
-        claimed=_left,
+        claimed=_left, grows_with="users",
     ),
 )  # fmt: skip

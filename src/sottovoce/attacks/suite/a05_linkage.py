@@ -240,7 +240,8 @@ def _judge_items(pool: Pool, truth: Truth) -> Result:
             f"; one that colludes with the proxy, and so reads whose reports are whose, is right "
             f"in {share:.3f} of cases"
         )
-    return _result("item by reports", _ITEM, found.auc, found.interval, base, len(wins), detail)
+    made = _result("item by reports", _ITEM, found.auc, found.interval, base, len(wins), detail)
+    return replace(made, looked=len(np.unique(users)))
 
 
 def _effects(
@@ -339,5 +340,7 @@ MEMBERS = ATTACKS.add(
 )  # fmt: skip
 ITEM = ATTACKS.add(
     "item-by-reports",
-    Attack("item by reports", "server", _ITEM, Pool.of, _judge_items, "A5", **_WHAT),
+    Attack(
+        "item by reports", "server", _ITEM, Pool.of, _judge_items, "A5", grows_with="users", **_WHAT
+    ),
 )

@@ -181,9 +181,11 @@ def _judge_alone(guess: OnePerson, truth: Truth) -> Result:
         return Result("A6", name, "orchestrator", ALONE, "precision", 0.0, (0.0, 1.0), 0.0)
     single = int((known.rows[:, 2] == 1).sum())
     fewest = int(known.rows[:, 2].min())
+    # Where no row is one person's, whichever was claimed would have been wrong: all count.
+    tried = right if single else np.zeros(max(len(right), guess.looked_at), dtype=bool)
     return Result(
         "A6", name, "orchestrator", ALONE, "precision", float(right.mean()),
-        clustered(right.astype(np.int64), np.ones(len(right), dtype=np.int64)),
+        clustered(tried.astype(np.int64), np.ones(len(tried), dtype=np.int64)),
         single / max(1, guess.looked_at), float(right.sum() / single) if single else np.nan,
         len(right), f"{fewest:,} people or more are behind every row",
     )  # fmt: skip

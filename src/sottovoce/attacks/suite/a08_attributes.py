@@ -580,5 +580,6 @@ def _result(value: float, interval: tuple[float, float], claims: int, detail: st
 
 
 ATTACK = ATTACKS.add(
-    "attributes", Attack(_NAME, "anyone", _PROMISE, _guess, _judge, "A8", needs=_needs)
+    "attributes",
+    Attack(_NAME, "anyone", _PROMISE, _guess, _judge, "A8", needs=_needs, grows_with="users"),
 )

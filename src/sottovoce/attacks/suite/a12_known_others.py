@@ -9,13 +9,11 @@ the promise is broken only above that.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import ndtr
 
 from sottovoce.attacks.filters import rank
 from sottovoce.attacks.views import ATTACKS, PERMITTED, Attack, Result, Truth, View
@@ -23,7 +21,7 @@ from sottovoce.core.contributions import STEPS, Contributions
 from sottovoce.core.messages import SummedReports
 from sottovoce.core.redacted import Redacted
 from sottovoce.errors import DoesNotApply
-from sottovoce.privacy.own_epsilon import distance
+from sottovoce.privacy.own_epsilon import auc_permitted
 from sottovoce.rng import Streams
 
 Ints = NDArray[np.int64]
@@ -125,9 +123,7 @@ def _judge(guess: OpenedOnce, truth: Truth) -> Result:
     # Taken off is what the others have added: in, her own is left.
     scores = (along + inside * squares) / np.sqrt(squares)
     own = known.epsilons[rows][there]
-    levels, which = np.unique(own[inside], return_inverse=True)
-    allowed = [ndtr(distance(float(e), guess.delta) / math.sqrt(2.0)) for e in levels]
-    permitted = float(np.asarray(allowed)[which].mean())
+    permitted = auc_permitted(own[inside], guess.delta)
     ranking = rank(_NAME, scores, inside)
     half = ranking.chance.high - 0.5
     ends = (max(0.0, ranking.auc - half), min(1.0, ranking.auc + half))
@@ -143,7 +139,7 @@ def _result(
 ) -> Result:
     return Result(
         "A12", _NAME, "server", _PROMISE, PERMITTED, value, interval, permitted, claims=claims,
-        detail=detail,
+        detail=detail, looked=claims,
     )  # fmt: skip
 
 
@@ -155,6 +151,6 @@ KNOWN = ATTACKS.add(
     "known-others",
     Attack(
         _NAME, "server", _PROMISE, opened_once, _judge, "A12", against=GRAM, elsewhere=NOT_GRAM,
-        needs=_needs,
+        needs=_needs, grows_with="users",
     ),
 )  # fmt: skip

@@ -27,6 +27,7 @@ from sottovoce.attacks.filters import Ranking, rank
 from sottovoce.attacks.views import (
     ATTACKS,
     CONFIDENCE_Z,
+    PERMITTED,
     Attack,
     Remedy,
     Result,
@@ -321,6 +322,21 @@ def _judge_held(home: Home, truth: Truth) -> Result:
     return _result("A12", "member items", _HELD, found, len(mine), detail)
 
 
+ALLOWED: Final = "Nobody tells whether I took part better than the ε of this run permits."
+
+
+def by_epsilon(result: Result, truth: Truth) -> Result:
+    """Held against what ε permits where one bounds what is published: nobody promises a coin there,
+    and with enough users any ε above 0 is told from one. `truth.own["permitted"]` is that AUC."""
+    permitted = truth.own.get("permitted")
+    if permitted is None or not result.claims:
+        return result
+    detail = f"{result.detail}; ε permits an AUC of {permitted:.3f}, and a coin has .5"
+    return replace(
+        result, measure=PERMITTED, base_rate=float(permitted), promise=ALLOWED, detail=detail
+    )
+
+
 def _judge_part(home: Home, truth: Truth) -> Result:
     question = MemberPairs.took_part(truth.train, _RNG)
     users = np.unique(question.users)
@@ -333,7 +349,8 @@ def _judge_part(home: Home, truth: Truth) -> Result:
     half = ranking.chance.high - 0.5
     ends = (max(0.0, ranking.auc - half), min(1.0, ranking.auc + half))
     found = AgainstControl(ranking.auc, 0.5, ends)
-    return _result("A12", "participation", _PART, found, len(users), _said(home))
+    result = _result("A12", "participation", _PART, found, len(users), _said(home))
+    return by_epsilon(replace(result, looked=len(users)), truth)
 
 
 def _result(
@@ -349,12 +366,14 @@ _NOISE: Final = Remedy("noise", "noise on the sum (link.clip, link.noise), at a 
 HELD = ATTACKS.add(
     "member-items",
     Attack(
-        "member items", "anyone", _HELD, Home.of, _judge_held, "A12", needs=_needs, remedy=_NOISE
+        "member items", "anyone", _HELD, Home.of, _judge_held, "A12", needs=_needs, remedy=_NOISE,
+        grows_with="users",
     ),
-)
+)  # fmt: skip
 PART = ATTACKS.add(
     "participation",
     Attack(
-        "participation", "anyone", _PART, Home.of, _judge_part, "A12", needs=_needs, remedy=_NOISE
+        "participation", "anyone", _PART, Home.of, _judge_part, "A12", needs=_needs, remedy=_NOISE,
+        grows_with="users",
     ),
-)
+)  # fmt: skip

@@ -27,6 +27,7 @@ from sottovoce.attacks.suite.a12_membership import (
     Home,
     MemberPairs,
     against_chance,
+    by_epsilon,
 )
 from sottovoce.attacks.views import ATTACKS, Attack, Remedy, Result, Truth, View
 from sottovoce.core.interactions import Interactions
@@ -178,7 +179,8 @@ def _judge_part(home: Home, truth: Truth) -> Result:
             f"{len(wins)} pairs of models with the run's settings, each of {len(inside):,} users "
             f"in one of a pair{words}: in which one she is, by what the other pairs taught"
         )
-        return _part_result(found.auc, found.interval, wins.size, detail)
+        result = _part_result(found.auc, found.interval, wins.size, detail, len(inside))
+        return by_epsilon(result, truth)
     ranking = rank(_NAME, learnt.score(question.clues(home)), inside)
     half = ranking.chance.high - 0.5
     ends = (max(0.0, ranking.auc - half), min(1.0, ranking.auc + half))
@@ -187,7 +189,7 @@ def _judge_part(home: Home, truth: Truth) -> Result:
         f"released model, by what {len(learnt.clues)} pairs of models with its settings "
         f"taught{words}"
     )
-    return _part_result(ranking.auc, ends, len(inside), detail)
+    return by_epsilon(_part_result(ranking.auc, ends, len(inside), detail, len(inside)), truth)
 
 
 def _balanced(asks: Mask, part: Mask) -> Mask:
@@ -213,10 +215,13 @@ def _few_enough(others: Mask, train: Interactions, again: Again, targets: int) -
     return fewer, f", learnt with {len(kept):,} of {len(there):,} others, a smaller world"
 
 
-def _part_result(value: float, interval: tuple[float, float], claims: int, detail: str) -> Result:
+def _part_result(
+    value: float, interval: tuple[float, float], claims: int, detail: str, looked: int = 0
+) -> Result:
     return Result(
-        "A12", _NAME, "anyone", _PART, "AUC", value, interval, 0.5, claims=claims, detail=detail
-    )
+        "A12", _NAME, "anyone", _PART, "AUC", value, interval, 0.5, claims=claims, detail=detail,
+        looked=looked,
+    )  # fmt: skip
 
 
 def _no_model(view: View) -> str:
@@ -230,5 +235,6 @@ PART = ATTACKS.add(
     Attack(
         _NAME, "anyone", _PART, Home.of, _judge_part, "A12", needs=_no_model,
         remedy=Remedy("noise", "noise on the sum (link.clip, link.noise), at a loss of accuracy"),
+        grows_with="users",
     ),
 )  # fmt: skip

@@ -127,6 +127,6 @@ UPLOADS = ATTACKS.add(
     "pubpara",
     Attack(
         "PubPara", "server", _UPLOAD, _read_uploads, _judge_uploads, "A14",
-        needs=_no_uploads, remedy=SECURE_SUM, claimed=_farthest,
+        needs=_no_uploads, remedy=SECURE_SUM, claimed=_farthest, grows_with="users",
     ),
 )  # fmt: skip

@@ -116,5 +116,6 @@ ATTACK = ATTACKS.add(
     Attack(
         "lengths of messages", "network", PROMISE, _guess, _judge, "N1", needs=_needs,
         remedy=Remedy("secure-sum", "masked updates, which all have one length (secure-sum)"),
+        grows_with="users",
     ),
 )  # fmt: skip

@@ -53,5 +53,6 @@ ATTACK = ATTACKS.add(
     Attack(
         "refused owner", "owner", PROMISE, _guess, _judge, "O1", against=DRIFT,
         elsewhere="this is what a data owner could do, from what it gets", needs=_needs,
+        grows_with="users",
     ),
 )  # fmt: skip

@@ -1,0 +1,169 @@
+"""`sottovoce tune`: good settings for an experiment, from its validation part."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+from sottovoce.cli import output
+from sottovoce.cli.options import Json, Out, Threads
+from sottovoce.errors import UsageError
+
+
+def tune(
+    file: Annotated[
+        str,
+        typer.Argument(metavar="FILE", help="An experiment file, or the name of an installed one."),
+    ],
+    searched: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--search",
+            metavar="a.b=RANGE",
+            help="A setting and its range: log:LOW:HIGH, LOW:HIGH or VALUE,VALUE,…; repeatable. By "
+            "default the file's [search], else what the algorithm says of itself.",
+        ),
+    ] = None,
+    trials: Annotated[int, typer.Option(metavar="N", min=1, help="Settings to try.")] = 30,
+    seeds: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Seeds with which each finalist is trained.")
+    ] = 3,
+    finalists: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Best trials that are trained with more seeds.")
+    ] = 3,
+    metric: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME@K",
+            help="By which trials are judged. By default NDCG at the file's cut-off.",
+            show_default=False,
+        ),
+    ] = "",
+    batch: Annotated[
+        int,
+        typer.Option(
+            metavar="N",
+            min=1,
+            help="Trials that are proposed together, from those of earlier batches; the result "
+            "depends on it.",
+        ),
+    ] = 4,
+    jobs: Annotated[
+        int,
+        typer.Option(
+            metavar="N",
+            min=1,
+            max=256,
+            help="Processes that train trials of a batch side by side; the result is the same.",
+        ),
+    ] = 1,
+    prune: Annotated[
+        bool,
+        typer.Option(help="Whether a trial is given up on the way that is worse than the median."),
+    ] = True,
+    test: Annotated[
+        bool,
+        typer.Option(
+            "--test", help="At the end also run the best file once, on the test part, in DIR/test."
+        ),
+    ] = False,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="a.b=c", help="Change one value of the file; repeatable."),
+    ] = None,
+    device: Annotated[Literal["cpu", "cuda"], typer.Option(help="Where to compute.")] = "cpu",
+    threads: Threads = None,
+    out: Out = None,
+    as_json: Json = False,
+) -> None:
+    """Search good settings of an experiment, on its validation part; write the best file.
+
+    FILE is an experiment file, or the name of one that comes with the package (pfpl-plus). The
+    folder is runs/NAME-search by default, and holds best.toml, which `sottovoce run` takes,
+    trials.jsonl with every trial, and report.html.
+
+    Trials learn and are judged within the training part: the test part is not read, unless --test
+    asks for it at the end. The first trial is the file as it is. Optuna proposes the others; those
+    that are worse than the median of former ones at the same epoch are given up. The best
+    --finalists are trained again with other seeds, and the best mean wins.
+
+    A search that was stopped, even by a kill, goes on with the same command, and ends with the same
+    best trial as one that was never stopped. So does one with more --trials. A folder that holds
+    another search is refused.
+
+    What the search would have cost the users of a real federation is said at the end: tuning on
+    private data is not free. This command itself protects nobody: it reads the data that lie here.
+
+    \b
+    Examples:
+      sottovoce tune presets/pfpl-plus --set data.source=movielens-100k
+      sottovoce tune my.toml --trials 50 --jobs 2 --search algorithm.learning_rate=log:1e-4:1e-1
+      sottovoce tune my.toml --search algorithm.reg_user+reg_positive=log:.001:.3 \\
+        --search algorithm.embedding_size=8,16,32 --metric P@10 --out runs/mine
+      sottovoce run runs/mine/best.toml
+    """
+    from sottovoce.core.recommender import default_threads
+    from sottovoce.experiment import Experiment, find_experiment
+    from sottovoce.runs.folder import check_writable
+    from sottovoce.runs.search_trials import SearchOptions, require_optuna, searched_experiment
+    from sottovoce.runs.space import read_space
+    from sottovoce.runs.tune import search, summary_of
+    from sottovoce.runs.tune_report import finalists_table, write_best, write_search_report
+
+    require_optuna()
+    path = find_experiment(file)
+    whole = Experiment.from_file(path, settings or [])
+    experiment = searched_experiment(whole.table)
+    space = read_space(experiment, searched or (), own=whole.table.get("search", {}))
+    place = out or Path("runs") / f"{experiment.name}-search"
+    check_writable(place)
+    options = SearchOptions(
+        trials, seeds, finalists, batch, metric, prune, jobs, threads or default_threads(), device
+    )
+    if device != "cpu" and jobs > 1:
+        raise UsageError("trials on a GPU run one after the other; leave out --jobs")
+    kept = f"go on with the same command; the search is kept in {place}"
+    with output.interruptible(kept), output.progress(lines=True) as report:
+        found = search(experiment, space, place, options, report=report)
+        text = path.read_text(encoding="utf-8")
+        best = write_best(text, whole.table, found)
+        report("report", 0, 1)
+        page = write_search_report(found)
+        report("report", 1, 1)
+        tested = _tested(best, place / "test", options.threads, device, report) if test else None
+    if as_json:
+        answer: dict[str, Any] = {
+            "folder": place,
+            "name": experiment.name,
+            "system": experiment.system,
+            "data": found.folder.manifest()["data"]["name"],
+            "part": "validation",
+            "searched": space.words(),
+            **summary_of(found),
+            "best_file": best,
+            "report": page,
+            "seconds": round(found.seconds, 3),
+        }
+        output.emit(answer | ({} if tested is None else {"test": tested}))
+        return
+    output.show(finalists_table(found), " ".join(found.cost.words()))
+    if tested is not None:
+        shown = ", ".join(f"{name} {value:.4f}" for name, value in tested["results"].items())
+        output.show(f"On the test part: {shown}.")
+    output.show(f"Best:   sottovoce run {best}", f"Search: {place}", f"Report: {page}")
+
+
+def _tested(best: Path, out: Path, threads: int, device: str, report: Any) -> dict[str, Any]:
+    """The best file on the test part, once."""
+    from sottovoce.experiment import Experiment
+    from sottovoce.runs.report import write_run_report
+    from sottovoce.runs.train import run_experiment
+
+    experiment = Experiment.from_file(best, ["data.part=test"])
+    outcome = run_experiment(
+        experiment, out, resume=True, threads=threads, device=device, report=report
+    )
+    write_run_report(outcome)
+    return {"run": out, "results": outcome.evaluations[outcome.system].summary()}
