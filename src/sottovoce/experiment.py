@@ -377,7 +377,10 @@ class Experiment:
         known, ranks = dataset.user_attributes, dataset.shard.ranks
         # A stranger's algorithm may know nothing of ranks, and need not where there is one.
         more = {"ranks": ranks} if ranks.several else {}
-        return algorithm.on_data(known, consent, n_items, release, places, **more)
+        settings, labels = algorithm.on_data(known, consent, n_items, release, places, **more)
+        table = dataset.interactions
+        users, positives = ranks.total(table.n_users, table.n_interactions)
+        return settings.by_rule(users, positives, n_items), labels
 
     def prepared(self, dataset: Dataset | None = None) -> PreparedExperiment:
         """With these data, or those that it names, split, and the consent of their users."""

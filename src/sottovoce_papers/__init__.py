@@ -39,6 +39,8 @@ NAMES: Mapping[str, str] = {
     "uc-figure8": "UC-FedRec: learning curves",
     "one-shot": "gram beside everything else: accuracy against ε, and by each user's own ε "
     "(MovieLens 1M and 100K, Gowalla, Foursquare Italy, the town)",
+    "presets": "shipped presets as they are beside the best central system, on every data set that "
+    "is here",
     "year": "gram through a year in which users join month by month, beside fresh releases "
     "(MovieLens 1M)",
     "scale": "FPL, FMF-LDP and gram against the number of users and ε (a generated crowd of "
@@ -61,6 +63,7 @@ MODULES: Mapping[str, Sequence[str]] = {
     "drift": ("drift_figure61", "drift_figure62", "drift_figure63", "drift_theta"),
     "uc": ("uc_tables", "uc_table3", "uc_sweeps", "uc_figures"),
     "one": ("one_shot",),
+    "presets": ("presets",),
     "year": ("year",),
     "scale": ("scale",),
     "price": ("price_list",),

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from sottovoce import Experiment, run_experiment
 from sottovoce.algorithms.fcf.system import FCF, FCFConfig
 from sottovoce.core.cohort import Cohort
 from sottovoce.core.consent import Choice, Consent
@@ -14,6 +15,7 @@ from sottovoce.errors import ConfigError, ConsentError, MessageError
 from sottovoce.parties.server import Server
 from sottovoce.privacy.mechanisms import Everything
 from sottovoce.rng import Streams
+from sottovoce.runs.devices import world_of
 from sottovoce.runs.federation import Federation
 from sottovoce.runs.folder import RunFolder
 from sottovoce.testing import random_world
@@ -201,3 +203,33 @@ def test_a_run_that_was_cut_off_goes_on_as_if_it_had_not_been(variant, keeps_mem
     assert np.array_equal(second.devices.cohort.vectors, whole.devices.cohort.vectors) == same
     assert np.array_equal(second.server.memory, whole.server.memory) == same
     assert second.devices.ledger.totals == whole.devices.ledger.totals
+
+
+def test_confidence_and_pull_follow_the_density_of_the_data():
+    rules = FCFConfig(by_density=True, alpha=2.0, reg=3.0)
+    found = rules.by_rule(users=100, positives=1000, n_items=400)
+    assert found.by_density is None
+    assert found.alpha == pytest.approx(2.0 / (50 * 0.025))
+    assert found.reg == pytest.approx(3.0 * 1.5 * 5**0.5 * found.alpha)
+    assert found.by_rule(5, 5, 5) == found  # numbers stay
+    for use in (rules.confidence, rules.check_terms):
+        with pytest.raises(ConfigError, match="by_density"):
+            use()
+    assert FCFConfig(by_density=False) == FCFConfig()
+
+
+def test_what_rules_came_to_is_in_the_manifest_and_the_terms(tmp_path):
+    table = {
+        "name": "ruled", "town": {"residents": 60, "venues": 40},
+        "algorithm": {"name": "fcf", "by_density": True, "rounds": 1, "embedding_size": 4},
+        "consent": {"share_positives": 1.0},
+    }  # fmt: skip
+    outcome = run_experiment(Experiment.from_table(table), tmp_path / "run")
+    noted = outcome.folder.manifest()["by_rule"]
+    settings = outcome.federation.server.algorithm.config
+    assert noted == {"alpha": settings.alpha, "reg": settings.reg}
+    terms = world_of(outcome.experiment, outcome.dataset, outcome.federation).terms.to_table()
+    assert "by_density" not in terms["algorithm"]
+    assert terms["algorithm"]["alpha"] == settings.alpha
+    again = run_experiment(Experiment.from_table(table), tmp_path / "run", resume=True)
+    assert np.array_equal(again.federation.server.items, outcome.federation.server.items)

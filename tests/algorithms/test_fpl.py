@@ -4,8 +4,11 @@ import numpy as np
 import pytest
 
 from sottovoce.algorithms.fpl.system import CONFIGURATIONS, FPL, FPLConfig, published_cost, schedule
+from sottovoce.algorithms.schedule import Schedule, Signs
 from sottovoce.baselines.bpr_mf import BPRMF
+from sottovoce.core.cohort import Cohort
 from sottovoce.core.consent import Choice, Consent
+from sottovoce.core.messages import ModelView, SummedReports
 from sottovoce.errors import ConfigError, Diverged
 from sottovoce.privacy.mechanisms import ShareFraction
 from sottovoce.rng import Streams
@@ -184,3 +187,137 @@ def test_initial_values_have_the_stated_spread_and_do_not_depend_on_the_cohort()
     zero = FPL(FPLConfig(embedding_size=16, init_bias="zero"), 1).server_init(50, rng)
     assert np.all(zero[:, -1] == 0)
     assert np.any(algorithm.server_init(50, rng)[:, -1] != 0)
+
+
+def test_a_server_by_adagrad_takes_the_same_steps_whatever_the_number_of_devices():
+    """Twice the devices make twice the sum, and not a larger step; rows that nobody names stay."""
+    config = FPLConfig(embedding_size=3, server_rate=0.2)
+    server = FPL(config, 5)
+    items = server.server_init(6, Streams.from_seed(1))
+    memory = server.server_memory(6)
+    assert memory.shape == (6, 4)
+    rows = np.array([1, 4], dtype=np.int32)
+    sums = np.array([[5, -3, 0, 7], [1, 2, 4, 8]], dtype=np.int64) << 20
+
+    def folded(times):
+        at, kept = items, memory
+        for round in range(3):
+            told = SummedReports(round, rows, times * sums * (1 - 2 * (round == 1)), 9)
+            at, kept = server.server_fold(at, kept, told)
+        return at, kept
+
+    one, many = folded(1), folded(1000)
+    assert np.allclose(one[0], many[0], atol=1e-6)
+    first = server.server_fold(items, memory, SummedReports(0, rows, sums, 9))[0]
+    assert np.allclose((first - items)[rows], 0.2 * np.sign(sums), atol=1e-6)
+    untouched = [0, 2, 3, 5]
+    assert np.array_equal(one[0][untouched], items[untouched])
+    assert not one[1][untouched].any()
+    # 1 − 1/√2 + 1/√3 of a step, in three rounds of which the second goes back.
+    assert np.allclose(
+        (one[0] - items)[rows], 0.2 * np.sign(sums) * (1 - 0.5**0.5 + 3**-0.5), atol=1e-5
+    )
+
+
+def test_rows_of_zeros_and_rows_that_are_missing_are_the_same_to_adagrad():
+    server = FPL(FPLConfig(embedding_size=3, server_rate=0.2), 5)
+    items, memory = server.server_init(6, Streams.from_seed(1)), server.server_memory(6)
+    some = np.array([[1, 2, 3, 4]], dtype=np.int64)
+    every = np.zeros((6, 4), dtype=np.int64)
+    every[2] = some
+    sparse = server.server_fold(
+        items, memory, SummedReports(0, np.array([2], dtype=np.int32), some, 3)
+    )
+    dense = server.server_fold(
+        items, memory, SummedReports(0, np.arange(6, dtype=np.int32), every, 3)
+    )
+    assert all(np.array_equal(a, b) for a, b in zip(sparse, dense, strict=True))
+
+
+def test_one_device_a_round_is_not_fused_where_the_server_divides():
+    train = random_world(12, 30, 120, seed=2)
+    config = FPLConfig(embedding_size=4, cohort_size=1, triples=3, server_rate=0.1)
+    runs = [
+        small_run(
+            FPL(config, 3), train, rounds=25, cohort_size=1, choice=Choice(share_positives=1.0),
+            seed=5, written=written,
+        )
+        for written in (True, False)
+    ]  # fmt: skip
+    assert np.array_equal(runs[0].items, runs[1].items)
+    plain = small_run(
+        FPL(FPLConfig(embedding_size=4, cohort_size=1, triples=3), 3), train, rounds=25,
+        cohort_size=1, choice=Choice(share_positives=1.0), seed=5,
+    )  # fmt: skip
+    assert not np.allclose(runs[0].items, plain.items, atol=1e-3)
+
+
+@pytest.mark.parametrize("rate", [0.0, -0.1, 11.0])
+def test_a_server_rate_that_makes_no_sense_is_refused(rate):
+    with pytest.raises(ConfigError, match="server_rate"):
+        FPLConfig(server_rate=rate)
+
+
+def test_what_a_model_looks_like_names_the_setting():
+    plan = Schedule(100, 1000, 100, 10, 10, 200)
+    config = FPLConfig(server_rate=0.2, reg_user=0.5)
+    assert "reg_user (0.5)" in config.suspects(plan, Signs(1.0, 0.97))[0]
+    assert "server_rate (0.2)" in config.suspects(plan, Signs(80.0, 0.97))[0]
+    few = Schedule(100, 1000, 100, 10, 10, 2)
+    assert "algorithm.rounds (there were 2)" in config.suspects(few, Signs(1.0, 0.97))[0]
+    assert (
+        "learning_rate (0.001)"
+        in (FPLConfig(learning_rate=0.001, reg_user=0.01).suspects(plan, Signs(1.0, 0.97))[0])
+    )
+    assert "reg_user (0.5) is likely too small" in config.suspects(plan, Signs(1.0, 0.1))[0]
+    assert config.suspects(plan, Signs(1.0, 0.5)) == ()
+
+
+def by_interaction(triples=16, **more):
+    return FPLConfig(embedding_size=4, triples=triples, draws_by="interaction", **more)
+
+
+def test_by_interaction_a_device_draws_as_often_as_it_has_positives():
+    config = by_interaction()
+    held = np.array([1, 2, 3, 4, 7, 8, 15, 16, 17, 900])
+    assert config.own_draws(held, 16).tolist() == [1, 2, 2, 4, 4, 8, 8, 16, 16, 16]
+    assert FPLConfig().own_draws(held, 16).tolist() == [16] * 10
+    assert schedule(FPLConfig(draws_by="interaction"), 10, 1005).triples == 201
+    with pytest.raises(ConfigError, match="draws_by"):
+        FPLConfig(draws_by="device")
+
+
+@pytest.mark.parametrize("share", [0.5, 1.0])
+def test_by_interaction_messages_and_sums_are_the_same(share):
+    """What devices write out, added up, is what simulations sum; a device alone draws the same."""
+    train = random_world(23, 61, 500, seed=4)
+    runs = [
+        small_run(
+            FPL(by_interaction(server_rate=0.1), 16), train, rounds=6, cohort_size=cohort,
+            choice=Choice(share_positives=share), seed=5, written=written,
+        )
+        for written in (True, False)
+        for cohort in (23,)
+    ]  # fmt: skip
+    assert np.array_equal(runs[0].items, runs[1].items)
+    assert np.array_equal(runs[0].vectors, runs[1].vectors)
+    alike = small_run(
+        FPL(FPLConfig(embedding_size=4, triples=16, server_rate=0.1), 16), train, rounds=6,
+        cohort_size=23, choice=Choice(share_positives=share), seed=5,
+    )  # fmt: skip
+    assert not np.array_equal(runs[0].items, alike.items)
+
+
+def test_by_interaction_no_device_sends_more_than_it_has_drawn():
+    train = random_world(23, 61, 500, seed=4)
+    algorithm, users = FPL(by_interaction(), 16), np.arange(23, dtype=np.int64)
+    rng = Streams.from_seed(3)
+    consent = Consent.uniform(users, Choice(share_positives=1.0))
+    cohort = Cohort(users, train, consent, algorithm.device_init(users, rng))
+    view = ModelView(0, algorithm.server_init(61, rng))
+    able = np.flatnonzero(cohort.able())
+    made = algorithm.device_learn(view, cohort, able, rng)
+    own = by_interaction().own_draws(train.counts[able], 16)
+    assert np.array_equal(np.bincount(made.row, minlength=len(able)), 2 * own)
+    assert (np.diff(made.row) >= 0).all()
+    assert np.array_equal(made.item[1::2], train.items[made.entry[1::2]])

@@ -25,6 +25,12 @@ WORLDS = {
         "link": SUM,
         "algorithm": {"configuration": "pFPL", "embedding_size": 4, "rounds": 4},
     },
+    "fpl, summed, by Adagrad": {
+        "link": SUM,
+        "algorithm": {
+            "configuration": "pFPL", "embedding_size": 4, "rounds": 4, "server_rate": 0.1,
+        },
+    },
     "fcf": {
         "link": SUM,
         "algorithm": {"name": "fcf", "embedding_size": 4, "rounds": 2},

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from sottovoce.algorithms.fpl.system import FPL, FPLConfig
-from sottovoce.attacks.suite.a01_lone_rows import ATTACK
+from sottovoce.attacks.suite.a01_lone_rows import ATTACK, ON_SUMS
 from sottovoce.attacks.views import SeenRound, Truth, View
 from sottovoce.core.cohort import Cohort
 from sottovoce.core.consent import Choice, Consent
@@ -24,7 +24,7 @@ USERS = np.arange(N_USERS, dtype=np.int64)
 
 
 class Published:
-    """Keeps the models, and, for judging alone, the vectors at the time."""
+    """Keeps models, what reaches the server, and, for judging alone, the vectors at the time."""
 
     def __init__(self, devices):
         self.devices, self.seen, self.vectors = devices, [], {}
@@ -35,10 +35,13 @@ class Published:
                 SeenRound(message.round, (), ModelView(message.round, message.items.copy()))
             )
             self.vectors[message.round] = self.devices.cohort.vectors.copy()
+        elif party == "server":
+            last = self.seen[-1]
+            self.seen[-1] = SeenRound(last.round, (*last.messages, message), last.published)
 
 
-def attacked(triples, noise=0.0, clip=0.0):
-    config = FPLConfig(embedding_size=8, learning_rate=0.05, triples=triples)
+def attacked(triples, noise=0.0, clip=0.0, attack=ATTACK, **more):
+    config = FPLConfig(embedding_size=8, learning_rate=0.05, triples=triples, **more)
     algorithm, rng = FPL(config, triples), Streams.from_seed(8)
     consent = Consent.uniform(USERS, Choice(share_positives=0.0))
     link = SecureSum(min_devices=40, clip=clip, noise=noise)
@@ -52,13 +55,14 @@ def attacked(triples, noise=0.0, clip=0.0):
         server, devices, N_USERS, ROUNDS, message_observers=[ear], masker=masker,
         largest_value=LIMIT * triples * GRID,
     ).run()  # fmt: skip
-    view = View("anyone", tuple(ear.seen), config, ShareFraction(), link, N_ITEMS, server.items)
+    view = View(attack.party, tuple(ear.seen), config, ShareFraction(), link, N_ITEMS, server.items)
     truth = Truth(
         TRAIN, TRAIN, consent.takes_part, consent.share_positives, {}, {}, cohort.vectors,
         {"vectors": ear.vectors},
     )  # fmt: skip
-    assert ATTACK.applies(view) == ""
-    return ATTACK.run(view, truth)
+    assert [one.applies(view) == "" for one in (ATTACK, ON_SUMS) if one is not attack] == [False]
+    assert attack.applies(view) == ""
+    return attack.run(view, truth)
 
 
 def test_where_few_draw_an_item_single_rows_give_hidden_positives_away():
@@ -93,3 +97,19 @@ def test_only_rounds_in_a_row_are_compared(rounds):
     seen = tuple(SeenRound(m.round, (), m) for m in models)
     view = View("anyone", seen, FPLConfig(), ShareFraction(), SecureSum(), 3, np.zeros((3, 11)))
     assert ATTACK.guess(view) == []
+
+
+def test_adagrad_hides_nothing_from_who_opens_the_sums():
+    found = attacked(triples=1, attack=ON_SUMS, server_rate=0.1)
+    assert found.verdict == "broken"
+    assert found.value > 0.9
+    assert found.claims > 300
+    many = attacked(triples=200, attack=ON_SUMS, server_rate=0.1)
+    assert many.verdict != "broken"
+    assert many.claims < 5
+
+
+def test_biases_that_are_pulled_to_zero_hide_nothing():
+    found = attacked(triples=1, reg_bias=0.05)
+    assert found.verdict == "broken"
+    assert found.value > 0.9

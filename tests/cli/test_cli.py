@@ -406,6 +406,10 @@ def test_a_run_that_ends_below_popularity_says_what_to_try(sottovoce_, tiny, tmp
     assert [f"note: {note}\n" for note in only_json(out)["notes"]] == [err]
     better = ["--set", "algorithm.learning_rate=0.002", "--out", tmp_path / "better", "--json"]
     code, out, err = sottovoce_("run", tiny / "tiny.toml", *options, *better)
+    assert (code, "pFPL+ is no better than Top-Pop, but for chance" in err) == (0, True)
+    assert len(only_json(out)["notes"]) == 1
+    preset = ["presets/pfpl-plus", "--set", "algorithm.rounds=60", "--out", tmp_path / "preset"]
+    code, out, err = sottovoce_("run", *preset, "--json")
     assert (code, err, only_json(out)["notes"]) == (0, "", [])
 
 

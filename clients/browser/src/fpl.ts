@@ -103,7 +103,7 @@ export class Fpl {
   ): Updates {
     this.require(view, history, vector);
     const draws = streams.child("learn", view.round, user).draws();
-    return learnRows(this.step, view, history, vector, draws, this.settings.triples);
+    return learnRows(this.step, view, history, vector, draws, this.draws(history));
   }
 
   /** By which of her items may leave in this round, under her share π. */
@@ -156,7 +156,7 @@ export class Fpl {
     user: number,
   ): Float32Array {
     let found = vector;
-    for (let turn = 0; turn < Math.ceil(HOME_DRAWS / this.settings.triples); turn++) {
+    for (let turn = 0; turn < Math.ceil(HOME_DRAWS / this.draws(history)); turn++) {
       found = this.learn(view, history, found, streams.child("home", turn), user).vector;
     }
     return found;
@@ -181,6 +181,14 @@ export class Fpl {
     this.require(view, history, vector);
     const seen = new Set(history.items);
     return best(this.scores(view, vector), n, (item) => seen.has(item) || leave(item));
+  }
+
+  /** How often she draws: as the terms say, or by interaction, as often as she has positives,
+   * rounded down to a power of two, and so often at most. */
+  private draws(history: History): number {
+    const { draws_by, triples } = this.settings;
+    if (draws_by === null) return triples;
+    return Math.min(triples, 2 ** (31 - Math.clz32(Math.max(1, history.items.length))));
   }
 
   private require(view: ModelView, history: History, vector: Float32Array): void {

@@ -77,6 +77,8 @@ export function fplTerms(draw: Draw, sizes: readonly number[] = SIZES): string {
   if (draw() < 0.5) algorithm["reg_user"] = draw() / 10;
   if (draw() < 0.5) algorithm["reg_positive"] = draw() / 10;
   if (draw() < 0.5) algorithm["reg_negative"] = draw() / 10;
+  if (draw() < 0.3) algorithm["draws_by"] = "interaction";
+  if (draw() < 0.3) algorithm["server_rate"] = between(draw, 0.01, 0.5);
   const made = sum ? { ...link(draw), clip: one(draw, [0, 0.5]) } : { name: "direct" };
   return JSON.stringify({
     protocol: 2, federation: name(draw), n_items: N_ITEMS, algorithm,

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sottovoce.algorithms.schedule import Schedule as Schedule
+from sottovoce.algorithms.schedule import Signs as Signs
 from sottovoce.algorithms.schedule import Work as Work
 from sottovoce.algorithms.schedule import require_devices as require_devices
 from sottovoce.core.choice import ASKED, DrawnField
@@ -93,6 +94,10 @@ class AlgorithmSettings(Component, ABC):
         """Draws of a device and round; 0 where it draws no pairs, or does not say how many."""
         return 0
 
+    def draws_each(self, plan: Schedule) -> float:
+        """Draws of a device and round, on average, about."""
+        return float(plan.triples)
+
     @property
     def counts_senders(self) -> bool:
         """Whether the last number of a row in a report says 1, for its sender."""
@@ -158,6 +163,11 @@ class AlgorithmSettings(Component, ABC):
         place each item is. Users may be one rank's; what holds for all comes from all `ranks`."""
         return self, None
 
+    def by_rule(self, users: int, positives: int, n_items: int) -> Self:
+        """With numbers in the place of rules, on data with so many users, positives and items. In
+        a real federation whoever sets it up knows these about, or names the numbers."""
+        return self
+
     @property
     def waits_for(self) -> int | Literal["all"]:
         """Reports that a round of a real federation waits for: a number, or those of all who are
@@ -208,6 +218,11 @@ class AlgorithmSettings(Component, ABC):
     def advice(self, cohort_size: int) -> str:
         """What to try where it ends below popularity."""
         return "try more rounds, or other settings of the algorithm"
+
+    def suspects(self, plan: Schedule, signs: Signs) -> tuple[str, ...]:
+        """Which settings most likely caused that a run ends near popularity, in half-sentences, by
+        what was measured; nothing where that tells nothing."""
+        return ()
 
     def rows_named(self, n_items: int) -> str:
         """For how many items a report has a row, in words for the device's owner."""
@@ -282,8 +297,6 @@ class FactorModel(ABC):
     sends: ClassVar[Literal["rows", "bits", "contributions"]] = "rows"
     """What leaves a device: updates of rows (`CrossDevice`), randomised reports (`Reporting`) or
     contributions to sums that are opened once (`Contributing`)."""
-    fuses: ClassVar[bool] = False
-    """Whether many rounds of one device each can be run at once (`device_learn_rounds`)."""
     sums: ClassVar[bool] = False
     """Whether simulations have a way of their own for whole cohorts (`device_learn_summed`, or
     `device_report`), which gives what the definition gives."""
@@ -294,6 +307,11 @@ class FactorModel(ABC):
     and devices recommend by the published one. Otherwise by the newest."""
     config: Any
     """Its `AlgorithmSettings`."""
+
+    @property
+    def fuses(self) -> bool:
+        """Whether many rounds of one device each can be run at once (`device_learn_rounds`)."""
+        return False
 
     @property
     def row_bytes(self) -> int:

@@ -48,3 +48,14 @@ def require_devices(devices: int) -> None:
         raise ConfigError(
             "no device can take part: nobody both consents and has some, but not all, of the items"
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Signs:
+    """What a model's scores look like, by which it is told why a run ends near popularity. Of each
+    user the scores are taken less their mean over all items."""
+
+    spread: float
+    """Their standard deviation."""
+    common: float
+    """The share of their variance that all users have in common: with 1 everybody has one list."""

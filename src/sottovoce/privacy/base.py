@@ -93,7 +93,7 @@ class Release(Component, ABC):
         return LIMIT * max(1, draws) + self.noise_bound
 
     def positives_sent(
-        self, held: NDArray[np.int64], share: NDArray[np.float64], draws: int
+        self, held: NDArray[np.int64], share: NDArray[np.float64], draws: int | NDArray[np.int64]
     ) -> NDArray[np.float64]:
         """How many distinct items of its own a device is expected to send after so many draws, if
         it holds so many and shares so much of them (π)."""

@@ -57,7 +57,7 @@ class ShareFraction(Release):
             raise ConfigError(f'release.per must be "draw" or "item", not {self.per!r}')
 
     def positives_sent(
-        self, held: NDArray[np.int64], share: NDArray[np.float64], draws: int
+        self, held: NDArray[np.int64], share: NDArray[np.float64], draws: int | NDArray[np.int64]
     ) -> NDArray[np.float64]:
         if self.per == "draw":
             found: NDArray[np.float64] = held * (1.0 - (1.0 - share / held) ** draws)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -92,7 +92,16 @@ class DeviceTopology(Topology):
         return self.federation.devices.ledger
 
     def manifest(self) -> dict[str, Any]:
-        return {"schedule": asdict(self.federation.schedule)}
+        """With the numbers that rules came to, where the file has some."""
+        asked, found = self.experiment.algorithm, self.federation.server.algorithm.config
+        ruled = {
+            field.name: getattr(found, field.name)
+            for field in fields(found)
+            if getattr(found, field.name) != getattr(asked, field.name)
+            and isinstance(getattr(found, field.name), int | float)
+        }
+        rules = {"by_rule": ruled} if ruled else {}
+        return {"schedule": asdict(self.federation.schedule), **rules}
 
     def train(self, run: ActiveRun) -> None:
         if run.options.engine in ("simulation", "distributed"):

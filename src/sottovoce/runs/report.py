@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.algorithms.base import Schedule
+from sottovoce.algorithms.base import AlgorithmSettings, Schedule
 from sottovoce.core.quality import Estimate
 from sottovoce.errors import RunError
 from sottovoce.evaluation import plots
@@ -344,10 +344,15 @@ def _how(outcome: RunOutcome) -> tuple[TextBlock, Mapping[str, object]]:
         f"take part {algorithm.describe(plan)}"
     )
     return TextBlock(story), {
-        "learning": algorithm.learning(),
+        "learning": _settings(outcome).learning(),
         "schedule": _rounds(plan),
         "release": release.describe(),
     }
+
+
+def _settings(outcome: RunOutcome) -> AlgorithmSettings:
+    """With numbers in the place of rules."""
+    return outcome.experiment.on(outcome.dataset, outcome.consent)[0]
 
 
 def _schedule(outcome: RunOutcome) -> Schedule:

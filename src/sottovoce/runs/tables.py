@@ -15,9 +15,10 @@ from sottovoce.baselines import BASELINES
 from sottovoce.evaluation.metrics import METRICS
 from sottovoce.evaluation.protocol import Evaluation
 from sottovoce.evaluation.seeds import spreads
-from sottovoce.evaluation.significance import Comparison, compare, compare_all
+from sottovoce.evaluation.significance import Comparison, compare_all
 from sottovoce.evaluation.tables import Cell, Column, Table, Value
 from sottovoce.privacy.accountant import rounded_up
+from sottovoce.runs.floor import near_popularity
 from sottovoce.runs.read import FinishedRun, LedgerLine, Sums, choice_groups
 from sottovoce.runs.train import DeviceOutcome, RunOutcome, SiloOutcome
 
@@ -53,27 +54,14 @@ def readable_bytes(count: float) -> str:
 
 
 def hints(outcome: RunOutcome) -> list[str]:
-    """What a reader of the results should be told: that a system which learns ends below
+    """What a reader of the results should be told: that a system which learns ends near
     popularity, and what to try; that the catalogue is cut; that a sum hides less than it seems
     to."""
-    own = outcome.evaluations[outcome.system]
-    metric = own_metric(own)
-    size = outcome.federation.schedule.cohort_size if isinstance(outcome, DeviceOutcome) else 0
-    advice = outcome.experiment.algorithm.advice(size)
-    found = []
-    for label, baseline in outcome.experiment.baselines:
-        if not baseline.floor:
-            continue
-        pair = {label: outcome.evaluations[label], outcome.system: own}
-        found += [
-            f"{outcome.system} ends below {name_of(label)} ({metric} {test.mean:.4f} against "
-            f"{test.reference_mean:.4f}); {advice}"
-            for test in compare(pair, metric, label)
-            if test.significant() and test.mean < test.reference_mean
-        ]
+    found = near_popularity(outcome)
     if isinstance(outcome, SiloOutcome):
         return found + _silo_hints(outcome)
     if outcome.cut is not None:
+        own = outcome.evaluations[outcome.system]
         found.append(outcome.cut.words(outcome.system, own.summary()))
     return found + _sum_hints(outcome)
 
@@ -86,14 +74,16 @@ def _sum_hints(outcome: RunOutcome) -> list[str]:
     n_items = outcome.split.train.n_items
     if link is None or link.summing is None or link.noise or not plan.triples:
         return []
-    each = plan.cohort_size * plan.triples / n_items
+    algorithm = outcome.federation.server.algorithm.config
+    each = plan.cohort_size * algorithm.draws_each(plan) / n_items
     if each >= DRAWS_PER_ITEM:
         return []
     enough = -(-DRAWS_PER_ITEM * n_items // plan.cohort_size)
     return [
         f"an item is drawn {each:.2g} times in a round, so that rows of the sum that are one "
         f"device's can be read by everybody; set algorithm.triples to {enough:,} or more (with "
-        "fewer rounds), or link.clip and link.noise; see `sottovoce attack`"
+        "fewer rounds, and without algorithm.draws_by), or link.clip and link.noise; see "
+        "`sottovoce attack`"
     ]
 
 

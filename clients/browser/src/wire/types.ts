@@ -89,8 +89,10 @@ export interface FplSettings {
   readonly name: "fpl";
   readonly embedding_size: number;
   readonly learning_rate: number;
+  readonly server_rate: number | null;
   readonly cohort_size: number | "all";
   readonly triples: number;
+  readonly draws_by: "interaction" | null;
   readonly epochs: number;
   readonly rounds: number;
   readonly reg_user: number | null;

@@ -21,8 +21,9 @@ which whoever sees it reads the user's vector and every positive. The release is
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -34,6 +35,7 @@ from sottovoce.algorithms.base import (
     AlgorithmSettings,
     CrossDevice,
     Schedule,
+    Signs,
     Work,
 )
 from sottovoce.algorithms.closed_form import vectors as closed_form
@@ -46,6 +48,16 @@ from sottovoce.errors import ConfigError, MessageError
 from sottovoce.rng import Streams
 
 _ADAM = (0.9, 0.999, 1e-8)
+_MOST = 1e6
+_UNKNOWN = (
+    "algorithm.by_density needs to know how dense the data are, which nobody does in a real "
+    "federation; name algorithm.alpha and algorithm.reg in its place (a run on data that are alike "
+    "says which, in its manifest)"
+)
+_HARDLY_MOVED = 0.5
+"""Of a number of the model, in all rounds: vectors are then nearly as they were drawn."""
+_ALIKE = 0.9
+"""Share of scores' variance in common from which lists are nearly everybody's."""
 
 
 @ALGORITHMS.register("fcf")
@@ -60,6 +72,8 @@ class FCFConfig(AlgorithmSettings):
     """Confidence of a positive is 1 + α; not used by the variant "fpl"."""
     reg: float = 1.0
     """Pull of all vectors to 0; λ in the paper. Above 0, or users could have no solution."""
+    by_density: bool | None = None
+    """Whether `alpha` and `reg` are multiples of what suits the density of the data (`by_rule`)."""
     rounds: int = 50
     """Rounds; every device that takes part is in each."""
     variant: Literal["paper", "fpl"] = "paper"
@@ -71,9 +85,11 @@ class FCFConfig(AlgorithmSettings):
         require_whole("embedding_size", self.embedding_size, 1, closed_form.MOST_FACTORS)
         require_whole("rounds", self.rounds, 1, 1_000_000)
         require_number("learning_rate", self.learning_rate, 0.0, 10.0)
-        require_number("alpha", self.alpha, 0.0, 1e6, above=False)
-        require_number("reg", self.reg, 0.0, 1e6)
+        require_number("alpha", self.alpha, 0.0, _MOST, above=False)
+        require_number("reg", self.reg, 0.0, _MOST)
         require_number("init_scale", self.init_scale, 0.0, 1e3)
+        if not self.by_density:  # so that terms that are agreed to stay as they are
+            object.__setattr__(self, "by_density", None)
         if self.variant not in ("paper", "fpl"):
             raise ConfigError(f'variant must be "paper" or "fpl", not {self.variant!r}')
 
@@ -82,7 +98,34 @@ class FCFConfig(AlgorithmSettings):
         """Its name in tables."""
         return "FCF" if self.variant == "paper" else "FCF (as in FPL)"
 
+    def by_rule(self, users: int, positives: int, n_items: int) -> FCFConfig:
+        """Where it goes by density: α is a multiple of 1/(50 · density), and λ one of α · 1.5 √m,
+        with m the geometric mean of positives per user and per item. With multiples of 1 these are
+        the rules of iALS (`baselines/ials.py`), but for what is rare there."""
+        if not self.by_density:
+            return self
+        alpha = self.alpha * users * n_items / (50.0 * max(1, positives))
+        reg = self.reg * 1.5 * math.sqrt(positives / math.sqrt(users * n_items)) * alpha
+        found = {"alpha": min(alpha, _MOST), "reg": min(max(reg, 1.0 / _MOST), _MOST)}
+        return FCFConfig(**{**asdict(self), "by_density": None, **found})
+
+    def check_terms(self) -> None:
+        if self.by_density:
+            raise ConfigError(_UNKNOWN)
+
+    def learning(self) -> str:
+        which = "multiples of the rules for " if self.by_density else ""
+        least = super(FCFConfig, self).learning()
+        return f"{least}, {which}α = {self.alpha:.3g} and λ = {self.reg:.3g}"
+
     def searched(self) -> Mapping[str, str]:
+        if self.by_density:  # multiples of rules
+            return {
+                "learning_rate": "log:0.005:0.1",
+                "reg": "log:0.3:3",
+                "alpha": "log:0.5:16",
+                "embedding_size": "16,32,64",
+            }
         weight = {} if self.variant == "fpl" else {"alpha": "log:0.5:50"}
         return {
             "learning_rate": "log:0.005:0.1",
@@ -92,6 +135,8 @@ class FCFConfig(AlgorithmSettings):
         }
 
     def confidence(self) -> closed_form.Confidence:
+        if self.by_density:
+            raise ConfigError(_UNKNOWN)
         if self.variant == "fpl":
             return closed_form.Confidence(1.0, 0.0, self.reg)
         return closed_form.Confidence(1.0 + self.alpha, 1.0, self.reg)
@@ -122,6 +167,20 @@ class FCFConfig(AlgorithmSettings):
 
     def advice(self, cohort_size: int) -> str:
         return f"try another algorithm.learning_rate than {self.learning_rate:g}, or more rounds"
+
+    def suspects(self, plan: Schedule, signs: Signs) -> tuple[str, ...]:
+        if self.variant == "paper" and plan.rounds * self.learning_rate < _HARDLY_MOVED:
+            return (
+                f"Adam moves a number by {self.learning_rate:g} a round at most: more "
+                f"algorithm.rounds (there were {plan.rounds:,}) or a larger "
+                "algorithm.learning_rate most likely help",
+            )
+        if signs.common > _ALIKE:
+            return (
+                f"{signs.common:.0%} of what scores differ by is the same for all users: "
+                f"algorithm.reg ({self.reg:g}) is likely too large",
+            )
+        return ()
 
     def rows_named(self, n_items: int) -> str:
         return "each of your items" if self._plain else f"each of {n_items:,} items"

@@ -37,7 +37,8 @@ def require(device: str) -> None:
 class FPLOnGPU:
     """An `Accelerator` (parties/device.py) for one cohort."""
 
-    triples: int
+    own: NDArray[np.int64]
+    """Draws of each device."""
     _resident: CudaFederation
 
     @classmethod
@@ -45,7 +46,7 @@ class FPLOnGPU:
         cls,
         step: PairStep,
         width: int,
-        triples: int,
+        own: NDArray[np.int64],
         cohort: Cohort,
         n_items: int,
         rule: ShareRule,
@@ -67,7 +68,7 @@ class FPLOnGPU:
             allowed=rule.allowed,
             device=device,
         )
-        return cls(triples, resident)
+        return cls(own, resident)
 
     def learn_summed(
         self, view: ModelView, rows: NDArray[np.int64], learn_key: int, share_key: int
@@ -80,10 +81,14 @@ class FPLOnGPU:
         tables.factors[:, :size] = items[:, :size]
         tables.bias.copy_(items[:, size])
         tables.clear()
-        everyone = len(rows) == len(here.cohort)
-        chosen = None if everyone else torch.from_numpy(rows).to(tables.bias.device)
-        positive, negative = here.learn(learn_key, share_key, self.triples, chosen)
-        return here.sums(), RowCounts(positive.cpu().numpy(), negative.cpu().numpy())
+        positive, negative = np.zeros((2, len(rows)), dtype=np.int32)
+        for many in np.unique(self.own[rows]):
+            place = np.flatnonzero(self.own[rows] == many)
+            everyone = len(place) == len(here.cohort)
+            chosen = None if everyone else torch.from_numpy(rows[place]).to(tables.bias.device)
+            sent = here.learn(learn_key, share_key, int(many), chosen)
+            positive[place], negative[place] = (one.cpu().numpy() for one in sent)
+        return here.sums(), RowCounts(positive, negative)
 
     def vectors(self) -> NDArray[np.float32]:
         return self._resident.vectors()

@@ -13,6 +13,17 @@ Each round: the server publishes `items`; every selected device draws T triples 
 frozen, moves its vector after each, and sums the changes it would make to item rows; what may leave
 is the release's business; the server adds α times the sum of all reports.
 
+A sum over more devices is a larger step, so that α has to be fitted to every federation. Ours, not
+the paper's, is `server_rate`: the server divides every number of a sum by the root of the sum of
+its squares in all rounds so far (Adagrad; as a server's step, Reddi et al. 2021). A step is then as
+large for an item of ten people as for one of ten thousand. It is made of what the server sees
+anyhow: devices, and what leaves them, stay as they are.
+
+Ours, too, is `draws_by`: who has ten positives and draws a hundred times learns nothing more of
+them, and tells items of hers that are not. By interaction a device draws as often as it has
+positives, rounded down to a power of two, and T is the most. Over a direct link the number of rows
+of a report then says, to a factor of two, how many positives she has.
+
 Two errors of the papers that matter here: the sum's σ is over the whole score (not per factor), and
 pFPL+ makes X⁺/N times as many draws per epoch as pFPL although the text calls them equal.
 """
@@ -32,6 +43,7 @@ from sottovoce.algorithms.base import (
     AlgorithmSettings,
     CrossDevice,
     Schedule,
+    Signs,
     Work,
     normal_rows,
     require_devices,
@@ -41,7 +53,7 @@ from sottovoce.config import require_whole
 from sottovoce.core.cohort import Cohort, RowCounts
 from sottovoce.core.consent import Consent, ShareRule
 from sottovoce.core.links import Link
-from sottovoce.core.messages import Aggregate, ModelView, SummedReports, Updates, row_bytes
+from sottovoce.core.messages import GRID, Aggregate, ModelView, SummedReports, Updates, row_bytes
 from sottovoce.errors import ConfigError, MessageError
 from sottovoce.rng import Keys, Streams
 
@@ -53,6 +65,16 @@ CONFIGURATIONS: dict[str, tuple[int | Literal["all"], int | Literal["mean"]]] = 
 }
 """Name → (cohort_size, triples)."""
 _HOME_DRAWS = 500
+_SATURATED = 20.0
+"""Between two items of a user: her steps are then 0 or 1 in single precision."""
+_FEW_DRAWS = 20.0
+"""Of a positive, below which a training has hardly begun."""
+_ALIKE = 0.9
+"""Share of scores' variance in common from which lists are nearly everybody's."""
+_UNLIKE = 0.3
+"""The same, below which what few have in common outweighs what everybody likes."""
+_LEAST_SQUARE = np.float32(GRID**-2)
+"""Of the smallest sum that is not 0."""
 _CELLS_PER_DRAW = 200
 """Numbers of a table that are cleared, added up and folded in the time of one written draw."""
 
@@ -63,13 +85,19 @@ class FPLConfig(AlgorithmSettings):
     embedding_size: int = 10
     """Length of a user's or item's vector; F in the paper."""
     learning_rate: float = 0.05
-    """Step size; α in the paper."""
+    """Step size; α in the paper. Of devices alone where there is a `server_rate`."""
+    server_rate: float | None = None
+    """Step size of the server where it goes by Adagrad; it adds α times the sum where this is not
+    given."""
     configuration: str = ""
     """sFPL, sFPL+, pFPL or pFPL+: sets `cohort_size` and `triples` as the paper does."""
     cohort_size: int | Literal["all"] = "all"
     """Devices per round; "all" takes every device that takes part."""
     triples: int | Literal["mean"] = "mean"
     """Draws per device and round; "mean" is the mean number of positives, rounded down."""
+    draws_by: Literal["interaction"] | None = None
+    """Where it is "interaction", a device draws as often as it has positives, rounded down to a
+    power of two, and `triples` is the most; "mean" is twice the mean then."""
     epochs: int = 20
     """An epoch is as many rounds as make |U⁻| · rounds = X⁺ contacts between devices and server."""
     rounds: int = 0
@@ -104,8 +132,12 @@ class FPLConfig(AlgorithmSettings):
             require_whole("cohort_size", self.cohort_size, 1)
         if self.triples != "mean":
             require_whole("triples", self.triples, 1, 1_000_000)
+        if self.draws_by not in (None, "interaction"):
+            raise ConfigError(f'draws_by can be "interaction", not {self.draws_by!r}')
         if not 0.0 < self.learning_rate <= 10.0:
             raise ConfigError(f"learning_rate must lie in (0, 10], not {self.learning_rate:g}")
+        if self.server_rate is not None and not 0.0 < self.server_rate <= 10.0:
+            raise ConfigError(f"server_rate must lie in (0, 10], not {self.server_rate:g}")
         for name in ("reg_user", "reg_positive", "reg_negative", "reg_bias", "init_scale"):
             value = getattr(self, name)
             if value is not None and not 0.0 <= value < 1e3:
@@ -137,6 +169,25 @@ class FPLConfig(AlgorithmSettings):
     def build_under(self, release: Any, link: Link | None, triples: int) -> FPL:
         return self.build(triples)
 
+    def draws_each(self, plan: Schedule) -> float:
+        if self.draws_by is None:
+            return float(plan.triples)
+        return min(float(plan.triples), plan.positives / plan.devices)
+
+    def own_draws(self, held: NDArray[np.int64], triples: int) -> NDArray[np.int64]:
+        """How often devices draw that hold so many positives."""
+        if self.draws_by is None:
+            return np.full(len(held), triples, dtype=np.int64)
+        whole = np.floor(np.log2(np.maximum(held, 1))).astype(np.int64)
+        own: NDArray[np.int64] = np.minimum(np.int64(1) << whole, triples)
+        return own
+
+    def server_reads(self, release: Any, n_items: int) -> tuple[str, ...]:
+        least = super(FPLConfig, self).server_reads(release, n_items)
+        if self.draws_by is None:
+            return least
+        return (*least, "How many rows a report has tells, to a factor of two, how many you like.")
+
     def in_terms(self, triples: int) -> FPLConfig:
         return replace(self, configuration="", triples=triples)
 
@@ -156,14 +207,18 @@ class FPLConfig(AlgorithmSettings):
         return self.cohort_size
 
     def describe(self, plan: Schedule) -> str:
+        many = f"{plan.triples:,} pairs of items each"
+        if self.draws_by is not None:
+            many = f"as many pairs of items as they have positives, {plan.triples:,} at most"
         return (
-            f"draw {plan.triples:,} pairs of items each, learn from them at home, and send what "
+            f"draw {many}, learn from them at home, and send what "
             "their owners permit. The server adds up what it gets and publishes the item table. "
             "No message carries a user's vector."
         )
 
     def traffic(self, plan: Schedule, n_items: int, share_positives: float) -> dict[str, str]:
-        cost = plan.communication_cost(n_items, share_positives)
+        drawn = replace(plan, triples=round(self.draws_each(plan)))
+        cost = drawn.communication_cost(n_items, share_positives)
         return {
             "CCE": f"{cost:,.0f} item rows exchanged per epoch (mean π {share_positives:.2f})",
             "freshness": f"{plan.rounds_per_epoch:,} model versions per epoch "
@@ -172,7 +227,7 @@ class FPLConfig(AlgorithmSettings):
         }
 
     def work(self, plan: Schedule, n_items: int, release: Any) -> Work:
-        draws = float(plan.cohort_size * plan.triples)
+        draws = plan.cohort_size * self.draws_each(plan)
         cells = draws * factors.padded_width(self.embedding_size)
         if plan.cohort_size == 1:  # one after the other, many rounds at once
             return Work({}, {"turn": 1.0, "turn draw": draws, "turn cell": cells})
@@ -183,25 +238,61 @@ class FPLConfig(AlgorithmSettings):
         self, triples: int, n_items: int, held: NDArray[np.int64], consent: Consent, release: Any
     ) -> float:
         """Distinct items among so many draws, as they are expected."""
-        others = n_items - held
-        negative = others * (1.0 - (1.0 - 1.0 / others) ** triples)
+        others, own = n_items - held, self.own_draws(held, triples)
+        negative = others * (1.0 - (1.0 - 1.0 / others) ** own)
         share = consent.share_positives.astype(np.float64)
-        return float((negative + release.positives_sent(held, share, triples)).mean())
+        return float((negative + release.positives_sent(held, share, own)).mean())
 
     def searched(self) -> Mapping[str, str]:
+        server = {} if self.server_rate is None else {"server_rate": "log:0.03:0.3"}
         return {
             "learning_rate": "log:0.001:0.1",
+            **server,
             "reg_user+reg_positive+reg_negative": "log:0.001:0.1",
             "embedding_size": "8,16,32,64",
         }
 
     def advice(self, cohort_size: int) -> str:
+        if self.server_rate is not None:
+            return (
+                f"try another algorithm.server_rate than {self.server_rate:g}, another "
+                f"algorithm.reg_user than {self.step().reg_user:g}, or more rounds"
+            )
         rate, several = self.learning_rate, cohort_size > 1
         why = f", since a round adds up the steps of {cohort_size:,} devices" if several else ""
         return (
             f"try a smaller algorithm.learning_rate, such as {rate / 5:.2g} instead of "
             f"{rate:g}{why}"
         )
+
+    def suspects(self, plan: Schedule, signs: Signs) -> tuple[str, ...]:
+        drawn = plan.rounds * plan.cohort_size * self.draws_each(plan) / plan.positives
+        if signs.spread > _SATURATED:
+            if self.server_rate is None:
+                return (self.advice(plan.cohort_size),)
+            return (
+                f"scores lie {signs.spread:.2g} apart, where nothing is learnt any more: "
+                f"algorithm.server_rate ({self.server_rate:g}) is likely too large",
+            )
+        if drawn < _FEW_DRAWS:
+            return (
+                f"each positive was drawn {drawn:.2g} times: more algorithm.rounds (there were "
+                f"{plan.rounds:,}) most likely help",
+            )
+        alike = f"{signs.common:.0%} of what scores differ by is the same for all users"
+        reg = self.step().reg_user
+        if signs.common > _ALIKE:
+            # By how many e-folds vectors were pulled to 0 in all.
+            pulled = self.learning_rate * reg * drawn * plan.positives / plan.devices
+            if pulled > 1.0:
+                other = self.step().reg_positive
+                pulls = f"algorithm.reg_user ({reg:g}) or reg_positive ({other:g})"
+                return (f"{alike}: {pulls} is likely too large",)
+            rate = f"algorithm.learning_rate ({self.learning_rate:g})"
+            return (f"{alike}: {rate} is likely too small, or rounds too few",)
+        if signs.common < _UNLIKE and self.server_rate is not None:
+            return (f"only {alike}: algorithm.reg_user ({reg:g}) is likely too small",)
+        return ()
 
     def step(self) -> factors.PairStep:
         rate = self.learning_rate
@@ -228,7 +319,8 @@ def schedule(config: FPLConfig, devices: int, positives: int) -> Schedule:
     cohort_size = devices if config.cohort_size == "all" else config.cohort_size
     if cohort_size > devices:
         raise ConfigError(f"cohort_size is {cohort_size}, but only {devices} devices take part")
-    triples = positives // devices if config.triples == "mean" else config.triples
+    mean = (2 if config.draws_by else 1) * positives // devices
+    triples = mean if config.triples == "mean" else config.triples
     per_epoch = positives // cohort_size
     if triples < 1 or per_epoch < 1:
         raise ConfigError("there are fewer positives than devices; set triples and rounds yourself")
@@ -240,10 +332,14 @@ def schedule(config: FPLConfig, devices: int, positives: int) -> Schedule:
 class FPL(CrossDevice):
     """Both halves of FPL, for a fixed number of triples per device and round."""
 
-    fuses: ClassVar[bool] = True
     sums: ClassVar[bool] = True
     config: FPLConfig
     triples: int
+
+    @property
+    def fuses(self) -> bool:
+        """Where the server adds sums up as they are, and all draw alike: fused rounds do that."""
+        return self.config.server_rate is None and self.config.draws_by is None
 
     @property
     def row_bytes(self) -> int:
@@ -257,31 +353,40 @@ class FPL(CrossDevice):
             items[:, size] = 0.0
         return items.astype(np.float32)
 
+    def server_memory(self, n_items: int) -> NDArray[np.float32]:
+        """Of every number the sum of its squares so far, where there is a `server_rate`."""
+        columns = 0 if self.config.server_rate is None else self.config.width
+        return np.zeros((n_items, columns), dtype=np.float32)
+
     def device_init(self, users: NDArray[np.int64], rng: Streams) -> NDArray[np.float32]:
         return normal_rows(users, self.config.embedding_size, self.config.init_scale, rng)
 
     def device_learn(
         self, view: ModelView, cohort: Cohort, rows: NDArray[np.int64], rng: Streams
     ) -> Updates:
-        history = cohort.history
-        entry, item, values = factors.learn_rows(
-            self.config.step(),
-            factors.padded(view.items),
-            cohort.vectors,
-            rows,
-            history.indptr,
-            history.items,
-            self._keys(cohort, rows, view.round, rng),
-            self.triples,
-        )
-        draws = np.arange(len(rows) * self.triples)
-        return Updates(
-            row=np.repeat(draws // self.triples, 2).astype(np.int32),
-            entry=np.repeat(entry, 2),
-            item=item,
-            positive=np.tile([False, True], len(draws)),
-            values=values,
-        )
+        history, model = cohort.history, factors.padded(view.items)
+        keys, parts = self._keys(cohort, rows, view.round, rng), []
+        for triples, place in self._groups(cohort, rows):
+            entry, item, values = factors.learn_rows(
+                self.config.step(),
+                model,
+                cohort.vectors,
+                rows[place],
+                history.indptr,
+                history.items,
+                keys[place],
+                triples,
+            )
+            row = np.repeat(place, 2 * triples).astype(np.int32)
+            parts.append((row, np.repeat(entry, 2), item, values))
+        if len(parts) == 1:
+            row, entry, item, values = parts[0]
+        else:
+            row, entry, item, values = (np.concatenate(one) for one in zip(*parts, strict=True))
+            order = np.argsort(row, kind="stable")
+            row, entry, item, values = row[order], entry[order], item[order], values[order]
+        positive = np.tile([False, True], len(row) // 2)
+        return Updates(row=row, entry=entry, item=item, positive=positive, values=values)
 
     def prefers_messages(self, view: ModelView, devices: int) -> bool:
         return devices * self.triples * _CELLS_PER_DRAW < view.items.size
@@ -295,19 +400,28 @@ class FPL(CrossDevice):
         rng: Streams,
         threads: int,
     ) -> tuple[NDArray[np.int64], RowCounts]:
-        sums, positives, negatives = factors.learn_summed(
-            self.config.step(),
-            factors.padded(view.items),
-            cohort.vectors,
-            rows,
-            cohort.history.indptr,
-            cohort.history.items,
-            self._keys(cohort, rows, view.round, rng),
-            self.triples,
-            rule,
-            threads,
-            self._sieve(cohort),
-        )
+        keys, model = self._keys(cohort, rows, view.round, rng), factors.padded(view.items)
+        counts = np.zeros((2, len(rows)), dtype=np.int32)
+        sums: NDArray[np.int64] | None = None
+        for triples, place in self._groups(cohort, rows):
+            mine = replace(rule, keys=rule.keys[place], threshold=rule.threshold[place])
+            part, counts[0, place], counts[1, place] = factors.learn_summed(
+                self.config.step(),
+                model,
+                cohort.vectors,
+                rows[place],
+                cohort.history.indptr,
+                cohort.history.items,
+                keys[place],
+                triples,
+                mine,
+                threads,
+                self._sieve(cohort),
+            )
+            sums = part if sums is None else sums + part
+        if sums is None:
+            sums = np.zeros(model.shape, dtype=np.int64)
+        positives, negatives = counts
         return sums[:, : view.items.shape[1]], RowCounts(positives, negatives)
 
     def device_learn_rounds(
@@ -340,9 +454,17 @@ class FPL(CrossDevice):
     ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         if not isinstance(aggregate, SummedReports):
             raise MessageError("FPL folds sums of item rows, not randomised reports")
-        folded = items.copy()
-        factors.fold_rows(self.config.step(), folded, aggregate.item, aggregate.sums)
-        return folded, memory
+        folded, rate = items.copy(), self.config.server_rate
+        if rate is None:
+            factors.fold_rows(self.config.step(), folded, aggregate.item, aggregate.sums)
+            return folded, memory
+        rows, squares = aggregate.item, memory.copy()
+        sums = aggregate.sums / GRID
+        squares[rows] = squares[rows] + sums**2
+        # Where nothing was ever added there is nothing to divide.
+        root = np.sqrt(np.maximum(squares[rows], _LEAST_SQUARE), dtype=np.float64)
+        folded[rows] = folded[rows] + rate * sums / root
+        return folded, squares
 
     def accelerated(
         self,
@@ -355,15 +477,26 @@ class FPL(CrossDevice):
     ) -> Accelerator:
         from sottovoce.algorithms.fpl.cuda import FPLOnGPU
 
+        own = self.config.own_draws(cohort.history.counts, self.triples)
         return FPLOnGPU.load(
-            self.config.step(), self.config.width, self.triples, cohort, n_items, rule, device
+            self.config.step(), self.config.width, own, cohort, n_items, rule, device
         )
 
     def device_fit(self, view: ModelView, cohort: Cohort, rng: Streams) -> None:
         """By the same steps as in a round, on at least so many draws."""
         everyone = np.arange(len(cohort), dtype=np.int64)
-        for turn in range(-(-_HOME_DRAWS // self.triples)):
-            self.device_learn(view, cohort, everyone, rng.child("home", turn))
+        for triples, place in self._groups(cohort, everyone):
+            for turn in range(-(-_HOME_DRAWS // triples)):
+                self.device_learn(view, cohort, place, rng.child("home", turn))
+
+    def _groups(
+        self, cohort: Cohort, rows: NDArray[np.int64]
+    ) -> list[tuple[int, NDArray[np.int64]]]:
+        """How often devices draw, and which of them so often, by their places in `rows`."""
+        if self.config.draws_by is None:
+            return [(self.triples, np.arange(len(rows)))]
+        own = self.config.own_draws(cohort.history.counts[rows], self.triples)
+        return [(int(many), np.flatnonzero(own == many)) for many in np.unique(own)]
 
     def _sieve(self, cohort: Cohort) -> NDArray[np.uint8] | None:
         """Of the cohort's histories, where devices draw once; made once."""
