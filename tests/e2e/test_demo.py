@@ -125,13 +125,13 @@ def test_the_ledger_says_what_left(place, told, again):
 
 
 def test_the_commands_that_it_prints_can_be_pasted(place, told):
-    commands = re.findall(r"^(?:Next:|     )\s+(sottovoce .*)$", told, re.MULTILINE)
+    """Where the shell would not find the program, by its place."""
+    commands = re.findall(r"^(?:Next:|     )\s+(\S*sottovoce .*)$", told, re.MULTILINE)
     assert len(commands) == 3
     for command in commands[:2]:
-        _, *arguments = command.split()
-        done = subprocess.run([COMMAND, *arguments], cwd=place, capture_output=True, check=False)
+        done = subprocess.run(command, shell=True, cwd=place, capture_output=True, check=False)
         assert done.returncode == 0, command
-    assert commands[2].startswith("sottovoce attack runs/demo-as-printed")
+    assert "sottovoce attack runs/demo-as-printed" in commands[2]
     assert (place / "runs/demo-as-printed/manifest.json").exists()
 
 
