@@ -381,7 +381,7 @@ def test_packages_bring_components_and_bad_ones_spoil_nothing(tmp_path):
     names, kept, metrics, said = json.loads(done.stdout)
     assert "good" in names
     assert kept
-    assert metrics == 8
+    assert metrics == 9
     bad = "the components of bad-ones (bad_ones) cannot be loaded: ModuleNotFoundError"
     rude = "the components of rude-ones (rude_ones) cannot be loaded: SystemExit"
     copied = "the components of copied-ones (copied_ones) cannot be loaded: two baselines are"
