@@ -182,6 +182,11 @@ def _table(study: BenchmarkStudy, source: str, rows: Sequence[Row]) -> Table:
         for row in mine
     ]  # fmt: skip
     notes = ["Bytes are those of one user in all rounds together; a central system has histories."]
+    if study.config.rounds:
+        notes.append(
+            f"Rivals had rounds for a look alone, {study.config.rounds} of them: their figures say "
+            "nothing of them, and nothing is claimed."
+        )
     left_out = [one for one in study.systems if one.sources and source not in one.sources]
     notes += [f"{one.label} is not here: {one.why or 'not run on these data'}." for one in left_out]
     protocol = mine[0]["protocol"] if mine else ""
@@ -238,7 +243,8 @@ def benchmark(study: BenchmarkStudy, out: Path, add: Sequence[Path] = ()) -> dic
     sources = list(dict.fromkeys(row["data"] for row in rows))
     tables = [_table(study, source, rows) for source in sources]
     pictures = [_draw(source, rows, figures / source) for source in sources]
-    claims = [one for source in sources for one in _claims(source, rows)]
+    fair = not study.config.rounds
+    claims = [one for source in sources for one in _claims(source, rows)] if fair else []
     content = {"format": FORMAT, "version": FORMAT_VERSION, "sets": sets, "rows": rows}
     place = out / "benchmark.json"
     place.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")

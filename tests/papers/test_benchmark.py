@@ -93,6 +93,12 @@ def test_the_page_the_plot_and_the_file_are_there(found):
     assert any("Top-Pop" in one["claim"] for one in found.told["claims"])
 
 
+def test_rivals_that_were_cut_short_are_no_proof_of_anything(found):
+    told = benchmark(study(found.place / "cells", rounds=1), found.place / "short")
+    assert told["claims"] == []
+    assert any("for a look" in note for note in told["tables"][0].notes)
+
+
 def test_nothing_is_trained_twice(found, monkeypatch):
     monkeypatch.setattr(BenchmarkStudy, "_measured", lambda *_: pytest.fail("trained again"))
     again = benchmark(study(found.place / "cells"), found.place / "again")
