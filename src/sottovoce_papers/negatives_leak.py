@@ -33,6 +33,7 @@ from sottovoce_papers.study import (
     Floats,
     Row,
     Study,
+    check_sources,
     claim,
     count_of,
     installed,
@@ -111,9 +112,7 @@ class LeakStudy(Study):
         self.config, self.data, self.systems = settings, data, tuple(systems)
         self.printed, self.device = printed, device
         self._loaded: dict[str, Dataset] = {}
-        for source in settings.sources:
-            if source not in data:
-                raise ConfigError(f"there is no [data.{source}]")
+        check_sources(settings.sources, data)
         for system in systems:
             for case in system.cases("") if system.rival else ():
                 rival_of(case, system.label)

@@ -28,6 +28,7 @@ from sottovoce_papers.study import (
     Floats,
     Row,
     Study,
+    check_sources,
     claim,
     count_of,
     installed,
@@ -113,9 +114,7 @@ class OneShotStudy(Study):
         super().__init__(cells, threads, report)
         self.config, self.data, self.systems, self.wanted = settings, data, tuple(systems), wanted
         self._datasets: dict[str, Dataset] = {}
-        for source in settings.sources:
-            if source not in data:
-                raise ConfigError(f"there is no [data.{source}]")
+        check_sources(settings.sources, data)
 
     @classmethod
     def read(

@@ -26,6 +26,7 @@ from sottovoce_papers.study import (
     Claim,
     Row,
     Study,
+    check_sources,
     claim,
     count_of,
     installed,
@@ -95,9 +96,7 @@ class PresetsStudy(Study):
         self._datasets: dict[str, Dataset] = {}
         self.left_out: list[str] = []
         """Data sets that are not here, in sentences."""
-        for source in settings.sources:
-            if source not in data:
-                raise ConfigError(f"there is no [data.{source}]")
+        check_sources(settings.sources, data)
 
     @classmethod
     def read(

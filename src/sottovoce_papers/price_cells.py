@@ -25,7 +25,7 @@ from sottovoce.runs.card import Card
 from sottovoce.runs.federation import Federation
 from sottovoce.runs.train import DeviceOutcome, Report, RunOutcome, SiloOutcome, run_experiment
 from sottovoce.wire.silo_rounds import gradients_bytes, request_bytes, rows_bytes
-from sottovoce_papers.study import Study, installed, laid_over
+from sottovoce_papers.study import Study, check_sources, installed, laid_over
 
 Table = Mapping[str, Any]
 Attacker = Callable[[Path, int, int], Card]
@@ -178,9 +178,7 @@ class PriceStudy(Study):
         self._attacker = attacker
         self._found: dict[str, list[tuple[PriceRow, PriceCell]]] = {}
         self._fingerprints: dict[str, str] = {}
-        for source in settings.sources:
-            if source not in data:
-                raise ConfigError(f"there is no [data.{source}]")
+        check_sources(settings.sources, data)
 
     @classmethod
     def read(

@@ -28,6 +28,7 @@ from scipy.special import stdtrit
 
 from sottovoce import config
 from sottovoce.core.arrays import each
+from sottovoce.errors import ConfigError
 from sottovoce.evaluation.report import FigureBlock, Section, TextBlock, write_report
 from sottovoce.evaluation.tables import Column, Table
 from sottovoce.experiment import shipped_folder
@@ -71,6 +72,13 @@ def settings_of(kind: type[Found], name: str, quick: bool) -> Found:
 def repr_as(name: str, thing: object) -> str:
     """A dataclass as it was written when its class had another name: keys of cells must last."""
     return name + repr(thing)[len(type(thing).__name__) :]
+
+
+def check_sources(sources: Iterable[str], data: Mapping[str, object]) -> None:
+    """Raises where a study asks for a data set that its file does not describe."""
+    for source in sources:
+        if source not in data:
+            raise ConfigError(f"there is no [data.{source}]")
 
 
 class Study(ABC):

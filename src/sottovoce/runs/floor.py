@@ -52,14 +52,13 @@ def _floors(outcome: RunOutcome) -> dict[str, Evaluation]:
 
 def _said(system: str, own: Evaluation, label: str, floor: Evaluation) -> str:
     first = next(iter(own.values))
-    tests = {name: _against(system, own, label, floor, name) for name in own.values}
-    test = tests[first]
+    test = _against(system, own, label, floor, first)
     if test.significant() and test.mean < test.reference_mean:
         return f"{system} ends below {label} ({_figures(test)})"
     if test.test.n < FEWEST_USERS:
         return ""
-    ranked = [one for name, one in tests.items() if name == first or name.startswith("NDCG@")]
-    for one in ranked:
+    gains = (name for name in own.values if name.startswith("NDCG@") and name != first)
+    for one in [test, *(_against(system, own, label, floor, name) for name in gains)]:
         if one.mean <= one.reference_mean or not one.significant():
             return f"{system} is no better than {label}, but for chance ({_figures(one)})"
     if own.lists is None or floor.lists is None:
