@@ -13,9 +13,9 @@ endif
 
 INPUTS ?= 1000000
 TYPESCRIPT := 5.9.3
-TABS := clients/browser
+NPM := npm --silent --prefix clients/browser
 
-.PHONY: demo test test-all mutation fuzz facts check types-js browser lint format bench lock clean
+.PHONY: demo test test-all mutation fuzz facts figures docs docs-serve notebooks check types-js browser tabs wheel sbom release lint format bench lock clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.core
@@ -45,6 +45,18 @@ fuzz: $(VENV)/.fuzz
 facts: $(VENV)/.dev
 	$(BIN)/python tools/facts.py --measure $(if $(EXPLAIN),--explain)
 
+# The figures of the documents, from docs/figures/data and from the source. A test redraws them.
+figures: $(VENV)/.dev
+	$(BIN)/python tools/figures.py
+
+# The documents: what is wrong with them, their reference, and a site of them in build/site.
+docs: $(VENV)/.dev
+	$(BIN)/python tools/docs.py build
+
+# The same at http://localhost:8000, until it is interrupted.
+docs-serve: docs
+	$(BIN)/python -m http.server 8000 --bind 127.0.0.1 --directory build/site
+
 check: lint
 	$(BIN)/mypy
 
@@ -56,8 +68,31 @@ types-js: | $(BIN)/python
 
 # The library of browser tabs: types, tests and one file of it. Needs Node, which nothing else does.
 browser:
-	npm ci --silent --no-audit --no-fund --ignore-scripts --prefix $(TABS)
-	npm run --silent --prefix $(TABS) check
+	@command -v npm >/dev/null || { echo "This needs Node 20 or newer, with npm." >&2; exit 1; }
+	$(NPM) ci --no-audit --no-fund --ignore-scripts
+	$(NPM) run check
+
+# Wheels have the files for browser tabs; without Node they are built without them, and say so.
+tabs:
+	@if command -v npm >/dev/null; then $(NPM) ci --no-audit --no-fund --ignore-scripts && $(NPM) run build; \
+	  else echo "npm is not installed: the wheel will have no files for browser tabs"; fi
+
+# Wheel and source archive in dist/.
+wheel: tabs $(VENV)/.core
+	$(BIN)/python tools/release.py wheel
+
+# A bill of materials for each lock, in dist/. Licences are read from what is installed.
+sbom: $(VENV)/.dev
+	$(BIN)/python tools/release.py sbom
+
+# All that is handed out, with its checksums, and a try in a fresh environment away from here.
+release: tabs $(VENV)/.dev
+	rm -rf dist
+	$(BIN)/python tools/release.py release
+
+# The tutorials and how-to pages as notebooks, in build/notebooks; PAGES=docs/tutorials/user.md for one.
+notebooks: $(VENV)/.dev
+	$(BIN)/python tools/notebooks.py $(PAGES)
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
@@ -93,12 +128,13 @@ $(VENV)/.fuzz: requirements/fuzz.lock $(VENV)/.dev
 	@$(HASHED)/fuzz.lock || echo "atheris does not install here: inputs are drawn, not guided"
 	@touch $@
 
+# constraints.txt has versions alone: with one hash in it, pip would refuse wheels and `-e .`.
 lock: $(VENV)/.dev
 	$(LOCK) -c constraints.txt pyproject.toml requirements/build.in -o requirements/core.lock
 	$(LOCK) -c constraints.txt pyproject.toml requirements/build.in --extra web -o requirements/web.lock
 	$(LOCK) -c constraints.txt pyproject.toml requirements/build.in requirements/torch-needs.in \
-	  --extra web --extra flower --extra attacks --extra tune --extra dev -o requirements/dev.lock
+	  --extra web --extra flower --extra attacks --extra tune --extra frames --extra mlflow --extra docs --extra dev -o requirements/dev.lock
 	$(LOCK) -c constraints.txt requirements/torch.in -o requirements/torch.lock
 
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) dist build .cache .mypy_cache .ruff_cache .pytest_cache

@@ -34,6 +34,7 @@ from sottovoce.algorithms.pairwise import factors
 from sottovoce.algorithms.pairwise.factors import PairStep
 from sottovoce.algorithms.simd_rows import load, load_extended, store, store_first, total
 from sottovoce.core.consent import ShareRule, thresholds
+from sottovoce.core.installed import needs
 from sottovoce.core.interactions import Interactions
 from sottovoce.core.recommender import FactorScorer, top_n
 from sottovoce.data.shaped import ShapeConfig, generate_shaped
@@ -488,9 +489,9 @@ def _peer_modules() -> dict[str, Any]:
         try:
             return {name: importlib.import_module(name) for name in names}
         except ImportError as missing:
+            lacking = needs((missing.name or "implicit").partition(".")[0])
             raise UsageError(
-                f"this benchmark measures beside implicit and Cornac, but {missing.name} is not "
-                "installed; install them with: pip install 'sottovoce[dev]'"
+                f"this benchmark measures beside implicit and Cornac: it {lacking}"
             ) from missing
 
 

@@ -1,6 +1,7 @@
 """What holds for every test."""
 
 import contextlib
+import functools
 import gc
 import os
 import secrets
@@ -30,8 +31,16 @@ with contextlib.suppress(ModuleNotFoundError):  # on a bare machine with a GPU
     settings.register_profile("searching", print_blob=True)
     settings.load_profile("steady")
 
+with contextlib.suppress(ModuleNotFoundError):
+    import typer.main
+
+    # A process that runs one command builds them all once, in a tenth of a second. Tests run
+    # hundreds of commands in one process.
+    typer.main.get_command = functools.cache(typer.main.get_command)
+
 # The longest modules, which begin first: a worker that gets one of them last works alone.
 LONGEST = (
+    "docs/test_tutorials.py",
     "contracts/test_drift_engines.py",
     "e2e/test_demo.py",
     "contracts/test_engines.py",

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+import facts
 import sottovoce
 
 ROOT = Path(sottovoce.__file__).parent
@@ -55,26 +56,7 @@ SERVICES = {
     "engines/client.py", "engines/helper_client.py", "services/shuffler_handover.py",
 }  # fmt: skip
 
-# Each layer may import from itself and from the layers before it.
-LAYERS = [
-    {"errors", "compiled"},
-    {"rng", "config", "registry"},
-    {"core"},
-    {"data"},
-    {"evaluation"},
-    {"privacy", "algorithms"},
-    {"wire", "attacks"},
-    {"baselines", "parties"},
-    {"stores"},
-    {"engines"},
-    {"services"},
-    {"experiment"},
-    {"runs"},
-    {"testing"},
-    {"web"},
-    {"cli"},
-]
-RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
+RANK = {name: rank for rank, layer in enumerate(facts.LAYERS) for name in layer}
 
 
 def part(path):

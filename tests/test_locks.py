@@ -39,6 +39,13 @@ def test_every_entry_has_hashes_and_the_version_of_the_constraints(path):
     assert not re.search(r"://|--index|--find-links|--extra|--trusted", path.read_text())
 
 
+def test_constraints_have_versions_and_no_hashes():
+    """With one, pip asks for hashes of everything, and refuses a wheel on the disk and `-e .`."""
+    text = (ROOT / "constraints.txt").read_text()
+    assert "--" not in text
+    assert all(re.fullmatch(r"[\w.!]+", version) for version in PINNED.values())
+
+
 def test_the_lists_have_what_the_package_asks_for():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     core, extras = project["project"]["dependencies"], project["project"]["optional-dependencies"]
@@ -47,7 +54,7 @@ def test_the_lists_have_what_the_package_asks_for():
     assert set(lists) == {"core", "web", "dev", "torch", "torch-cpu", "fuzz"}
     assert names(*core) | build <= lists["core"] <= lists["web"]
     assert names(*extras["web"]) <= lists["web"] <= lists["dev"]
-    for extra in ("flower", "attacks", "tune", "dev"):
+    for extra in ("flower", "attacks", "tune", "frames", "mlflow", "docs", "dev"):
         assert names(*extras[extra]) <= lists["dev"], extra
     assert names(*extras["torch"]) == lists["torch-cpu"] <= lists["torch"]
     # The build for processors alone is installed without looking at what it needs.

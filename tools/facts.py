@@ -1,7 +1,8 @@
 """`make facts`: measures the house, and fails where a figure is worse than its ceiling.
 
 The ceilings, the aims and what was measured before are in `facts.toml`. No module is named here, so
-that the tree may be rearranged: all that is known of it is where the services and Flower live.
+that the tree may be rearranged: all that is known of it is its rooms, in the order in which they
+may import each other, and where the services and Flower live.
 """
 
 from __future__ import annotations
@@ -26,6 +27,26 @@ LIMITS = Path(__file__).with_name("facts.toml")
 PACKAGE = "sottovoce"
 SERVICES = ("sottovoce.services", "sottovoce.engines.https")
 FLOWER = ("sottovoce.engines.flower", "sottovoce.services.flower", "sottovoce.flower")
+LAYERS: Sequence[Sequence[str]] = (
+    ("errors", "compiled"),
+    ("rng", "config", "registry"),
+    ("core",),
+    ("data",),
+    ("evaluation",),
+    ("privacy", "algorithms"),
+    ("wire", "attacks"),
+    ("baselines", "parties"),
+    ("stores",),
+    ("engines",),
+    ("services",),
+    ("experiment",),
+    ("runs",),
+    ("testing",),
+    ("web",),
+    ("cli",),
+    ("interface",),
+)
+"""The rooms. Each layer may import from itself and from the layers before it."""
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 _MAGIC = re.compile(rb"SV[A-Z][0-9]")
 
@@ -162,6 +183,22 @@ def _assigned(tree: ast.Module) -> Iterator[tuple[str, ast.expr | None]]:
             for part in ast.walk(target):
                 if isinstance(part, ast.Name):
                     yield part.id, node.value if whole else None
+
+
+def room_of(module: str) -> str:
+    """`core` of `sottovoce.core.links`; another package is a room by itself."""
+    package, _, rest = module.partition(".")
+    return rest.partition(".")[0] if package == PACKAGE else package
+
+
+def rooms_imported(edges: Sequence[Edge]) -> dict[str, set[str]]:
+    """By room, the other rooms from which its modules import."""
+    found: dict[str, set[str]] = defaultdict(set)
+    for edge in edges:
+        source, target = room_of(edge.source), room_of(edge.target)
+        if source and target and source != target:
+            found[source].add(target)
+    return dict(found)
 
 
 def cycles(edges: Sequence[Edge]) -> list[list[str]]:

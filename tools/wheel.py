@@ -1,6 +1,7 @@
-"""Puts the files for browser tabs into the wheel, where they were built (`make browser`).
+"""Puts what pyproject.toml cannot name into the wheel and the source archive: the pages at the root
+of the repository, and the files for browser tabs if they were built (`make browser`).
 
-Whoever installs the package needs no Node; whoever builds it without Node gets one without them.
+Whoever installs the package needs no Node; whoever builds it without Node gets one without tabs.
 """
 
 from __future__ import annotations
@@ -10,9 +11,22 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
+PAGES = ("CHANGELOG.md", "CITATION.cff", "README.md", "SECURITY.md")
+TABS = "clients/browser/dist"
 
-class BrowserFiles(BuildHookInterface):  # type: ignore[type-arg]
+
+class ShippedFiles(BuildHookInterface):  # type: ignore[type-arg]
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        built = Path(self.root) / "clients" / "browser" / "dist"
-        if version == "standard" and (built / "sottovoce.js").is_file():
-            build_data["force_include"][str(built)] = "sottovoce/browser"
+        if version != "standard":
+            return  # an editable installation reads them where they are
+        root, wheel = Path(self.root), self.target_name == "wheel"
+        included: dict[str, str] = build_data["force_include"]
+        if wheel:
+            included |= {str(root / name): f"sottovoce/{name}" for name in PAGES}
+        if (root / TABS / "sottovoce.js").is_file():
+            included[str(root / TABS)] = "sottovoce/browser" if wheel else TABS
+        elif wheel:
+            self.app.display_warning(
+                "The files for browser tabs are not built, and this wheel is without them: with "
+                "Node 20, `make browser` builds them."
+            )

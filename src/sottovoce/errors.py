@@ -32,7 +32,16 @@ from contextlib import contextmanager
 
 
 class SottovoceError(Exception):
-    """Base of everything we raise on purpose."""
+    """Base of everything we raise on purpose; its text is a sentence for whoever caused it.
+
+    Example:
+        ```python
+        try:
+            sv.load("nowhere.csv")
+        except sv.SottovoceError as error:
+            print(error)
+        ```
+    """
 
     exit_code = 1
 

@@ -24,6 +24,7 @@ from sottovoce.algorithms.base import ALGORITHMS, AlgorithmSettings
 from sottovoce.algorithms.drift.system import DRIFTConfig
 from sottovoce.baselines import BASELINES, Baseline
 from sottovoce.core.consent import Choice, Consent, ConsentPolicy
+from sottovoce.core.installed import shipped_folder
 from sottovoce.core.interactions import Interactions
 from sottovoce.core.links import LINKS, Link
 from sottovoce.core.ranks import ALONE, WHOLE, Ranks, Shard
@@ -49,16 +50,6 @@ from sottovoce.parties.server import RoundRules
 from sottovoce.privacy.base import RELEASES, Release
 from sottovoce.rng import SecretStreams, Streams
 from sottovoce.wire.terms import check_fitting, named
-
-
-def shipped_folder(name: str) -> Path:
-    """The folder `name` ("experiments" or "benchmarks") of this installation."""
-    package = Path(__file__).resolve().parent
-    for place in (package / name, package.parents[1] / name):
-        if place.is_dir():
-            return place
-    raise UsageError(f"this installation has no folder of {name}")
-
 
 # --- files that come with the package -------------------------------------------------------------
 
@@ -145,6 +136,8 @@ class DataConfig:
     """Share held out by "temporal" and "random", and for validation under "published"."""
     hold_out: Literal["latest", "random"] = "latest"
     """Which item "leave-one-out" takes."""
+    split_seed: int | None = None
+    """By which random items are drawn; the experiment's own seed where it is not given."""
     part: Literal["test", "validation"] = "test"
     """Evaluate on the test part, or on a validation part split from training in the same way."""
 
@@ -236,6 +229,19 @@ class DeviceParts(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Experiment:
+    """An experiment file, read and checked; unknown keys raise.
+
+    `from_file` reads one, with settings on top; `from_table` takes the same as dictionaries.
+
+    Example:
+        ```python
+        from sottovoce.experiment import find_experiment
+
+        experiment = sv.Experiment.from_file(find_experiment("demo"), ["town.residents=4000"])
+        fitted = sv.fit(experiment, parts)
+        ```
+    """
+
     name: str
     seed: int
     """The first one, where there are several."""
@@ -262,7 +268,15 @@ class Experiment:
 
     @classmethod
     def from_file(cls, path: Path, settings: Sequence[str] = ()) -> Experiment:
-        """Read a TOML file, with `a.b=c` settings applied on top."""
+        """Read a TOML file, with `a.b=c` settings applied on top.
+
+        Args:
+            path: The file.
+            settings: Values in the place of the file's, such as `["algorithm.rounds=50"]`.
+
+        Returns:
+            The experiment.
+        """
         try:
             table = tomllib.loads(path.read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError) as error:
@@ -277,6 +291,14 @@ class Experiment:
 
     @classmethod
     def from_table(cls, table: Mapping[str, Any]) -> Experiment:
+        """Take the sections of a file as dictionaries.
+
+        Args:
+            table: By section, as `tomllib` reads a file.
+
+        Returns:
+            The experiment.
+        """
         known = {
             "name", "seed", "seeds", "draws", "data", "town", "algorithm", "release", "link",
             "consent", "evaluation", "baselines", "service", "owners", "defence", "home",
@@ -388,6 +410,7 @@ class Experiment:
         return PreparedExperiment(self, data, self.split(data), self.records(data))
 
     def streams(self) -> Streams:
+        """What everything is drawn from, by the seed."""
         return Streams.from_seed(self.seed)
 
     def party_streams(self) -> Streams:
@@ -425,17 +448,31 @@ class Experiment:
             )
         return {name: np.array(sorted(items), dtype=np.int32) for name, items in found.items()}
 
+    def naming(self) -> dict[str, dict[str, Any]]:
+        """The sections of a file that say which data these are, without what is as usual."""
+        wanted = ("source", "min_user_items", "min_item_users", "min_rating")
+        usual = DataConfig()
+        said = {name: getattr(self.data, name) for name in wanted}
+        data = {k: v for k, v in said.items() if k == "source" or v != getattr(usual, k)}
+        town = self.table.get("town", {}) if self.data.source == "town" else {}
+        return {"data": data, **({"town": dict(town)} if town else {})}
+
+    def names(self, dataset: Dataset) -> bool:
+        """Whether it would load these data by itself."""
+        return dataset.named_by == self.naming()
+
     def dataset(self, ranks: Ranks = ALONE) -> Dataset:
         """The data, loaded and filtered; of several ranks, the share of one. Where filters leave
         fewer users, ranks take other shares, of as many each."""
         bare = self._loaded(ranks)
-        found = self._filtered(bare)
+        found = self.filtered(bare)
         if found is not bare and ranks.several:
             everybody, left = ranks.total(bare.interactions.n_users, found.interactions.n_users)
             if left < everybody:
                 mine = bare.evened(found)
                 del bare, found
-                found = self._filtered(self._loaded(ranks, mine))
+                found = self.filtered(self._loaded(ranks, mine))
+        found = replace(found, named_by=self.naming())
         return found.known() if ranks.together else found
 
     def _loaded(self, ranks: Ranks, users: range | None = None) -> Dataset:
@@ -445,9 +482,10 @@ class Experiment:
 
     def uncut(self) -> Dataset:
         """The data as they are without the cut of items that few users have."""
-        return self._filtered(self._loaded(ALONE), items=False)
+        return self.filtered(self._loaded(ALONE), items=False)
 
-    def _filtered(self, found: Dataset, items: bool = True) -> Dataset:
+    def filtered(self, found: Dataset, items: bool = True) -> Dataset:
+        """These data without what the experiment leaves out, or but for rare items."""
         data = self.data
         if data.min_rating:
             if found.interactions.ratings is None:
@@ -468,7 +506,10 @@ class Experiment:
         return found
 
     def split(self, dataset: Dataset) -> Split:
-        data, rng = self.data, self.streams().child("split")
+        """The parts of these data that the settings of [data] ask for."""
+        data = self.data
+        seed = self.seed if data.split_seed is None else data.split_seed
+        rng = Streams.from_seed(seed).child("split")
         table, shard = dataset.interactions, dataset.shard
         if data.split == "temporal" and table.timestamps is None and dataset.published is not None:
             raise DataError(

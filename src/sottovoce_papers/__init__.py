@@ -39,6 +39,8 @@ NAMES: Mapping[str, str] = {
     "uc-figure8": "UC-FedRec: learning curves",
     "one-shot": "gram beside everything else: accuracy against ε, and by each user's own ε "
     "(MovieLens 1M and 100K, Gowalla, Foursquare Italy, the town)",
+    "one-shot-rivals": "gram beside what else has an ε of one user: private ALS, noise on FCF's "
+    "and FPL's sums, FMF-LDP, DPLCF (MovieLens 1M)",
     "presets": "shipped presets as they are beside the best central system, on every data set that "
     "is here",
     "year": "gram through a year in which users join month by month, beside fresh releases "
@@ -55,7 +57,7 @@ NAMES: Mapping[str, str] = {
     "wu-fedgnn": "FedGNN of Wu et al.: accuracy, and what pseudo items hide (MovieLens 1M, or the "
     "town without it)",
 }
-ON_GPU = ("uc-", "scale", "negatives-leak", "benchmark")
+ON_GPU = ("uc-", "scale", "negatives-leak", "benchmark", "presets")
 """How names begin that can be trained on a GPU."""
 MODULES: Mapping[str, Sequence[str]] = {
     "fpl": ("fpl_table2", "fpl_table3", "fpl_sweep"),

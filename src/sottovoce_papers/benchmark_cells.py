@@ -18,6 +18,7 @@ import numpy as np
 
 from sottovoce import config
 from sottovoce.baselines import BASELINES
+from sottovoce.baselines.lightgcn import LightGCN
 from sottovoce.core.ledger import totals_of
 from sottovoce.core.recommender import Scorer
 from sottovoce.data.dataset import Dataset
@@ -285,6 +286,8 @@ class BenchmarkStudy(Study):
             about = {"up": sent, "down": sent, "bound": "no bound", "settings": sections["rival"]}
             return scorer, about | nothing
         baseline = named(sections["baseline"], BASELINES, "", "baseline")
+        if isinstance(baseline, LightGCN):
+            baseline = replace(baseline, device=self.device)
         scorer = baseline.fit(split.train, Streams.from_seed(seed).child("baseline", baseline.name))
         about = {"up": -1.0, "down": -1.0, "bound": "sees everything"}
         return scorer, about | nothing | {"settings": dict(sections["baseline"])}

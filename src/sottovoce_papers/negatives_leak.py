@@ -178,9 +178,8 @@ class LeakStudy(Study):
             try:
                 scorer = rival_scorer(table, split, seed, self.device, leak=way == "leak")
             except Diverged:
-                if part == "test":
-                    raise
-                return {f"{place} {metric}": WORST for place in PLACES for metric in METRICS}
+                lost = {f"{place} {metric}": WORST for place in PLACES for metric in METRICS}
+                return {**lost, "seconds": np.array(time.perf_counter() - started)}
         seconds = time.perf_counter() - started
         protocols = {
             "sampled": experiment.evaluation.protocol(split, 0),
@@ -258,7 +257,7 @@ def _of(rows: Sequence[Row], source: str, label: str, way: str) -> Floats | None
     for row in rows:
         if (row["data"], row["system"], row["way"]) == (source, label, way):
             values: Floats = row["values"]["sampled HR@10"]
-            return values
+            return None if ran_off(values) else values
     return None
 
 
@@ -303,6 +302,12 @@ def _claims(study: LeakStudy, rows: Sequence[Row]) -> list[Claim]:
 
 # --- tables and the plot -------------------------------------------------------------------------
 
+
+def ran_off(values: Floats) -> bool:
+    """Whether the rates that were given ran off to infinity: then there are no figures."""
+    return bool(values.mean() < 0.0)
+
+
 WORDS = {"fair": "outside training", "leak": "outside the whole history", "baseline": "–"}
 
 
@@ -316,7 +321,10 @@ def _line(row: Row) -> Row:
         "settings": dict(row["table"]),
     }
     for key, values in row["values"].items():
-        line[key], line[f"{key} half"] = float(values.mean()), interval(values)
+        lost = ran_off(values)
+        line[key], line[f"{key} half"] = (
+            (None, None) if lost else (float(values.mean()), interval(values))
+        )
     return line
 
 
@@ -338,6 +346,11 @@ def _table(study: LeakStudy, source: str, lines: Sequence[Row]) -> Table:
         ]
         rows.append({**line, "printed": _printed(theirs[0]) if theirs else None})
     notes = [
+        f"{line['system']} ran off to infinity ({line['negatives']})."
+        for line in lines
+        if line["sampled HR@10"] is None
+    ]
+    notes += [
         f"{one['system']}, published {_printed(one)}: {one['from']}"
         for one in study.printed
         if one["data"] == source
@@ -355,7 +368,7 @@ def _draw(source: str, lines: Sequence[Row], path: Path) -> FigureBlock:
     key = "sampled HR@10"
     with plots.drawing(path, f"{source}: what the leak is worth", (7.2, 4.2)) as (figure, axes):
         for way, colour, marker in (("fair", 0, "o"), ("leak", 1, "X")):
-            chosen = [line for line in lines if line["way"] == way]
+            chosen = [line for line in lines if line["way"] == way and line[key] is not None]
             axes.scatter(
                 [line[key] for line in chosen], [labels.index(line["system"]) for line in chosen],
                 color=plots.PALETTE[colour], marker=marker, s=48, zorder=3,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from dataclasses import fields as dataclass_fields
+from functools import cache
 from pathlib import Path
 from typing import Any, Self
 
@@ -19,6 +20,8 @@ from sottovoce.evaluation.protocol import evaluate
 from sottovoce.evaluation.report import FigureBlock
 from sottovoce.evaluation.tables import Column, Table
 from sottovoce.experiment import Experiment
+from sottovoce.privacy.accountant import certify
+from sottovoce.privacy.central import noise_for
 from sottovoce.runs.home import baseline_at_home
 from sottovoce.runs.train import Report, run_experiment
 from sottovoce.wire.terms import named
@@ -59,7 +62,7 @@ class OneShotConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class System:
+class OneShotSystem:
     """One recommender: an experiment of devices, or a baseline that sees all the data."""
 
     label: str
@@ -73,9 +76,18 @@ class System:
     """Of an experiment file; `baseline` for one."""
     at: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, repr=False)
     """By source: what is laid over the sections there."""
+    pays: str = "once"
+    """How settings follow from the ε that a user pays in all: it is theirs ("once"), a part of it
+    for each of `times` equal costs ("times"), noise on the sum of each round ("sums"), or the ε of
+    reports that go through an honest shuffler with those of `times` users ("reports")."""
+    times: int = 1
+
+    def __post_init__(self) -> None:
+        if self.pays not in PAYS:
+            raise ConfigError(f"{self.label}: pays must be one of {', '.join(PAYS)}")
 
     @classmethod
-    def of(cls, table: Mapping[str, Any], number: int) -> System:
+    def of(cls, table: Mapping[str, Any], number: int) -> OneShotSystem:
         own = dict(table)
         names = ("baseline", "algorithm", "release", "link", "consent", "home")
         sections = {name: own.pop(name) for name in names if name in own}
@@ -90,10 +102,52 @@ class System:
         found = laid_over(self.sections, self.at.get(source, {}))
         if epsilon is None:
             return found
-        if "baseline" in found:
-            return laid_over(found, {"baseline": {"epsilon": epsilon}})
-        given = {"release": {"epsilon": epsilon}, "consent": {"epsilon": epsilon}}
-        return laid_over(found, given)
+        return laid_over(found, PAYS[self.pays](found, epsilon, self.times))
+
+
+def _once(sections: Mapping[str, Any], epsilon: float, times: int) -> dict[str, Any]:
+    if "baseline" in sections:
+        return {"baseline": {"epsilon": epsilon}}
+    return {"release": {"epsilon": epsilon}, "consent": {"epsilon": epsilon}}
+
+
+def _times(sections: Mapping[str, Any], epsilon: float, times: int) -> dict[str, Any]:
+    return _once(sections, epsilon / times, 1)
+
+
+def _sums(sections: Mapping[str, Any], epsilon: float, times: int) -> dict[str, Any]:
+    noise = noise_for(epsilon, sections["algorithm"]["rounds"])
+    return {"link": {"noise": float(np.ceil(1000.0 * noise) / 1000.0)}}
+
+
+def _reports(sections: Mapping[str, Any], epsilon: float, times: int) -> dict[str, Any]:
+    k, rounds = sections["release"]["max_reports"], sections["algorithm"]["rounds"]
+    one = report_epsilon(epsilon, k, rounds, times)
+    tier = {"epsilon": one, "min_devices": times}
+    chosen = {"epsilon": one, "max_reports": k, "total_epsilon": one * k * rounds}
+    return {"release": {"tiers": [tier]}, "consent": chosen}
+
+
+PAYS = {"once": _once, "times": _times, "sums": _sums, "reports": _reports}
+
+
+@cache
+def report_epsilon(epsilon: float, reports: int, rounds: int, users: int) -> float:
+    """The largest ε of a report, in steps of 1/1000, with which all of a user's reports cost no
+    more than `epsilon` with an honest shuffler."""
+
+    def fits(steps: int) -> bool:
+        return certify(steps / 1000.0, reports, rounds, users).with_proxy <= epsilon
+
+    low, high = 0, 64
+    while high < 8000 and fits(high):
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    if not low:
+        raise ConfigError(f"reports of {users:,} users cannot cost as little as ε = {epsilon:g}")
+    return low / 1000.0
 
 
 class OneShotStudy(Study):
@@ -105,13 +159,15 @@ class OneShotStudy(Study):
         self,
         settings: OneShotConfig,
         data: Mapping[str, Mapping[str, Any]],
-        systems: Sequence[System],
+        systems: Sequence[OneShotSystem],
         wanted: Sequence[Mapping[str, Any]],
         cells: Path,
         threads: int,
         report: Report,
+        name: str = "one-shot",
     ) -> None:
         super().__init__(cells, threads, report)
+        self.name = name
         self.config, self.data, self.systems, self.wanted = settings, data, tuple(systems), wanted
         self._datasets: dict[str, Dataset] = {}
         check_sources(settings.sources, data)
@@ -122,16 +178,19 @@ class OneShotStudy(Study):
     ) -> Self:
         table = installed(name, quick)
         settings = config.build(OneShotConfig, table.get("study", {}), "study")
-        systems = [System.of(each, number) for number, each in enumerate(table["systems"])]
+        systems = [OneShotSystem.of(each, number) for number, each in enumerate(table["systems"])]
         return cls(
-            settings, table["data"], systems, table.get("wanted", ()), cells, threads, report
+            settings, table["data"], systems, table.get("wanted", ()), cells, threads, report, name
         )
 
     def describe(self) -> str:
+        changed = [system.label for system in self.systems if system.pays in ("times", "reports")]
+        alike = f" ({', '.join(changed)}: what one user has)" if changed else ""
         return (
             "full ranking over all items that a user has not, P@10, mean of "
-            f"{count_of(self.config.seeds)}; δ = 10⁻⁶, neighbours: one user added or left out; "
-            "settings were not chosen on the test part, but for the limits of checked sums"
+            f"{count_of(self.config.seeds)}; δ = 10⁻⁶, neighbours: one user added or left "
+            f"out{alike}; settings were not chosen on the test part, but for the limits of "
+            "checked sums"
         )
 
     def describe_data(self) -> str:
@@ -170,7 +229,7 @@ class OneShotStudy(Study):
         chosen = outcome.consent.epsilon[found.users]
         return {"values": found.per_user(METRIC), "users": found.users, "epsilon": chosen}
 
-    def figures(self, source: str, system: System, epsilon: float | None) -> Floats:
+    def figures(self, source: str, system: OneShotSystem, epsilon: float | None) -> Floats:
         """The mean over users, of each seed."""
         sections = system.sections_at(source, epsilon)
         seeds = self.config.seeds[: system.seeds or None]
@@ -277,17 +336,26 @@ def _draw(study: OneShotStudy, source: str, rows: Sequence[Row], path: Path) -> 
     title = f"{source}: accuracy against ε"
     with plots.drawing(path, title, (7.2, 5.2)) as (figure, axes):
         for number, (name, (x, y)) in enumerate(curves.items()):
-            colour, marker = plots.PALETTE[number % 6], plots.MARKERS[number % 6]
-            axes.plot(x, y, color=colour, linewidth=1.6, marker=marker, markersize=5, label=name)
-        right = max(max(x) for x, _ in curves.values())
-        for name, level in levels.items():
-            axes.axhline(level, color="#57606a", linestyle=(0, (5, 2)), linewidth=0.9)
-            axes.text(right + 0.08, level, name, fontsize=7, va="center", color="#57606a")
+            pen = number % len(plots.PALETTE)
+            axes.plot(
+                x, y, color=plots.PALETTE[pen], linewidth=1.6, marker=plots.MARKERS[pen],
+                markersize=5, label=name,
+            )  # fmt: skip
         ticks = sorted({x for xs, _ in curves.values() for x in xs})
+        left, right = ticks[0] - 0.2, ticks[-1]
+        axes.set(xlabel="ε of each user (δ = 10⁻⁶)", ylabel=METRIC, xlim=(left, right + 2.4))
+        for level in levels.values():
+            axes.plot(
+                [left, right], [level] * 2, color="#57606a", linestyle=(0, (5, 2)), linewidth=0.9
+            )
+        lowest, highest = axes.get_ylim()
+        places = plots.spread(list(levels.values()), 0.035 * (highest - lowest))
+        for (name, level), place in zip(levels.items(), places, strict=True):
+            axes.plot([right, right + 0.12], [level, place], color="#57606a", linewidth=0.9)
+            axes.text(right + 0.16, place, name, fontsize=9, va="center", color="#57606a")
         axes.set_xticks(ticks, [f"{2.0**tick:g}" for tick in ticks])
-        axes.set(xlabel="ε of each user (δ = 10⁻⁶)", ylabel=METRIC)
-        axes.set_xlim(min(ticks) - 0.2, right + 1.9)
-        figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize=8)
+        columns = plots.legend_columns(list(curves), 7.2)
+        figure.legend(loc="outside lower center", ncols=columns, frameon=False, fontsize=9)
     words = f"{METRIC} against ε on {source}; level lines have no ε"
     return FigureBlock(plots.figure_files(path).png, words, f"{words}.")
 
@@ -322,7 +390,7 @@ def one_shot(study: OneShotStudy, out: Path) -> dict[str, Any]:
         title = f"{METRIC} by each user's own ε: {study.config.mixed}"
         tables.append(shown(title, columns, groups))
     claims = [*_claims(study, every), *_mixed_claims(study, groups)]
-    return study.result("one-shot", out, tables, claims, pictures, rows=every, groups=groups)
+    return study.result(study.name, out, tables, claims, pictures, rows=every, groups=groups)
 
 
 def _mixed_claims(study: OneShotStudy, groups: Sequence[Row]) -> list[Claim]:
@@ -336,4 +404,4 @@ def _mixed_claims(study: OneShotStudy, groups: Sequence[Row]) -> list[Claim]:
 
 
 STUDY = OneShotStudy
-VIEWS = {"one-shot": one_shot}
+VIEWS = {"one-shot": one_shot, "one-shot-rivals": one_shot}

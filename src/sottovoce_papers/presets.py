@@ -63,6 +63,8 @@ class ShippedSystem:
     baseline: Mapping[str, Any] = field(default_factory=dict, repr=False)
     central: bool = False
     """Whether it is one of those of which the best is the measure of all."""
+    on_gpu: bool = False
+    """Whether a GPU trains it, if there is one."""
     least: float = 0.0
     """The share of the best central NDCG@10 that it should have on the median set; 0: no claim."""
 
@@ -90,9 +92,11 @@ class PresetsStudy(Study):
         cells: Path,
         threads: int,
         report: Report,
+        device: str = "cpu",
     ) -> None:
         super().__init__(cells, threads, report)
         self.config, self.data, self.systems = settings, data, tuple(systems)
+        self.device = device
         self._datasets: dict[str, Dataset] = {}
         self.left_out: list[str] = []
         """Data sets that are not here, in sentences."""
@@ -105,7 +109,7 @@ class PresetsStudy(Study):
         table = installed(name, quick)
         settings = config.build(PresetsConfig, table.get("study", {}), "study")
         systems = [ShippedSystem.of(each, number) for number, each in enumerate(table["systems"])]
-        return cls(settings, table["data"], systems, cells, threads, report)
+        return cls(settings, table["data"], systems, cells, threads, report, device)
 
     def describe(self) -> str:
         return (
@@ -148,7 +152,8 @@ class PresetsStudy(Study):
             protocol = experiment.evaluation.protocol(prepared.split, experiment.seed)
             found = evaluate(baseline.fit(train, rng), train, test, protocol, threads=self.threads)
             return _kept(found, warned=False)
-        outcome = run_experiment(experiment, threads=self.threads)
+        device = self.device if system.on_gpu else "cpu"
+        outcome = run_experiment(experiment, threads=self.threads, device=device)
         found = outcome.evaluations[outcome.system]
         return _kept(found, warned=any(FLOOR in hint for hint in hints(outcome)))
 

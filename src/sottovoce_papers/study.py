@@ -28,10 +28,10 @@ from scipy.special import stdtrit
 
 from sottovoce import config
 from sottovoce.core.arrays import each
+from sottovoce.core.installed import shipped_folder
 from sottovoce.errors import ConfigError
 from sottovoce.evaluation.report import FigureBlock, Section, TextBlock, write_report
 from sottovoce.evaluation.tables import Column, Table
-from sottovoce.experiment import shipped_folder
 from sottovoce.runs.folder import load_arrays, save_arrays
 from sottovoce.runs.train import Report
 

@@ -167,7 +167,7 @@ def test_a_missing_device_or_torch_gives_one_sentence(monkeypatch):
         with pytest.raises(UsageError, match="GPU"):
             FCFOnTorch.load(config.confidence(), cohort, "cuda")
     monkeypatch.setitem(sys.modules, "torch", None)
-    with pytest.raises(UsageError, match=r"sottovoce\[torch\]"):
+    with pytest.raises(UsageError, match=r"\[torch\]"):
         FCFOnTorch.load(config.confidence(), cohort, "cpu")
 
 

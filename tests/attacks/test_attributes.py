@@ -258,7 +258,7 @@ def test_bad_tables_are_refused():
 def test_without_scikit_learn_one_sentence_says_so(monkeypatch):
     monkeypatch.setitem(sys.modules, "sklearn", None)
     monkeypatch.delitem(sys.modules, "sklearn.exceptions", raising=False)
-    with pytest.raises(UsageError, match=r"needs sklearn.*sottovoce\[attacks\]"):
+    with pytest.raises(UsageError, match=r"needs sklearn.*\[attacks\]"):
         infer(*world(), RNG)
 
 

@@ -1,5 +1,7 @@
 """The benchmark of searches compares like with like."""
 
+import json
+
 import pytest
 
 from sottovoce.experiment import Experiment, load_benchmark
@@ -14,7 +16,7 @@ def bench():
 def test_the_grid_has_200_points_and_the_search_goes_no_further(bench):
     points = bench.FULL.points()
     assert len({str(one) for one in points}) == 200
-    experiment = bench._experiment(bench.TOWN["town"], 15)
+    experiment = bench._experiment(bench.TOWN["town"], 400)
     assert experiment.data.part == "validation"
     space = read_space(experiment, bench.FULL.ranges())
     assert all(space.inside(one) is not None for one in points)
@@ -24,13 +26,16 @@ def test_the_grid_has_200_points_and_the_search_goes_no_further(bench):
 
 
 def test_both_are_judged_alike_and_what_is_trained_is_kept(bench, tmp_path):
-    grid = bench.Grid((0.01, 0.03), (0.003, 0.03), (4, 8), (1, 2), 4)
+    grid = bench.Grid((0.01, 0.03), (0.003, 0.03), (4, 8), (10, 20), 4, 2)
     settings = ["town.residents=40", "town.venues=60"]
     asked = (grid, tmp_path, 1, lambda line: None)
     rows = bench.compared("town", settings, *asked)
     assert rows[0]["ratio"] > 0.5
     assert rows[0]["met"] == (rows[0]["ratio"] >= 0.95)
-    lines = (tmp_path / "grid.jsonl").read_text().splitlines()
+    assert rows[0]["ratio"] <= rows[1]["ratio"]
+    lines = [json.loads(line) for line in (tmp_path / "grid.jsonl").read_text().splitlines()]
     assert len(lines) == 16
+    # Every setting of the grid does something.
+    assert len({one["value"] for one in lines}) > 12
     assert bench.compared("town", settings, *asked) == rows
-    assert isinstance(bench._experiment(settings, 2), Experiment)
+    assert isinstance(bench._experiment(settings, 20), Experiment)

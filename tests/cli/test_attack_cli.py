@@ -9,6 +9,7 @@ import pytest
 import sottovoce.cli
 from sottovoce.attacks.views import ATTACKS
 from sottovoce.experiment import Experiment
+from sottovoce.runs.attack import choose
 from sottovoce.runs.folder import RUNNING, RunFolder
 from sottovoce.runs.train import run_experiment
 
@@ -121,6 +122,13 @@ def test_only_some(sottovoce_, run):
     found = json.loads(out)
     every = [*found["attacks"], *found["not_applicable"]]
     assert {one["code"] for one in every} == {"A12"}
+
+
+def test_an_attack_may_be_named_with_dashes():
+    spaced = [attack for attack in choose(None) if " " in attack.name]
+    for attack in spaced:
+        assert attack in choose(None, [attack.name.replace(" ", "-").title()])
+    assert len(spaced) > 5
 
 
 def unfinished(run):

@@ -259,7 +259,8 @@ def test_an_unexpected_error_keeps_its_traceback(monkeypatch, error):
 )
 def test_a_library_that_is_not_installed_is_named_with_its_extra(tmp_path, arguments, extra):
     code = (
-        "import sys\nfrom sottovoce.cli import EXTRA_OF, main\n"
+        "import sys\nfrom sottovoce.cli import main\n"
+        "from sottovoce.core.installed import EXTRA_OF\n"
         "for name in EXTRA_OF:\n    sys.modules[name] = None\n"
         f"main({arguments!r})\n"
     )
@@ -902,3 +903,10 @@ def test_lines_go_on_where_nothing_new_is_done(monkeypatch, capsys):
             time.sleep(0.02)
         else:
             pytest.fail("no line said so")
+
+
+def test_help_says_what_an_argument_is(sottovoce_):
+    """typer 0.20 on click 8.5 would leave the words out."""
+    code, out, _ = sottovoce_("recommend", "--help")
+    assert code == 0
+    assert "Folder of a finished run." in out

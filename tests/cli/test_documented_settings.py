@@ -1,4 +1,4 @@
-"""Every setting of an experiment file is named in docs/cli.md, and not by an error alone."""
+"""Every setting of an experiment file is named on their page, and not by an error alone."""
 
 import dataclasses
 import re
@@ -16,7 +16,7 @@ from sottovoce.parties.defence import Defence
 from sottovoce.parties.server import RoundRules
 from sottovoce.privacy.base import RELEASES
 
-PAGE = (Path(__file__).parents[2] / "docs" / "cli.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "docs" / "experiment-files.md").read_text(encoding="utf-8")
 SECTIONS = {
     "data": [DataConfig], "evaluation": [EvaluationConfig], "home": [HomeConfig],
     "owners": [OwnersConfig], "town": [TownConfig], "service": [RoundRules],
@@ -32,7 +32,7 @@ def named(setting, page=PAGE):
 
 
 @pytest.mark.parametrize("section", SECTIONS)
-def test_every_setting_is_named_on_the_page_of_the_command_line(section):
+def test_every_setting_is_named_on_the_page_of_experiment_files(section):
     kinds = [kind for kind in SECTIONS[section] if kind.__module__.startswith("sottovoce.")]
     settings = {f.name for kind in kinds for f in dataclasses.fields(kind) if f.init}
     assert settings

@@ -79,7 +79,7 @@ def test_the_cost_of_all_users_is_that_of_the_one_who_spent_most(runs, say):
     # Two rounds of 25 fit into her limit of 50; others spent three rounds of 10.
     assert "No user has spent more than ε = 50, in plain sum" in shown
     assert "summed over all users" not in shown
-    assert "none, see docs/privacy.md" in say("ledger", runs / "fcf")
+    assert "none, see `sottovoce docs privacy`" in say("ledger", runs / "fcf")
 
 
 def test_both_certificates_of_a_user_are_those_of_the_accountant(runs, say):

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 import tomllib
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -118,6 +119,16 @@ def test_invitations_that_were_used_are_not_shown_again(place, setup):
     assert setup(file=None)[0]["invitations"] == cards[:1]
 
 
+def test_without_tls_for_pages_on_this_machine(place, setup, capsys):
+    told, _ = setup("--least", 2, "--plaintext", "--origin", "http://localhost:8000")
+    assert told["url"] == f"http://localhost:{told['port']}"
+    again = ["serve", "setup", str(place / "town"), "--no-start"]
+    assert call([*again, "--plaintext"]) == 0
+    assert f"serve site {place / 'town'} --out site --server http://" in capsys.readouterr().out
+    assert call(again) == 0
+    assert "serve site" not in capsys.readouterr().out, "it is said at each start"
+
+
 def test_fmf_with_a_shuffler_on_this_machine(place, setup):
     told, _ = setup("--learn", "fmf", "--least", 4, "--name", "town.example.org")
     shuffler = open_shuffler_folder(place / "town" / "shuffler").introduction
@@ -206,6 +217,9 @@ def test_a_question_that_is_left_makes_nothing(place, key):
         (["--proxy", "https://a.example"], "places.csv", "--proxy and --proxy-ca go together"),
         (["--learn", "fpl", "--elsewhere"], "places.csv", "neither a helper nor a shuffler"),
         (["--set", "release.loudness=3"], "places.csv", "loudness"),
+        (["--plaintext", "--invite", "3"], "places.csv", "invitations name an address with TLS"),
+        (["--plaintext", "--host", "0.0.0.0"], "places.csv", "is for a loopback address"),
+        (["--plaintext", "--with", "flower"], "places.csv", "not for Flower"),
     ],
 )
 def test_bad_input_is_one_sentence_and_makes_nothing(place, setup, words, file, sentence):
@@ -342,11 +356,11 @@ def test_two_at_once_make_one(place):
 
 
 class Running:
-    def __init__(self, place):
+    def __init__(self, place, *more):
         self.town, self.log = place / "town", place / "said"
         with self.log.open("w") as said:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "sottovoce", "serve", "setup", str(self.town)],
+                [sys.executable, "-m", "sottovoce", "serve", "setup", str(self.town), *more],
                 stdin=subprocess.DEVNULL, stdout=said, stderr=said, start_new_session=True,
             )  # fmt: skip
 
@@ -382,6 +396,22 @@ def running(place, setup):
         if found.process.poll() is None:
             os.killpg(found.process.pid, signal.SIGKILL)
             found.process.wait()
+
+
+def test_without_tls_a_page_of_the_origin_named_may_ask(place, setup):
+    told, _ = setup("--least", 2, "--plaintext")
+    found = Running(place, "--plaintext", "--origin", "http://localhost:8000")
+    try:
+        found.wait(lambda: "To watch it" in found.log.read_text())
+        asked = urllib.request.Request(
+            f"http://127.0.0.1:{told['port']}/v1/terms", headers={"Origin": "http://localhost:8000"}
+        )
+        with urllib.request.urlopen(asked, timeout=10) as answer:
+            allowed = answer.headers["Access-Control-Allow-Origin"]
+        assert allowed == "http://localhost:8000"
+    finally:
+        found.process.send_signal(signal.SIGINT)
+        assert found.process.wait(30) == 0
 
 
 def test_a_part_that_dies_is_started_again_and_all_end_together(running, setup):

@@ -556,7 +556,7 @@ class GivesAnotherType(FPL):
         (CallsHersAnothers, ConsentError, "fpl says of an item that its owner has"),
         (GivesNumbers, MessageError, "whole numbers of the grid"),
         (GivesUnknownRows, MessageError, "rows that the model"),
-        (GivesAnotherType, MessageError, "fpl gave dict where a device's Updates are wanted"),
+        (GivesAnotherType, MessageError, "fpl gave dict in place of a device's Updates"),
     ],
 )
 def test_an_algorithm_is_believed_nothing(kind, error, words):

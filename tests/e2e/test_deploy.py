@@ -23,7 +23,12 @@ from sottovoce.cli import app
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
-PAGE = (ROOT / "docs" / "deploy.md").read_text()
+PAGES = (
+    "index.md", "server.md", "users.md", "operating.md", "flower.md", "shuffler.md",
+    "data-owners.md", "attributes.md", "secure-sums.md", "checked-sums.md", "tabs.md", "limits.md",
+)  # fmt: skip
+"""Of docs/deploy, in the order in which their commands are typed."""
+PAGE = "\n".join((ROOT / "docs" / "deploy" / name).read_text() for name in PAGES)
 UNITS = sorted((DEPLOY / "systemd").glob("*.service"))
 SECRETS = ("password", "token", "secret", "PGPASSWORD")
 ROUNDS = 3
@@ -134,8 +139,13 @@ def require_nginx() -> None:
 
 def experiment_text(place: int = 0) -> str:
     """Of the federation with item rows, or (1) of that with randomised reports."""
-    first, second = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
-    return (first, second)[place]
+    return file_text(("places.toml", "reports.toml")[place])
+
+
+def file_text(name: str) -> str:
+    """What the document shows of a file, below a line that names it."""
+    [text] = re.findall(rf"`{name}`[^\n]*:\n\n```toml\n(.*?)```", PAGE, re.DOTALL)
+    return text
 
 
 # --- the walk through the document ----------------------------------------------------------------
@@ -352,7 +362,7 @@ def tried(mark: str) -> list[tuple[str, str, str]]:
     """Machine, whether it stays or somebody types answers, and the lines of every block that the
     document says was tried."""
     how = "(?:, (stays|types))?"
-    return re.findall(rf"<!-- {mark}: (\w+){how} -->\n```sh\n(.*?)```", PAGE, re.DOTALL)
+    return re.findall(rf"<!-- {mark}: (\w+){how} -->\n```bash\n(.*?)```", PAGE, re.DOTALL)
 
 
 def changed(text: str, changes: dict[str, str]) -> str:
@@ -467,7 +477,7 @@ def answers(mark: str, machine: str) -> list[tuple[str, str]]:
     """What the document shows as typed at questions, below the commands of this machine."""
     text = "\n" + re.split(rf"<!-- {mark}: {machine}, \w+ -->\n", PAGE, maxsplit=1)[1]
     for kind, block in re.findall(r"^```(\w*)\n(.*?)^```$", text, re.DOTALL | re.MULTILINE):
-        if not kind and (found := ANSWERED.findall(block)):
+        if kind == "text" and (found := ANSWERED.findall(block)):
             return found
     return []
 
@@ -836,8 +846,7 @@ class SumMachines(Machines):
 
 
 def sums_text() -> str:
-    [text] = re.findall(r"`sums.toml`:\n\n```\n(.*?)```", PAGE, re.DOTALL)
-    return text
+    return file_text("sums.toml")
 
 
 @pytest.mark.slow
@@ -926,7 +935,7 @@ class CheckedMachines(Machines):
         for name, end, port in zip(AGGREGATORS, ("net", "com"), free_ports(2), strict=True):
             self.ports[f"sums.example.{end}:8448"] = port
             self.listening[name] = f"--port {port}"
-        [text] = re.findall(r"`checked.toml`:\n\n```\n(.*?)```", PAGE, re.DOTALL)
+        text = file_text("checked.toml")
         quick = {
             "min_devices = 50 ": "min_devices = 2 ",
             "min_devices = 100 ": "min_devices = 3 ",

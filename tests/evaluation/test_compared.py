@@ -130,7 +130,7 @@ def test_every_point_is_on_the_paper_and_every_name_escaped(found):
     drawn = trades(points, "kB", "P@10", "words")
     at = re.findall(r'class="mark bounded" cx="([^"]*)" cy="([^"]*)"', drawn)
     assert len(at) == len(points)
-    assert all(0 <= float(x) <= 640 and 0 <= float(y) <= 400 for x, y in at)
+    assert all(0 <= float(x) <= 520 and 0 <= float(y) <= 360 for x, y in at)
     assert {tag for tag, _ in Tags(drawn).tags} <= {
         "svg", "path", "text", "polyline", "g", "title", "circle",
     }  # fmt: skip

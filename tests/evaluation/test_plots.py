@@ -3,6 +3,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -44,6 +45,19 @@ def test_a_figure_is_written_twice_and_the_same_each_time(name, tmp_path):
     assert ElementTree.parse(first.svg).getroot().tag.endswith("svg")
     assert first.png.read_bytes() == again.png.read_bytes()
     assert first.svg.read_bytes() == again.svg.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("largest", "shown"), [(5e7, ["×10⁷"]), (3e-6, ["×10⁻⁶"]), (40.0, ["40"]), (0.5, ["0.5"])]
+)
+def test_large_and_small_numbers_share_a_power_of_ten(largest, shown, tmp_path):
+    found = plots.lines(
+        tmp_path / "x", {"a": ([0, 1], [0, largest])}, x_label="x", y_label="y"
+    ).svg.read_text(encoding="utf-8")
+    said = [text.strip() for text in re.findall("<!--(.*?)-->", found)]
+    assert all(text in said for text in shown)
+    assert sum("×" in text for text in said) == sum("×" in text for text in shown)
+    assert not any("$" in text or "e" in text for text in said)
 
 
 def colours(path: Path) -> set[str]:
@@ -100,6 +114,21 @@ def test_what_cannot_be_drawn_is_refused(tmp_path):
     with pytest.raises(UsageError, match="2 categories"):
         plots.bias_bars(tmp_path / "x", ["a", "b"], {"s": [1.0]})
     assert list(tmp_path.iterdir()) == []
+
+
+def test_places_are_spread_and_stay_in_order():
+    assert plots.spread([10.0, 200.0], 20.0) == [10.0, 200.0]
+    assert plots.spread([100.0, 300.0, 102.0], 20.0) == [91.0, 300.0, 111.0]
+    close = plots.spread([5.0, 5.1, 5.2, 24.0], 20.0)
+    assert close == sorted(close)
+    assert min(b - a for a, b in pairwise(close)) >= 20.0 - 1e-9
+
+
+def test_if_all_sent_the_same_the_axis_says_so(tmp_path):
+    same = plots.histogram(tmp_path / "same", [292.316] * 9, x_label="kB").svg.read_text()
+    two = plots.histogram(tmp_path / "two", [292.3, 292.4], x_label="kB").svg.read_text()
+    assert len(re.findall(r'id="xtick_', same)) == 1
+    assert len(re.findall(r'id="xtick_', two)) > 2
 
 
 def test_importing_the_evaluation_is_light():

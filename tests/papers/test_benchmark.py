@@ -191,7 +191,7 @@ def test_the_installed_file_makes_sense(tmp_path, quick):
         for system in made.systems_of(source):
             made._experiment(source, system.sections_at(source), 0)
     kinds = [system.kind for system in made.systems]
-    assert (kinds.count("rival"), kinds.count("central")) == (4, 5)
+    assert (kinds.count("rival"), kinds.count("central")) == (4, 7)
     assert "benchmark" in reproduce.NAMES
     with pytest.raises(ConfigError, match=r"systems\[7\]"):
         BenchmarkSystem.of({"label": "x", "colour": "red"}, 7)

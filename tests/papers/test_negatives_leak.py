@@ -101,3 +101,13 @@ def test_what_makes_no_sense_is_refused(tmp_path):
         study(tmp_path, [LeakSystem("x", rival={"name": "fedmf", "colour": 1})])
     with pytest.raises(UsageError, match="GPU"):
         reproduce.check("negatives-leak", "cuda:9")
+
+
+def test_rates_that_run_off_have_no_figures_and_stop_nobody(tmp_path):
+    wild = LeakSystem("wild", rival={"name": "fedmf", "item_rate": 1e30, "rounds": 12})
+    found = negatives_leak(study(tmp_path / "cells", [wild, SYSTEMS[2]]), tmp_path / "out")
+    rows = {(row["system"], row["way"]): row for row in found["rows"]}
+    assert rows["wild", "fair"]["sampled HR@10"] is None
+    assert rows["Top-Pop", "baseline"]["sampled HR@10"] > 0
+    assert found["claims"] == []
+    assert "ran off to infinity" in (tmp_path / "out" / "report.html").read_text()

@@ -81,3 +81,12 @@ def test_sampled_candidates_have_no_lists_and_no_coverage():
     values = np.linspace(0, 1, 300)
     own, floor = evaluation(values + 0.1, None), evaluation(values, None)
     assert _said("own", own, "Top-Pop", floor) == ""
+
+
+def test_a_setting_that_changes_nothing_is_named():
+    small = {"town": {"residents": 60, "venues": 40}, "data": {"source": "town"}}
+    both = {"algorithm": {"rounds": 2, "epochs": 7}, **small}
+    [note] = [one for one in hints(run_experiment(Experiment.from_table(both))) if "epochs" in one]
+    assert note == "algorithm.epochs changes nothing: algorithm.rounds = 2 overrides it"
+    alone = Experiment.from_table({"algorithm": {"rounds": 2}, **small})
+    assert not [one for one in hints(run_experiment(alone)) if "epochs" in one]

@@ -89,6 +89,7 @@ def test_any_words_are_a_range_or_one_sentence(words):
         ("algorithm.embedding_size=0.5:8", "whole numbers alone"),
         ("algorithm.embedding_size=8,16.5", "a whole number"),
         ("algorithm.cohort_size=10:20", "it is all here, whatever"),
+        ("algorithm.epochs=5:15", "algorithm.rounds = 400 overrides it"),
         ("data.min_user_items=1:5", "judged alike"),
         ("seed=1:5", "no setting of an experiment"),
         ("town.residents=10:20", "judged alike"),
@@ -121,13 +122,13 @@ def test_settings_that_are_tied_have_one_value(pfpl):
 
 
 def test_the_command_line_comes_before_the_file_and_the_file_before_the_algorithm(pfpl):
-    table = {**pfpl.table, "search": {"algorithm": {"epochs": "2:9", "embedding_size": [4, 8]}}}
+    table = {**pfpl.table, "search": {"algorithm": {"rounds": "2:9", "embedding_size": [4, 8]}}}
     filed = Experiment.from_table(table)
     assert read_space(filed).words() == {
-        "algorithm.epochs": "2:9",
+        "algorithm.rounds": "2:9",
         "algorithm.embedding_size": "4,8",
     }
-    assert read_space(filed).ranges[0] == Range(("algorithm.epochs",), 2.0, 9.0, whole=True)
+    assert read_space(filed).ranges[0] == Range(("algorithm.rounds",), 2.0, 9.0, whole=True)
     assert list(read_space(filed, ["algorithm.init_scale=1,2"]).words()) == ["algorithm.init_scale"]
     assert "algorithm.learning_rate" in read_space(pfpl).words()
 

@@ -26,6 +26,7 @@ from sottovoce.runs.search_trials import (
     Training,
     TrialTask,
     best_of,
+    proposed,
     read_metric,
     run_trial,
     searched_experiment,
@@ -87,7 +88,7 @@ def test_the_best_has_the_best_mean_and_is_no_worse_than_the_file(whole):
     pruned = next(one for one in whole.trials if one.state == "pruned")
     assert pruned.value is None
     assert pruned.number >= 8
-    assert 0 < len(pruned.reached) <= 3
+    assert pruned.reached[0][0] == 2  # half of the file's four epochs
     assert pruned.reached[-1][0] < 4
     assert reopened(whole.folder.path).finalists == whole.finalists
     assert told(reopened(whole.folder.path)) == told(whole)
@@ -135,6 +136,50 @@ def test_a_search_with_more_trials_goes_on_from_the_one_with_fewer(whole, tmp_pa
     assert told(search(*parts(), tmp_path / "s", OPTIONS)) == told(whole)
 
 
+def test_a_search_that_its_time_has_ended_goes_on_with_the_same_command(whole, tmp_path):
+    """It finishes the batch that it has begun, and says what it found in that."""
+    short = replace(OPTIONS, timeout=1e-9)
+    first = search(*parts(), tmp_path / "s", short)
+    assert [replace(one, seconds=0.0) for one in first.trials] == told(whole)[0][:4]
+    assert first.best.number < 4
+    assert reopened(tmp_path / "s").finalists == first.finalists
+    lines = (tmp_path / "s" / "trials.jsonl").read_text()
+    assert told(search(*parts(), tmp_path / "s", short)) == told(first)
+    assert (tmp_path / "s" / "trials.jsonl").read_text() == lines
+    found = search(*parts(), tmp_path / "s", OPTIONS)
+    assert (found.trials[0].value, len(found.trials)) == (first.trials[0].value, 14)
+    assert told(found)[0][:14] == told(whole)[0][:14]
+
+
+def test_another_sampler_seed_proposes_other_settings_and_trains_alike(whole):
+    experiment, space = parts()
+    worlds = [SearchWorld.of(experiment, space, replace(OPTIONS, sampler_seed=n)) for n in (0, 1)]
+    asked = [proposed(world, ()) for world in worlds]
+    assert asked[0] == [dict(one.settings) for one in whole.trials[:4]]
+    assert asked[0][0] == asked[1][0] == {}
+    assert all(one != other for one, other in zip(asked[0][1:], asked[1][1:], strict=True))
+    task = TrialTask(1, 3, asked[0][1])
+    assert len({run_trial(world, task).value for world in worlds}) == 1
+    for wrong in ({"sampler_seed": -1}, {"timeout": 0.0}, {"timeout": math.nan}):
+        with pytest.raises(UsageError):
+            replace(OPTIONS, **wrong)
+
+
+def test_a_slow_start_is_not_given_up():
+    """Settings that are the worst a quarter of the way and the best at its end go to their end."""
+    experiment, space = parts()
+    world = SearchWorld.of(experiment, space, OPTIONS)
+    quick = tuple(
+        replace(training(n, 0.5, reached=((2.0, 1e-9),)), settings={
+            "algorithm.learning_rate": 0.01, "algorithm.embedding_size": 4,
+        }) for n in range(9)
+    )  # fmt: skip
+    early = [replace(one, reached=((0.5, 1.0), (1.0, 1.0), *one.reached)) for one in quick]
+    assert run_trial(world, TrialTask(9, 3, {}, tuple(early))).state == "finished"
+    late = [replace(one, reached=((2.0, 1.0),)) for one in quick]
+    assert run_trial(world, TrialTask(9, 3, {}, tuple(late))).state == "pruned"
+
+
 def test_another_search_in_the_folder_is_refused_and_nothing_is_lost(whole):
     before = (whole.folder.path / "trials.jsonl").read_bytes()
     experiment, space = parts()
@@ -144,6 +189,7 @@ def test_another_search_in_the_folder_is_refused_and_nothing_is_lost(whole):
         (*parts(seed=4), OPTIONS),
         (experiment, space, replace(OPTIONS, batch=5)),
         (experiment, space, replace(OPTIONS, metric="P@10")),
+        (experiment, space, replace(OPTIONS, sampler_seed=1)),
     ):
         with pytest.raises(FolderInUse, match="another run"):
             search(asked[0], asked[1], whole.folder.path, asked[2])
@@ -257,7 +303,7 @@ def test_a_metric_that_is_not_given_is_named(tmp_path):
 
 def test_a_search_without_optuna_says_how_to_get_it(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "optuna", None)
-    with pytest.raises(UsageError, match=r"pip install 'sottovoce\[tune\]'"):
+    with pytest.raises(UsageError, match=r"a search needs optuna, .*\[tune\]'$"):
         search(*parts(), tmp_path / "s", OPTIONS)
     assert not (tmp_path / "s").exists()
 

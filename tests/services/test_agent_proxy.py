@@ -487,7 +487,7 @@ def test_a_server_that_gives_no_admission_is_one_sentence(town, word):
         return Reply(200, json.dumps(told).encode())
 
     town.federation.hook = enrol
-    with pytest.raises(MessageError, match="no word to the proxy"):
+    with pytest.raises(MessageError, match="no word for the shuffler"):
         town.visit()
     assert town.mixer.requests == []
 

@@ -247,7 +247,7 @@ def test_a_federation_without_a_proxy_has_nobody_to_introduce(tmp_path):
     from server_world import new_folder
 
     folder = new_folder(tmp_path)
-    with pytest.raises(UsageError, match="no proxy"):
+    with pytest.raises(UsageError, match="has no shuffler; its terms name none"):
         introduction(folder, "https://example.org")
     with ServerProcess(folder.path) as server, Client(folder, server.port) as client:
         assert client.post("/v1/batches", b"SVB1").status == 404

@@ -152,6 +152,14 @@ def test_nothing_that_is_there_is_overwritten(town, tmp_path, ask):
     assert list(taken.iterdir()) == []
 
 
+def test_of_a_folder_of_setup_each_part_is_named(tmp_path, ask):
+    for part in ("server", "helper"):
+        (tmp_path / "all" / part).mkdir(parents=True)
+    (tmp_path / "all" / "setup.json").write_text("{}")
+    said = ask("serve", "backup", tmp_path / "all", tmp_path / "b", code=2)["error"]
+    assert said.endswith(f"{tmp_path}/all/server and {tmp_path}/all/helper")
+
+
 def test_one_that_comes_first_is_not_overwritten_either(town, tmp_path, monkeypatch):
     target, real = tmp_path / "b", backups.sync_folders
 

@@ -399,13 +399,13 @@ def test_the_command(tmp_path, capsys):
             if path.is_file() and path.suffix != ".lock":
                 assert path.stat().st_mode & 0o077 == 0 or path.name == "terms.json"
         for arguments, code, words in [
-            ([folder, "--introduction", tmp_path / "town.json"], 2, "holds a proxy already"),
+            ([folder, "--introduction", tmp_path / "town.json"], 2, "holds a shuffler already"),
             ([folder, "--name", "example.org"], 2, "--introduction"),
             ([folder, "--goal", "many"], 2, "number of devices"),
             ([folder, "--goal", "7=5"], 2, "tier 7"),
             ([folder, "--goal", "5", "--goal", "6"], 2, "twice"),
             ([folder, "--plaintext", "--host", "0.0.0.0"], 2, "loopback"),
-            ([tmp_path / "nowhere"], 7, "holds no proxy"),
+            ([tmp_path / "nowhere"], 7, "holds no shuffler"),
         ]:
             got = fails(*arguments, "--port=0")
             assert got[0] == code

@@ -285,8 +285,8 @@ def listens(port):
 @pytest.mark.skipif(find_nginx() is None, reason="nginx is not installed")
 def test_nginx_as_shipped_holds_out_too(town, tmp_path):
     """Silent and idle strangers may be more than it has connections; of those that begin to send
-    bodies it must have room for more (docs/deploy.md), since it cannot cut these in favour of
-    others. The server behind it knows it as a proxy, and would let no other address have so
+    bodies it must have room for more (docs/deploy/limits.md), since it cannot cut these in favour
+    of others. The server behind it knows it as a proxy, and would let no other address have so
     many."""
     enrol = "POST /v1/enrol HTTP/1.1\r\nhost: x\r\ncontent-length: 4000\r\n\r\n"
     for connections, siege in (

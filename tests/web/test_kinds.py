@@ -378,9 +378,10 @@ def test_what_is_previewed_is_what_leaves_and_what_the_ledger_says(place, name):
             message["bytes"], message["sha256"],
         )  # fmt: skip
         assert base64.b64decode(message["start"]) == body[:512]
-    assert 0 < shown["total"] <= len(HERS)
+    # Which items randomised reports are about is drawn by lot: now and then none is hers.
+    assert (name != "fmf") <= shown["total"] <= len(HERS)
     assert {one["item"] for one in shown["items"]} <= set(HERS)
-    assert max(one["weight"] for one in shown["items"]) == 1.0
+    assert max((one["weight"] for one in shown["items"]), default=1.0) == 1.0
     sent = centre.send("s0", shown["nonce"])
     assert (sent["state"], sent["said"]["key"]) == ("arrived", "preview.arrived")
     left = sent_bodies(kind, since)

@@ -255,7 +255,7 @@ def test_what_people_hide_about_themselves_cannot_be_tried_on_one_device(tmp_pat
         findings = what_they_learn(store, NUMBER, secret=draws())
     found = by_code(findings)
     assert (found["A8"].verdict, found["A8"].said.key) == ("cannot", "learn.cannot.attributes")
-    assert "docs/results.md" in found["A8"].technical
+    assert "sottovoce docs results" in found["A8"].technical
     assert found["A14"].verdict != "cannot"  # it is tried
 
 

@@ -442,6 +442,9 @@ def test_a_checkout_without_the_files_for_tabs_builds_them_or_says_how(tmp_path,
     script.unlink()
     with pytest.raises(ServiceError, match="run `make browser`"):
         tab_library(told.append)
+    monkeypatch.setattr(shops, "library_source", lambda: None)
+    with pytest.raises(ServiceError, match="are not in this wheel: build one with `make wheel`"):
+        tab_library(told.append)
 
 
 def test_what_is_wrong_is_said_in_one_sentence_and_nothing_is_touched(tmp_path):

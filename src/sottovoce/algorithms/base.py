@@ -215,6 +215,10 @@ class AlgorithmSettings(Component, ABC):
         words of `sottovoce tune`."""
         return {}
 
+    def idle(self) -> Mapping[str, str]:
+        """Settings that change nothing beside the others, and why, in half-sentences."""
+        return {}
+
     def advice(self, cohort_size: int) -> str:
         """What to try where it ends below popularity."""
         return "try more rounds, or other settings of the algorithm"

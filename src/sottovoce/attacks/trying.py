@@ -5,6 +5,7 @@ from __future__ import annotations
 import traceback
 from pathlib import Path
 
+from sottovoce.core.installed import needs
 from sottovoce.errors import SottovoceError
 
 FAULTS = (
@@ -19,7 +20,7 @@ def trouble(error: Exception) -> str:
     if isinstance(error, SottovoceError):
         return str(error)
     if isinstance(error, ModuleNotFoundError):
-        return f"it needs {error.name}: pip install 'sottovoce[attacks]'"
+        return f"it {needs(error.name or 'a library')}"
     place = traceback.extract_tb(error.__traceback__)[-1]
     where = f"{Path(place.filename).name}, line {place.lineno}"
     return f"{type(error).__name__} in {place.name} ({where})"

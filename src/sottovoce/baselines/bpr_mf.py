@@ -26,6 +26,15 @@ _BLOCK = 500_000
 @BASELINES.register("bpr-mf")
 @dataclass(frozen=True, slots=True)
 class BPRMF(Baseline):
+    """BPR-MF: pair-wise learning of factors by one party that sees everything.
+
+    Example:
+        ```python
+        fitted = sv.fit(sv.BPRMF(embedding_size=32, epochs=40), parts)
+        print(fitted.evaluate(["NDCG"]))
+        ```
+    """
+
     title = "BPR-MF"
     listed_at = 50
 

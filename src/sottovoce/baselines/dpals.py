@@ -66,12 +66,22 @@ _BLOCK = 256
 @BASELINES.register("dpals")
 @dataclass(frozen=True, slots=True)
 class DPALS(Baseline):
+    """DP-ALS: alternating least squares on noisy sums, with an ε for each user.
+
+    Example:
+        ```python
+        fitted = sv.fit(sv.DPALS(epsilon=4.0), parts)
+        print(fitted.evaluate(["NDCG"]))
+        ```
+    """
+
     title = "DP-ALS"
     listed_at = 85
 
     epsilon: float = 1.0
     """What a user pays for all that is published."""
     delta: float = DELTA
+    """The probability with which the bound epsilon may fail; δ."""
     rounds: int = 4
     """How often items' vectors are published."""
     embedding_size: int = 12
@@ -137,6 +147,15 @@ class DPALS(Baseline):
                 progress(number + 1, self.rounds)
         vectors = self._at_home(items, mine, recency(train, self.memory)[entries])
         return _ranked(vectors, items, head, popular)
+
+    def fold_in(
+        self, fitted: FactorScorer, train: Interactions, histories: Interactions
+    ) -> FactorScorer:
+        head = np.flatnonzero(fitted.item_bias == 0.0)  # all others lie below it
+        mine, entries = _within(histories, head)
+        weights = recency(histories, self.memory)[entries]
+        vectors = self._at_home(fitted.item_factors[head], mine, weights)
+        return replace(fitted, user_factors=vectors)
 
     def sigmas(self) -> tuple[float, float]:
         """The noise of the popularity, and that of each round, for sums of sensitivity 1."""

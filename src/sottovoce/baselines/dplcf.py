@@ -33,6 +33,15 @@ BLOCK = 2048
 @BASELINES.register("dplcf")
 @dataclass(frozen=True, slots=True)
 class DPLCF(Baseline):
+    """DPLCF: Item-kNN from histories that users randomise bit by bit.
+
+    Example:
+        ```python
+        fitted = sv.fit(sv.DPLCF(epsilon=2.5), parts)
+        print(fitted.evaluate(["NDCG"]))
+        ```
+    """
+
     title = "DPLCF"
     listed_at = 80
 
@@ -64,6 +73,11 @@ class DPLCF(Baseline):
         both = self._collect(history, rng, step)
         near = self._nearest(both, train.n_users, step)
         return SparseScorer(history, near.T.tocsr())
+
+    def fold_in(
+        self, fitted: SparseScorer, train: Interactions, histories: Interactions
+    ) -> SparseScorer:
+        return SparseScorer(binary_matrix(histories), fitted.right)
 
     def flip(self) -> float:
         """The probability of a flip, in steps of 2**-32. Rounded up: never less private."""

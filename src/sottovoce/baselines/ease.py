@@ -49,7 +49,16 @@ _CAREFUL = 1e4
 @BASELINES.register("ease")
 @dataclass(frozen=True, slots=True)
 class EASE(Baseline):
-    """A user without items gets zeros."""
+    """EASE: every item from all others by one ridge regression.
+
+    A user without items gets zeros.
+
+    Example:
+        ```python
+        fitted = sv.fit(sv.EASE(reg=200.0), parts)
+        print(fitted.evaluate(["NDCG"]))
+        ```
+    """
 
     title = "EASE"
     listed_at = 72
@@ -83,6 +92,11 @@ class EASE(Baseline):
         if train.n_items <= self.most_items:
             return SparseScorer(history, whole(train, reg, threads))
         return SparseScorer(history, by_neighbours(train, reg, self.neighbors, threads, progress))
+
+    def fold_in(
+        self, fitted: SparseScorer, train: Interactions, histories: Interactions
+    ) -> SparseScorer:
+        return SparseScorer(history_matrix(histories, self.memory).astype(np.float32), fitted.right)
 
 
 def rule(train: Interactions) -> float:

@@ -24,6 +24,7 @@ from types import ModuleType
 
 from sottovoce.baselines.base import BASELINES, Baseline, Progress
 from sottovoce.config import require_number, require_whole
+from sottovoce.core.installed import needs
 from sottovoce.core.interactions import Interactions
 from sottovoce.core.recommender import FactorScorer
 from sottovoce.errors import UsageError
@@ -36,7 +37,14 @@ class LightGCN(Baseline):
     """Embeddings that are averaged along the graph of users and items; needs torch.
 
     Every draw comes from the `Streams`, none from torch's global state. A user without positives is
-    alone in the graph and gets zeros."""
+    alone in the graph and gets zeros.
+
+    Example:
+        ```python
+        fitted = sv.fit(sv.LightGCN(epochs=20), parts)
+        print(fitted.evaluate(["NDCG"]))
+        ```
+    """
 
     title = "LightGCN"
     listed_at = 62
@@ -87,6 +95,4 @@ def _training() -> ModuleType:
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise
-        raise UsageError(
-            "lightgcn needs torch; install the extra: pip install 'sottovoce[torch]'"
-        ) from None
+        raise UsageError(f"lightgcn {needs('torch')}") from None

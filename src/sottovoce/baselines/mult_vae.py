@@ -15,8 +15,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from importlib import import_module
 from types import ModuleType
+from typing import Any
 
 from sottovoce.baselines.base import BASELINES, Baseline, Progress
+from sottovoce.core.installed import needs
 from sottovoce.core.interactions import Interactions
 from sottovoce.core.recommender import FactorScorer
 from sottovoce.errors import ConfigError, UsageError
@@ -34,6 +36,12 @@ class MultVAE(Baseline):
     Every draw comes from the `Streams`, none from torch's global state, so CPU and CUDA see the
     same batches, masks and noise; results agree up to the rounding of the matrix products. Users
     without positives are not learnt from, yet are given the decoder's answer to an empty row.
+
+    Example:
+        ```python
+        fitted = sv.fit(sv.MultVAE(epochs=20), parts)
+        print(fitted.evaluate(["NDCG"]))
+        ```
     """
 
     title = "Mult-VAE"
@@ -96,6 +104,11 @@ class MultVAE(Baseline):
         scorer: FactorScorer = _training().fit(self, train, rng, progress)
         return scorer
 
+    def fold_in(self, fitted: Any, train: Interactions, histories: Interactions) -> FactorScorer:
+        with _training().torch_threads(self.threads):
+            scorer: FactorScorer = _training().encoded(fitted.network, histories, self.batch_size)
+        return scorer
+
 
 def _training() -> ModuleType:
     """The part that needs torch."""
@@ -104,6 +117,4 @@ def _training() -> ModuleType:
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise
-        raise UsageError(
-            "mult-vae needs torch; install the extra: pip install 'sottovoce[torch]'"
-        ) from None
+        raise UsageError(f"mult-vae {needs('torch')}") from None

@@ -126,6 +126,13 @@ class Network:
         return (beta * kl - likelihood) / len(logits)
 
 
+@dataclass(frozen=True, slots=True, repr=False, eq=False)
+class EncodedScorer(FactorScorer):
+    """A factor model with the network that made its users' vectors."""
+
+    network: Network
+
+
 def fit(
     config: MultVAE, train: Interactions, rng: Streams, progress: Progress | None
 ) -> FactorScorer:
@@ -161,7 +168,7 @@ def fit(
                 )
             if progress is not None:
                 progress(epoch + 1, config.epochs)
-        return _scorer(network, train, config.batch_size, device)
+        return encoded(network, train, config.batch_size)
 
 
 def _kept(dropout: float, n_interactions: int, rng: Streams) -> NDArray[np.float64]:
@@ -170,9 +177,9 @@ def _kept(dropout: float, n_interactions: int, rng: Streams) -> NDArray[np.float
     return np.where(draws >= dropout, 1 / (1 - dropout), 0.0)
 
 
-def _scorer(
-    network: Network, train: Interactions, batch_size: int, device: torch.device
-) -> FactorScorer:
+def encoded(network: Network, train: Interactions, batch_size: int) -> EncodedScorer:
+    """What the network makes of these histories."""
+    device = network.enter.device
     factors = np.empty((train.n_users, network.output.shape[1]), dtype=np.float32)
     with torch.no_grad():
         for first in range(0, train.n_users, batch_size):
@@ -180,7 +187,7 @@ def _scorer(
             mean, _ = network.encode(BatchRows.of(train, users, device))
             factors[users] = network.decode(mean).cpu().numpy()
     output, bias = network.output.detach().cpu(), network.output_bias.detach().cpu()
-    return FactorScorer(factors, output.numpy(), bias.numpy())
+    return EncodedScorer(factors, output.numpy(), bias.numpy(), network)
 
 
 def device_of(name: str) -> torch.device:

@@ -43,6 +43,15 @@ VARIANTS = ("b", "m", "public")
 @BASELINES.register("saros")
 @dataclass(frozen=True, slots=True)
 class SAROS(Baseline):
+    """SAROS: learning from blocks of ratings in the order of time; needs times and ratings.
+
+    Example:
+        ```python
+        fitted = sv.fit(sv.SAROS(epochs=50), parts)
+        print(fitted.evaluate(["NDCG"]))
+        ```
+    """
+
     title = "SAROS"
     listed_at = 90
     learns_from_dislikes = True
@@ -82,6 +91,7 @@ class SAROS(Baseline):
         self.step()
 
     def step(self) -> BlockStep:
+        """The step of a block with these settings."""
         return BlockStep(self.learning_rate, self.reg, self.ridge)
 
     def fit(

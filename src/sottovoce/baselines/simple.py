@@ -32,6 +32,12 @@ class TopPop(Baseline):
     """An item's score is its number of training users. Nothing to configure.
 
     Counts are exact up to 2**24 users per item, where float32 stops telling integers apart.
+
+    Example:
+        ```python
+        fitted = sv.fit(sv.TopPop(), parts)
+        print(fitted.evaluate(["NDCG"]))
+        ```
     """
 
     title = "Top-Pop"
@@ -45,6 +51,11 @@ class TopPop(Baseline):
 
     def fit_counts(self, counts: NDArray[np.int64]) -> PopularityScorer:
         return PopularityScorer(counts.astype(np.float32))
+
+    def fold_in(
+        self, fitted: PopularityScorer, train: Interactions, histories: Interactions
+    ) -> PopularityScorer:
+        return fitted
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +72,14 @@ class RandomScorer:
 @BASELINES.register("random")
 @dataclass(frozen=True, slots=True)
 class Random(Baseline):
-    """Every item is as good as any other. Nothing to configure."""
+    """Every item is as good as any other. Nothing to configure.
+
+    Example:
+        ```python
+        fitted = sv.fit(sv.Random(), parts)
+        print(fitted.evaluate(["NDCG"]))
+        ```
+    """
 
     title = "Random"
     listed_at = 10
@@ -70,3 +88,8 @@ class Random(Baseline):
         self, train: Interactions, rng: Streams, progress: Progress | None = None
     ) -> RandomScorer:
         return RandomScorer(train.n_items, rng.child("random"))
+
+    def fold_in(
+        self, fitted: RandomScorer, train: Interactions, histories: Interactions
+    ) -> RandomScorer:
+        return RandomScorer(fitted.n_items, fitted.rng.child("newcomers"))

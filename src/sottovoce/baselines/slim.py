@@ -40,7 +40,14 @@ from sottovoce.rng import Streams
 class SLIM(Baseline):
     """Every item from a few others, with weights that are not negative.
 
-    A user without items gets zeros."""
+    A user without items gets zeros.
+
+    Example:
+        ```python
+        fitted = sv.fit(sv.SLIM(), parts)
+        print(fitted.evaluate(["NDCG"]))
+        ```
+    """
 
     title = "SLIM"
     listed_at = 73
@@ -75,6 +82,11 @@ class SLIM(Baseline):
     ) -> SparseScorer:
         history = history_matrix(train, self.memory).astype(np.float32)
         return SparseScorer(history, self.weights(train, progress))
+
+    def fold_in(
+        self, fitted: SparseScorer, train: Interactions, histories: Interactions
+    ) -> SparseScorer:
+        return SparseScorer(history_matrix(histories, self.memory).astype(np.float32), fitted.right)
 
     def weights(self, train: Interactions, progress: Progress | None = None) -> Any:
         """W as a CSR array, [n_items, n_items]."""

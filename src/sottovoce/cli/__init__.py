@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import click
 import typer
 import typer.core
+import typer.main
 
 import sottovoce
 from sottovoce.cli import (
@@ -30,6 +31,8 @@ from sottovoce.cli import (
     device_owners,
     device_page,
     device_terms,
+    docs,
+    exporting,
     keys,
     output,
     planning,
@@ -52,11 +55,23 @@ from sottovoce.cli import (
     views,
 )
 from sottovoce.cli.options import renamed
+from sottovoce.core.installed import EXTRA_OF, needs
 from sottovoce.core.words import Said
 from sottovoce.errors import RunError, SottovoceError, Told, UsageError
 from sottovoce.services.agent.alone import speak_anywhere
 
 typer.core.HAS_RICH = False  # plain help: without rich it is there twice as fast
+
+
+class _Argument(typer.core.TyperArgument):
+    """An argument that keeps its help: click 8.5 overwrites what typer 0.20 has noted of it."""
+
+    def __init__(self, **given: Any) -> None:
+        super().__init__(**given)
+        self.help = given.get("help")
+
+
+typer.main.TyperArgument = _Argument  # type: ignore[attr-defined]
 
 app = typer.Typer(
     name="sottovoce",
@@ -66,22 +81,6 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
-
-
-EXTRA_OF = {
-    "flwr": "web,flower",
-    "torch": "torch",
-    "sklearn": "attacks",
-    "optuna": "tune",
-    **dict.fromkeys(
-        (
-            *("apsw", "cryptography", "h11", "httptools", "httpx2", "prometheus_client", "psycopg"),
-            *("sqlalchemy", "starlette", "structlog", "uvicorn", "uvloop"),
-        ),
-        "web",
-    ),
-}
-"""Which extra brings a library that simulation does without."""
 
 
 def main(arguments: Sequence[str] | None = None, *, may_become: bool = False) -> None:
@@ -111,14 +110,10 @@ def ended(work: Callable[[], Any], as_json: bool) -> int:
     except SottovoceError as error:
         return output.fail(str(error), error.exit_code, type(error).__name__, as_json)
     except ModuleNotFoundError as error:
-        extra = EXTRA_OF.get((error.name or "").partition(".")[0])
-        if extra is None:
+        module = error.name or ""
+        if module.partition(".")[0] not in EXTRA_OF:
             raise
-        message = (
-            f"this needs {error.name}, which is not installed; install it with: "
-            f"pip install 'sottovoce[{extra}]'"
-        )
-        return output.fail(message, UsageError.exit_code, "UsageError", as_json)
+        return output.fail(f"this {needs(module)}", UsageError.exit_code, "UsageError", as_json)
     except (OSError, MemoryError) as error:
         return output.fail(_words(error), RunError.exit_code, type(error).__name__, as_json)
     except click.exceptions.Abort:  # Ctrl-C or the end of the input, at a question
@@ -185,6 +180,7 @@ def root(
       sottovoce ledger runs/demo --user r00003
       sottovoce attack runs/demo              what its promises are worth
       sottovoce serve --help                  the same, between real machines
+      sottovoce docs                          the documents of this installation
 
     Every command takes --json: one JSON object on standard output, everything else on standard
     error. Exit codes: 0 done, 2 bad option or experiment, 3 data, 4 run folder or diverged
@@ -210,12 +206,16 @@ app.command()(views.recommend)
 app.command()(views.ledger)
 app.command()(views.report)
 app.command()(attack.attack)
+export_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+export_app.command("mlflow")(exporting.mlflow)
+app.add_typer(export_app, name="export", help="Give finished runs to other tools.")
 app.command()(published.reproduce)
 app.command()(published.benchmark)
 app.command()(published.bench)
 app.command()(budget.budget)
 app.command()(components.components)
 app.command()(console.console)
+app.command()(docs.docs)
 
 serve_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 serve_app.command("setup")(serve_setup.setup)
@@ -287,7 +287,9 @@ device_app.command("leave")(device_owners.leave)
 device_app.command("erase")(device_centre.erase)
 device_app.command("backup")(copies.backup_store)
 device_app.command("restore")(copies.restore_store)
-app.add_typer(device_app, name="device", help="What a person does: her data and her choices.")
+app.add_typer(
+    device_app, name="device", help="Everything that a person does: her data and her choices."
+)
 
 user_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 for command, old, new in (

@@ -20,9 +20,10 @@ def attack(
         typer.Option(
             metavar="N",
             min=1,
-            help="Rounds that are looked at, and no second look. By default enough to see every "
-            "device 20 times, or 3 times where whole tables are sent openly; then as many as a "
-            "verdict needs. Of a secure sum they reach to the end.",
+            help="Look at so many rounds, and not a second time. By default every device is seen "
+            "20 times, or 3 times if whole tables are sent openly; a second look has as "
+            "many rounds as a verdict needs. With a secure sum the rounds reach to the end "
+            "of the run.",
             show_default=False,
         ),
     ] = None,
@@ -31,8 +32,8 @@ def attack(
         typer.Option(
             metavar="S",
             min=0,
-            help="How long the second look may take, about, where an attack saw too little for a "
-            "verdict; 0: there is none.",
+            help="About how long a second look may take, if an attack saw too little for a "
+            "verdict; 0 for no second look.",
         ),
     ] = 300.0,
     only: Annotated[
@@ -46,7 +47,7 @@ def attack(
         typer.Option(
             "--out",
             metavar="FILE.html",
-            help="Where to write the report card, with its JSON beside it; by default "
+            help="The file for the report card, with its JSON beside it. By default these are "
             "report-card.html and attacks.json in the run's folder.",
         ),
     ] = None,
@@ -66,25 +67,26 @@ def attack(
     technical: Technical = False,
     as_json: Json = False,
 ) -> None:
-    """Every attack that applies to a run, against its base rate; leaves a report card.
+    """Try every attack that applies to a run, against its base rate; leave a report card.
 
-    RUN is the folder of a finished run. Of one with several seeds the first is meant, or --seed.
+    RUN is the folder of a finished run. If it has several seeds, the first is taken, or that of
+    --seed.
 
-    Each attack gets what one party saw and nothing else: the server, the proxy, data owners, the
+    Each attack gets what one party saw and nothing else: the server, the shuffler, data owners, the
     orchestrator, whoever watches the network, or anyone who knows what is published. What they saw
-    is read from the run's transcript (run --transcript); where there is none, rounds are
-    enacted again, which gives the same messages.
+    is read from the run's transcript (run --transcript). If there is none, rounds are enacted
+    again, which gives the same messages.
 
     With --canaries the same system is run once more with planted devices, each of which is in it or
-    not by a coin; how well the server could tell is held against the ε that is claimed (fmf, and
+    not by a coin. How well the server could tell is held against the ε that is claimed (fmf, and
     fcf over a secure sum with noise). A bound above the claim convicts; one below proves nothing.
 
-    A promise is broken where the attack does better than the best guess without it, by its 95 %
-    interval; it holds where the interval does not reach far above that. An attack between the two
-    is underpowered: it says how many rounds or users a verdict would take, and looks a second time
-    at as many rounds as the run and --seconds allow. All of these are findings, and the exit code
-    is 0. An attack that falls over is an error: the
-    others are run all the same, the card names it, and the exit code is not 0.
+    A promise is broken if the attack does better than the best guess without it, by its 95 %
+    interval. It holds if the interval does not reach far above that. An attack between the two is
+    underpowered. It says how many rounds or users a verdict would take, and looks a second time, at
+    as many rounds as the run and --seconds allow. All of these are findings, and the exit code is
+    0. An attack that falls over is an error: the others are run all the same, the card names it,
+    and the exit code is not 0.
 
     \b
     Examples:
@@ -118,8 +120,8 @@ def attack(
     with output.interruptible(advice), output.progress() as report:
         if canaries is not None:
             report("audit", 0, 1)
-            experiment = FinishedRun.open(folder).experiment
-            found = audit_system(experiment, canaries, threads or default_threads())
+            run, many = FinishedRun.open(folder), threads or default_threads()
+            found = audit_system(run.experiment, canaries, many, run.dataset)
             audit = asdict(found) | {"convicted": found.convicted}
             audited = (f"One-run audit: {found.describe()}.",)
             report("audit", 1, 1)

@@ -28,11 +28,15 @@ def budget(
     rounds: Annotated[int, typer.Option(help="Rounds in which it reports, T.")],
     users: Annotated[int, typer.Option(help="Users in the smallest batch: those who report.")],
     delta: Annotated[
-        float, typer.Option(help="The chance with which the figure with a proxy may fail.")
+        float, typer.Option(help="The chance with which the figure with a shuffler may fail.")
     ] = 1e-6,
     shufflers: Annotated[
         int,
-        typer.Option(min=1, max=16, help="Shufflers in a chain: say what holds if some collude."),
+        typer.Option(
+            min=1,
+            max=16,
+            help="How many shufflers a chain has: also say what holds if some collude.",
+        ),
     ] = 1,
     limit: Annotated[
         float | None, typer.Option(help="Also say how many rounds keep to this total ε.")
@@ -43,12 +47,12 @@ def budget(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """What noisy reports cost one user in total, with and without trust in the proxy.
+    """Say what noisy reports cost one user in total, with and without trust in the shuffler.
 
-    Two certificates. Without a trusted proxy the cost is reports × ε × rounds, against anyone who
-    knows which reports are hers. With a proxy that does not collude with the server it is the
-    clone bound of 2021, composed over all reports. The optimistic figure is the bound of 2023,
-    which is not proved for every kind of report: it is for comparison only.
+    There are two certificates. Without a trusted shuffler the cost is reports × ε × rounds, against
+    anyone who knows which reports are hers. With a shuffler that does not collude with the server
+    it is the clone bound of 2021, composed over all reports. The optimistic figure is the bound of
+    2023, which is not proved for every kind of report: it is for comparison only.
 
     ε says how much more likely what somebody sees can be with her data than with any other data:
     at most e^ε times. Below 1 is strong; above 10 protects nothing.

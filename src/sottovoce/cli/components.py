@@ -13,11 +13,14 @@ from sottovoce.errors import UsageError
 
 def components(
     kind: Annotated[
-        str | None, typer.Argument(metavar="[KIND]", help="Such as baseline, metric or attack.")
+        str | None,
+        typer.Argument(
+            metavar="[KIND]", help="A kind of component, such as baseline, metric or attack."
+        ),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """What experiments and commands can name: ours, and what others have brought.
+    """List what experiments and commands can name: ours, and what others have brought.
 
     Others bring components in a file (`sottovoce --with FILE.py`, or $SOTTOVOCE_COMPONENTS) or in a
     package with entry points of the group sottovoce.components.

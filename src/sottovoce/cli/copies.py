@@ -26,7 +26,8 @@ Keys = Annotated[
     Path | None,
     typer.Option(
         metavar="FOLDER",
-        help="Where the keys are that were left out; where the copy is put by default.",
+        help="The folder of the keys that were left out. By default it is the folder into "
+        "which the copy is put.",
     ),
 ]
 
@@ -67,7 +68,10 @@ def backup(
 def restore(
     source: Backup,
     folder: Annotated[
-        Path, typer.Argument(metavar="DIR", help="Where it is put; the folder it was made of.")
+        Path,
+        typer.Argument(
+            metavar="DIR", help="The folder into which it is put: the one of which it was made."
+        ),
     ],
     next_round: Annotated[
         int | None,
@@ -87,9 +91,9 @@ def restore(
     DIR.before-TIME. A backup of another federation or of another kind of service is refused.
 
     An old copy has forgotten what happened since. So that nothing is done twice, it goes on after
-    the last round of the former folder, or with --next-round: the helper of a secure sum tells no
-    sum of earlier rounds, a shuffler takes no report for them, and a server does not ask for
-    them. A store that is put back takes no part until its owner says so again.
+    the last round of the former folder, or with --next-round. The helper of a secure sum tells no
+    sum of earlier rounds, a shuffler takes no report for them, and a server does not ask for them.
+    A store that is put back takes no part until its user says so again.
 
     \b
     Examples:
@@ -105,7 +109,7 @@ def backup_store(store: Store, target: Target, without_keys: WithoutKeys = False
 
     BACKUP is a new folder of mode 700 with the encrypted store.db, store.key (unless
     --without-keys: keep it elsewhere, nobody can read the copy without it) and backup.json. It is
-    there whole or not at all. Also for the stores of `sottovoce serve supernode`.
+    there whole or not at all. This also works for the stores of `sottovoce serve supernode`.
 
     \b
     Example:
@@ -120,11 +124,11 @@ def backup_store(store: Store, target: Target, without_keys: WithoutKeys = False
 
 @says
 def restore_store(source: Backup, store: Store, keys: Keys = None) -> Said:
-    """Put a copy of a store back where the store is lost.
+    """Put a copy of a store back, if the store is lost.
 
-    The copy has forgotten what left since it was made. So nobody in it takes part until its owner
-    says so again, and a limit on ε over all rounds is 0 until she sets it anew: lower than it was
-    by all that may have left since. A store that can be read and knows of more is not
+    The copy has forgotten what left since it was made. So nobody in it takes part until its user
+    says so again, and a limit on ε over all rounds is 0 until she sets it anew. Set it lower than
+    it was, by all that may have left since. A store that can be read and knows of more is not
     replaced; one that is replaced is kept beside it, as STORE.before-TIME.
 
     \b

@@ -19,9 +19,9 @@ _LOOKED_AT = 5_000_000
 
 
 def list_all(as_json: Json = False) -> None:
-    """Data sets that experiments can name.
+    """List the data sets that experiments can name.
 
-    Looks in $SOTTOVOCE_DATA, then in the user cache. The town is generated and always there.
+    It looks in $SOTTOVOCE_DATA, then in the user cache. The town is generated and always there.
 
     \b
     Example:
@@ -48,7 +48,7 @@ def describe(
     name: Annotated[str, typer.Argument(metavar="NAME", help="A name from `data list`.")],
     as_json: Json = False,
 ) -> None:
-    """Size, density, attributes, categories, fingerprint and origin of a data set.
+    """Say size, density, attributes, categories, fingerprint and origin of a data set.
 
     NAME is one of `sottovoce data list`.
 
@@ -72,19 +72,22 @@ def bring(
         Path | None, typer.Argument(metavar="PATH", help="A zip, a folder or one file.")
     ] = None,
     train: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Ready split: what is learnt from.")
+        Path | None, typer.Option(metavar="FILE", help="Ready split: the file that is learnt from.")
     ] = None,
     validation: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Ready split: what is tuned on, if any.")
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Ready split: the file that is tuned on, if there is one."
+        ),
     ] = None,
     test: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Ready split: what is held out.")
+        Path | None, typer.Option(metavar="FILE", help="Ready split: the file that is held out.")
     ] = None,
     kind: Annotated[
         str, typer.Option(help="What it is; `auto` tells it by its files. A wrong one lists all.")
     ] = "auto",
     country: Annotated[
-        str | None, typer.Option(help="Foursquare: two-letter country of the venues.")
+        str | None, typer.Option(help="Foursquare: the two-letter country of the venues.")
     ] = None,
     keep: Annotated[
         Literal["first", "last"], typer.Option(help="Which of repeated events counts.")
@@ -100,14 +103,16 @@ def bring(
         list[str] | None,
         typer.Option(
             metavar="ROLE=NAME",
-            help="Table: which column is the user, item, timestamp, rating or split; `-` for none; "
-            "repeatable.",
+            help="Table: say which column is the user, item, timestamp, rating or split (`-` for "
+            "none); repeatable.",
         ),
     ] = None,
     columns: Annotated[
         str | None,
         typer.Option(
-            metavar="NAMES", help="Table without names: what its columns are, `_` for nothing."
+            metavar="NAMES",
+            help="Table without a line of names: say what its columns are, `_` for one that "
+            "means nothing.",
         ),
     ] = None,
     header: Annotated[
@@ -115,7 +120,7 @@ def bring(
         typer.Option("--header/--no-header", help="Table: whether its first line has names."),
     ] = True,
     delimiter: Annotated[
-        str | None, typer.Option(help="Table: what separates its fields; `tab` for a tab.")
+        str | None, typer.Option(help="Table: the text that separates its fields; `tab` for a tab.")
     ] = None,
     skip_bad: Annotated[
         bool, typer.Option("--skip-bad", help="Leave out rows that cannot be read; count them.")
@@ -129,11 +134,11 @@ def bring(
 
     NAME is what to call it, PATH a downloaded zip, a folder or one file.
 
-    Knows MovieLens (100k, 1M, 10M, CSV), Foursquare TIST2015, Douban Book, RecBole's atomic files,
-    lists with a user per line (LightGCN), and tables: delimited text or Parquet, also packed (gz,
-    bz2, xz, zst), with or without a line of names, in one file or as a ready split. Says what it
-    took for what. Writes to $SOTTOVOCE_DATA, else to the user cache. Licences of downloads do not
-    allow to pass these data on.
+    It knows MovieLens (100k, 1M, 10M, CSV), Foursquare TIST2015, Douban Book, RecBole's atomic
+    files and lists with a user per line (LightGCN). It also reads tables: delimited text or
+    Parquet, also packed (gz, bz2, xz, zst), with or without a line of names, in one file or as a
+    ready split. It says what it took for what, and writes to $SOTTOVOCE_DATA, else to the user
+    cache. The licences of downloads do not allow you to pass these data on.
 
     \b
     Examples:

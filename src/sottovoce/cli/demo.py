@@ -19,30 +19,37 @@ def demo(
     out: Out = None,
     threads: Threads = None,
     web: Annotated[
-        bool, typer.Option("--web", help="A shop in the browser, with you as its visitor.")
+        bool, typer.Option("--web", help="Open a shop in the browser, with you as its visitor.")
     ] = False,
     port: Annotated[
-        int, typer.Option(min=0, max=65535, help="With --web: port of the page; a free one.")
+        int,
+        typer.Option(
+            min=0, max=65535, help="With --web: the page's port. By default a free one is taken."
+        ),
     ] = 0,
     opens: Annotated[
         bool, typer.Option("--open/--no-open", help="With --web: whether to open a browser.")
     ] = True,
     language: Annotated[
         str | None,
-        typer.Option(metavar="|".join(LANGUAGES), help="With --web: of the page; the browser's."),
+        typer.Option(
+            metavar="|".join(LANGUAGES),
+            help="With --web: the page's language. By default it is the browser's.",
+        ),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """The whole story on the embedded town; or, with --web, a shop to try it in.
+    """Tell the whole story on the embedded town; or, with --web, open a shop to try it in.
 
     It takes about 50 seconds of processor time: a minute on a machine that has nothing else to do,
     some minutes on a busy one.
 
-    Generates a town, lets every resident choose an ε of her own and what is never sent, learns a
-    model with gram from one contribution of each phone in each of two noisy sums, compares it with
-    baselines and with a published system on the same town, attacks both, shows one resident's
-    recommendations and what left her device, and writes a report. Goes to runs/demo, or runs/demo-2
-    and so on where that exists; the published system's run stands beside it (runs/demo-as-printed).
+    It generates a town and lets every resident choose an ε of her own and what is never sent. It
+    learns a model with gram, from one contribution of each phone in each of two noisy sums. It
+    compares the model with baselines and with a published system on the same town, and attacks
+    both. Then it shows one resident's recommendations and what left her device, and writes a
+    report. The run goes to runs/demo, or to runs/demo-2 and so on if that exists; the published
+    system's run stands beside it (runs/demo-as-printed).
 
     With --web a page opens: the places of a small town, and you as its visitor. The browser's tab
     is your device: what you click stays in it. A server, a helper and about a thousand made-up
@@ -203,7 +210,7 @@ def _tell(story: Story) -> None:
         f"{readable_bytes(story.sent.bytes)}.",
         "The ε holds toward everybody who sees what is published, the server too, as long as the "
         "server and the helper",
-        "that adds the noise do not work together; see docs/privacy.md.",
+        "that adds the noise do not work together; see `sottovoce docs privacy`.",
         "",
         f"Report: {story.report}",
         f"Next:   {output.command('recommend', run, '--user', resident.name)}",

@@ -42,7 +42,7 @@ def serve_shop(
         output.note(f"{time.monotonic() - began:5.1f} s  {words}")
 
     with (
-        output.ended_by_signals(),
+        output.ended_by_signals() as asked,
         output.interruptible("the demo was stopped before it was ready; nothing of it is left"),
         contextlib.ExitStack() as stack,
     ):
@@ -50,7 +50,7 @@ def serve_shop(
             require_port(HOST, port)  # before anything is made
         library = tab_library(tell)
         folder = stack.enter_context(shop_folder(out))
-        town = ShopTown(folder, tell, settings=settings, page_port=port)
+        town = ShopTown(folder, tell, settings=settings, page_port=port, stopped=asked.is_set)
         stack.callback(town.close)
         stack.callback(_stopping)
         stack.callback(_deaf)  # what is being ended is not ended half

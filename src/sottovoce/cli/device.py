@@ -133,7 +133,7 @@ def bring(
     """Add interactions from a CSV file. Importing a file twice adds nothing.
 
     FILE has a header and the columns item[,timestamp] (seconds since 1970), and for a store of
-    several users also user (name or number). Everything is added, or nothing where a line is wrong.
+    several users also user (name or number). Everything is added, or nothing if a line is wrong.
 
     In a federation of data owners the columns are those of `sottovoce device send`; what you permit
     waits in the store until that, or `sottovoce serve device`, sends it.
@@ -177,31 +177,36 @@ def consent(
     path: Store,
     hide: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", help="An attribute that must not be learnt; repeatable."),
+        typer.Option(
+            metavar="NAME", help="Hide an attribute, which must not be learnt; repeatable."
+        ),
     ] = None,
     reveal: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", help="An attribute that is not hidden any more; repeatable."),
+        typer.Option(metavar="NAME", help="Do not hide this attribute any more; repeatable."),
     ] = None,
     refuse: Annotated[
         list[str] | None,
-        typer.Option(metavar="OWNER", help="A data owner that must see nothing; repeatable."),
+        typer.Option(
+            metavar="OWNER", help="Refuse a data owner, which must see nothing; repeatable."
+        ),
     ] = None,
     allow: Annotated[
         list[str] | None,
-        typer.Option(metavar="OWNER", help="A data owner that is not refused any more."),
+        typer.Option(metavar="OWNER", help="Do not refuse this data owner any more; repeatable."),
     ] = None,
     user: User = None,
     yes: Annotated[
-        bool, typer.Option("--yes", help="Do not ask, also where a limit protects nothing.")
+        bool, typer.Option("--yes", help="Do not ask, even if a limit protects nothing.")
     ] = False,
     technical: Technical = False,
     as_json: Json = False,
     **changes: Any,
 ) -> None:
-    """Show what may leave and who reads it, or change that. Who has not chosen takes no part.
+    """Show what may leave and who reads it, or change that. If you have not chosen, you take no
+    part.
 
-    Works while the agent runs. Earlier choices stay on record.
+    This works while the agent runs. Earlier choices stay on record.
 
     In a federation of devices a change holds from the next round on: the agent reads the choice
     before every round, and again before the first byte leaves. A choice is no agreement to the
@@ -209,10 +214,10 @@ def consent(
 
     A federation may ask for randomised reports instead of shares. A round of k reports costs k × ε.
     Once --total-epsilon has no room for another round, nothing leaves any more; what was spent
-    never comes back, but the limit may be raised. The same holds where a proxy adds noise to sums
-    of updates, by what all rounds cost together there.
+    never comes back, but the limit may be raised. The same holds if a helper adds noise to sums of
+    updates, by what all rounds cost together there.
 
-    What a new --epsilon or --total-epsilon is worth is said before it is set. Where it protects
+    What a new --epsilon or --total-epsilon is worth is said before it is set. If it protects
     nothing, you are asked first, on a terminal; --yes answers.
 
     A federation may have filters for attributes such as gender. What is hidden (--hide) trains no
@@ -223,8 +228,8 @@ def consent(
     that holds it and is not refused (--refuse). The orchestrator gets no interaction, but can work
     out from data owners' requests and gradients which items you came across and which you liked. If
     data owners send sums over people (release = "aggregated"), refuse all of those that hold an
-    item, or none: the sums of one that you refuse and of one that you do not differ by you. A
-    choice is about the data owners that there are when you make it: one that joins later is told
+    item, or none. The sums of one that you refuse and of one that you do not refuse differ by you.
+    A choice is about the data owners that there are when you make it: one that joins later is told
     nothing until you choose again. A change holds at once, also for what waits to be sent. What a
     data owner has been told already it keeps, unless you leave it (sottovoce device leave).
 
@@ -324,11 +329,11 @@ def consent(
 
 def recommend(
     path: Store,
-    n: Annotated[int, typer.Option("-n", help="How many.")] = 10,
+    n: Annotated[int, typer.Option("-n", help="How many items.")] = 10,
     user: User = None,
     as_json: Json = False,
 ) -> None:
-    """Recommendations, computed here from the model that was fetched last. Works offline.
+    """Recommend, from the model that was fetched last. This works offline.
 
     Scores order one user's items; they mean nothing across users.
 
@@ -376,14 +381,14 @@ def ledger(
     technical: Technical = False,
     as_json: Json = False,
 ) -> None:
-    """What has left this store, or may have: every report, with its rows, bytes and cost.
+    """Show what has left this store, or may have: every report, with its rows, bytes and cost.
 
     Contacts are requests that only say that the device is there: its enrolments and check-ins. They
-    are no releases, so that they are not in the totals, nor in --csv.
+    are no releases, so they are not in the totals, nor in --csv.
 
     The cost ε is the bound that the releases can vouch for: "none" (null in JSON) for every FPL or
     FCF release. For randomised reports there are two certificates: the plain sum, which assumes
-    nothing, and the one with a proxy that does not collude with the server.
+    nothing, and the one with a shuffler that does not collude with the server.
 
     In a federation of data owners there is a line for every request with anything of yours in it.
 
@@ -483,11 +488,11 @@ def _inside(
 def status(
     path: Store, user: User = None, technical: Technical = False, as_json: Json = False
 ) -> None:
-    """Where a store stands: federation, history, choice, who reads what, budget, round, agent.
+    """Say where a store stands: federation, history, choice, who reads what, budget, round, agent.
 
-    In a federation of data owners: what waits, what has left and who reads it, by data owner, and
-    the number they know you by. Bytes are those of requests with anything of yours in them. What
-    data owners get they read in full, so that no ε bounds what it tells them.
+    In a federation of data owners it says what waits, what has left and who reads it, by data
+    owner, and the number they know you by. Bytes are those of requests with anything of yours in
+    them. Data owners read in full what they get, so no ε bounds what it tells them.
 
     \b
     Examples:

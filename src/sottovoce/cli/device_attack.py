@@ -24,16 +24,16 @@ def attack(
         ),
     ] = None,
     technical: Annotated[
-        bool, typer.Option("--technical", help="With each attack's figures and intervals.")
+        bool, typer.Option("--technical", help="Also show each attack's figures and intervals.")
     ] = False,
     as_json: Json = False,
 ) -> None:  # fmt: skip
-    """What could they learn of me? Attacks on what this device would send, tried here.
+    """Say what others could learn of you: try attacks on what this device would send, here.
 
-    What the device would send next under the choice in force is enacted with copies and with draws
-    of its own, each party is given what would reach it, and every attack that can be tried on one
-    device is. Nothing leaves, nothing is booked, and the store stays as it is. In a federation of
-    data owners no attack is needed: what each was told, or will be, is listed.
+    The command enacts what the device would send next under the choice in force, with copies and
+    with draws of its own. It gives each party what would reach it, and tries every attack that can
+    be tried on one device. Nothing leaves, nothing is booked, and the store stays as it is. In a
+    federation of data owners no attack is needed: what each was told, or will be, is listed.
 
     \b
     Examples:

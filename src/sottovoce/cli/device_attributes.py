@@ -24,20 +24,22 @@ def attributes(
     path: Store,
     values: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[NAME=VALUE]...", help="What the device is told of its owner."),
+        typer.Argument(
+            metavar="[NAME=VALUE]...", help="What you tell the device of yourself, as NAME=VALUE."
+        ),
     ] = None,
     forget: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", help="An attribute to erase from the store; repeatable."),
+        typer.Option(metavar="NAME", help="Erase this attribute from the store; repeatable."),
     ] = None,
     user: User = None,
     as_json: Json = False,
 ) -> None:
-    """Show what a device knows of its owner, or tell it.
+    """Show what a device knows of its user, or tell it.
 
-    Values stay in the store, encrypted. Where the federation has a filter for an attribute, and its
-    owner does not hide it (sottovoce device consent STORE --hide NAME), the device trains that
-    filter with the value, and what it sends of the filter may tell the value: see sottovoce device
+    Values stay in the store, encrypted. If the federation has a filter for an attribute, and its
+    user does not hide it (sottovoce device consent STORE --hide NAME), the device trains that
+    filter with the value. What it sends of the filter may tell the value: see sottovoce device
     agree STORE. A value that is not known counts as hidden. Once the federation's terms are known,
     a value must be one of its filter's classes.
 

@@ -37,8 +37,8 @@ def preview(
 ) -> None:
     """Show what would leave now: which of your things count, how much, the bytes, who sees what.
 
-    Asks for what is published and sends nothing of yours. What is shown is kept: with --send, or if
-    `sottovoce serve device` runs next, the very same bytes leave, unless you change something.
+    It asks for what is published and sends nothing of yours. What is shown is kept: with --send, or
+    if `sottovoce serve device` runs next, the very same bytes leave, unless you change something.
 
     \b
     Examples:
@@ -166,7 +166,7 @@ def _require_known(known: set[str], names: list[str]) -> None:
 
 def remove(
     path: Store,
-    items: Annotated[list[str], typer.Argument(metavar="ITEM...", help="By id or title.")],
+    items: Annotated[list[str], typer.Argument(metavar="ITEM...", help="Items, by id or title.")],
     yes: Yes = False,
     as_json: Json = False,
 ) -> None:
@@ -200,7 +200,7 @@ def stop(
     paths: Annotated[list[Path], typer.Argument(metavar="STORE...", help="Your stores.")],
     everything: Annotated[
         bool,
-        typer.Option("--everything", help="Not one byte: not even public documents are read."),
+        typer.Option("--everything", help="Send not one byte: not even public documents are read."),
     ] = False,
     undo: Annotated[
         bool, typer.Option("--undo", help="Read public documents again; taking part stays off.")
@@ -209,8 +209,8 @@ def stop(
 ) -> None:
     """Stop now: nothing of yours leaves any more, and nobody is told that you stopped.
 
-    Works while an agent runs. Public documents are still read, so that recommendations stay new;
-    with --everything not even these are asked for.
+    This works while an agent runs. Public documents are still read, so that recommendations stay
+    new; with --everything not even these are asked for.
 
     \b
     Examples:
@@ -238,10 +238,10 @@ def stop(
 def erase(
     path: Store,
     history: Annotated[
-        bool, typer.Option("--history", help="Only your history; choices and ledger stay.")
+        bool, typer.Option("--history", help="Delete only your history; choices and ledger stay.")
     ] = False,
     everything: Annotated[
-        bool, typer.Option("--everything", help="The whole store, with its key.")
+        bool, typer.Option("--everything", help="Delete the whole store, with its key.")
     ] = False,
     yes: Yes = False,
     as_json: Json = False,

@@ -28,16 +28,17 @@ def export(
     ],
     user: User = None,
     to_terminal: Annotated[
-        bool, typer.Option("--to-terminal", help="With -: also where that is a terminal.")
+        bool,
+        typer.Option("--to-terminal", help="With -: write even if standard output is a terminal."),
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Everything that a store holds about its users, as JSON lines in a file of mode 600.
+    """Write everything that a store holds about its users, as JSON lines in a file of mode 600.
 
-    FILE must not be there yet. History, attributes, choices, ledger, contacts, budget, vectors and
-    terms, in a federation of data owners also what waits for whom; neither keys nor the published
-    model. The file is not encrypted, and nothing can be put
-    back from it: for that there is sottovoce device backup.
+    FILE must not be there yet. It gets history, attributes, choices, ledger, contacts, budget,
+    vectors and terms, and in a federation of data owners also what waits for whom. It gets neither
+    keys nor the published model. The file is not encrypted, and nothing can be put back from it:
+    for that there is sottovoce device backup.
 
     \b
     Examples:

@@ -43,13 +43,13 @@ def join(
     ] = None,
     invitation: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="File that the operator gave you."),
+        typer.Option(metavar="FILE", help="The file that the operator gave you."),
     ] = None,
     history: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="A CSV file as of `device import`, or of `device send` with data owners.",
+            help="A CSV file as for `device import`, or with data owners as for `device send`.",
         ),
     ] = None,
     name: Annotated[str, typer.Option(help="What to call the user.")] = "me",
@@ -59,7 +59,9 @@ def join(
     ] = "",
     refuse: Annotated[
         list[str] | None,
-        typer.Option(metavar="OWNER", help="A data owner that must see nothing; repeatable."),
+        typer.Option(
+            metavar="OWNER", help="Refuse a data owner, which must see nothing; repeatable."
+        ),
     ] = None,
     stay: Annotated[
         bool, typer.Option("--stay", help="Go on as the agent, as `serve device` does.")
@@ -76,12 +78,13 @@ def join(
 ) -> None:
     """Join a federation, of devices or of data owners, and take part if you want to.
 
-    Makes the store, unless it is there; asks the server for the terms, which sends nothing of
-    yours; shows who sees what and what you would agree to; asks on a terminal whether you agree,
-    whether you take part and how loudly; and adds your history. Elsewhere than on a terminal
-    nothing is agreed to without --agree, with the digest of terms that you have seen, and nobody
-    takes part without --take-part. Whoever says no has a store from which nothing leaves, and gets
-    recommendations all the same. Call it again, with STORE alone, to go on where it was cut off.
+    It makes the store, unless it is there. It asks the server for the terms, which sends nothing of
+    yours, and shows who sees what and what you would agree to. On a terminal it asks whether you
+    agree, whether you take part and how loudly. Then it adds your history. Elsewhere than on a
+    terminal nothing is agreed to without --agree, with the digest of terms that you have seen, and
+    nobody takes part without --take-part. Whoever says no has a store from which nothing leaves,
+    and gets recommendations all the same. Call it again, with STORE alone, to go on where it was
+    cut off.
 
     The invitation is a secret: whoever uses it first is let in, and nobody else. It is used once
     you take part; until then nothing of yours leaves the store but the address that every

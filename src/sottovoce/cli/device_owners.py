@@ -304,8 +304,8 @@ def send(
         bool,
         typer.Option(
             "--end",
-            help="Also say that nothing more comes for now, so that owners need not wait for your "
-            "next dislike to learn from the last likes.",
+            help="Also say that nothing more comes for now. Data owners then need not wait for "
+            "your next dislike to learn from the last likes.",
         ),
     ] = False,
     user: User = None,
@@ -316,8 +316,8 @@ def send(
     FILE has a header and the columns item, timestamp (seconds since 1970), and rating or positive
     (1 or 0); ratings count as liked from the federation's own limit on. Each line goes, sealed, to
     the data owners that hold the item and that you do not refuse. Everything is taken, or nothing
-    where a line is wrong. The same line is told once, however often you send it. Who does not
-    answer is told later: call this again without FILE.
+    if a line is wrong. The same line is told once, however often you send it. A data owner that
+    does not answer is told later: call this again without FILE.
 
     \b
     Examples:
@@ -357,19 +357,23 @@ def send(
 
 def interact(
     path: Store,
-    item: Annotated[str, typer.Argument(metavar="ITEM", help="Its name in the catalogue.")],
+    item: Annotated[str, typer.Argument(metavar="ITEM", help="The item's name in the catalogue.")],
     liked: Annotated[
         bool | None, typer.Option("--liked/--disliked", help="Whether you liked it.")
     ] = None,
     time: Annotated[
-        int | None, typer.Option(metavar="SECONDS", help="When, in seconds since 1970; now.")
+        int | None,
+        typer.Option(
+            metavar="SECONDS", help="The time, in seconds since 1970. By default it is now."
+        ),
     ] = None,
     user: User = None,
     as_json: Json = False,
 ) -> None:
-    """You liked one item, or did not. Sent at once where somebody may read it and answers.
+    """Say that you liked one item, or did not. It is sent at once, if somebody may read it and
+    answers.
 
-    Where you take no part, or refuse every data owner that holds the item, it is noted at home as
+    If you take no part, or refuse every data owner that holds the item, it is noted at home as
     seen, and nothing leaves.
 
     \b
@@ -423,11 +427,11 @@ def leave(
     keys: nobody is told, and there is no way back without another invitation. What was sent stays
     in sums and models that were published. Your history, choices and ledger stay with you.
 
-    In a federation of data owners they are asked to delete what they hold of you.
-    Nothing more goes there; what waits is dropped. Who does not answer is told later, by
-    `sottovoce device send`. Your store stays with you. Your own row of the model is deleted when
-    you leave the federation; what items' rows have learnt from you cannot be taken out of them.
-    That nobody kept a copy, or a backup, cannot be shown.
+    In a federation of data owners they are asked to delete what they hold of you. Nothing more goes
+    there; what waits is dropped. A data owner that does not answer is told later, by `sottovoce
+    device send`. Your store stays with you. Your own row of the model is deleted when you leave the
+    federation; what items' rows have learnt from you cannot be taken out of them. That nobody kept
+    a copy, or a backup, cannot be shown.
 
     \b
     Examples:

@@ -28,7 +28,7 @@ def page(
     language: Annotated[
         str | None,
         typer.Option(
-            metavar="|".join(LANGUAGES), help="Of the page; the browser's language by default."
+            metavar="|".join(LANGUAGES), help="The page's language. By default it is the browser's."
         ),
     ] = None,
     server: AgentsServer = None,
@@ -38,10 +38,9 @@ def page(
     """Show your page: what would leave, what has left, and what you choose.
 
     The page is served on this machine alone, to one browser, until Ctrl-C. It opens by a link that
-    works once, within five minutes. Enter, in the terminal, makes a new link; the page closes where
-    it was open before. Without a request for half an hour it closes as well.
-    With --json the link is printed as {"url": ..., "pid": ...} when it can be opened, and no
-    browser is.
+    works once, within five minutes. Press Enter in the terminal for a new link; a page that was
+    open before then closes. Without a request for half an hour it closes as well. With --json the
+    link is printed as {"url": ..., "pid": ...} when it can be opened, and no browser is.
 
     \b
     Examples:

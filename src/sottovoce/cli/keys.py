@@ -27,8 +27,8 @@ Days = Annotated[int, typer.Option(min=1, help="How long the server's certificat
 def init(folder: Folder, host: Hosts = None, days: Days = 825) -> Said:
     """Make a certificate authority, the server's certificate and the operator's secrets.
 
-    DIR is the folder to put them in. Refuses to overwrite keys. Private keys and secrets get mode
-    600; `ca.key` is only needed for `keys renew` and may be kept elsewhere.
+    DIR is the folder to put them in. Existing keys are never overwritten. Private keys and secrets
+    get mode 600; `ca.key` is only needed for `keys renew` and may be kept elsewhere.
 
     \b
     Examples:
@@ -43,8 +43,8 @@ def init(folder: Folder, host: Hosts = None, days: Days = 825) -> Said:
 
 @says
 def show(folder: Folder) -> Said:
-    """Subjects, names, fingerprints and expiry of the certificates, and names of the keys of a
-    federation with a shuffler. No secrets.
+    """Show subjects, names, fingerprints and expiry of the certificates, and names of the keys of a
+    federation with a shuffler. No secrets are shown.
 
     DIR is the folder of `keys init`.
 
@@ -57,7 +57,7 @@ def show(folder: Folder) -> Said:
 
 @says
 def renew(folder: Folder, host: Hosts = None, days: Days = 825) -> Said:
-    """A new server certificate from the same authority; devices need nothing new.
+    """Make a new server certificate from the same authority; devices need nothing new.
 
     DIR is the folder of `keys init`. Without --host the names stay as they are. Restart the server
     afterwards.
@@ -76,7 +76,7 @@ def renew(folder: Folder, host: Hosts = None, days: Days = 825) -> Said:
 
 @says
 def rotate(folder: Folder) -> Said:
-    """A new key to which reports are sealed, if they come through a shuffler.
+    """Make a new key to which reports are sealed, if they come through a shuffler.
 
     DIR is the folder with the keys of the federation's server. The server takes the new key for the
     next round that it opens; it need not be restarted, and devices learn of it with the round. The
@@ -104,7 +104,7 @@ def node(
     folder: Folder,
     name: Annotated[str, typer.Argument(metavar="NAME", help="What to call the node.")],
 ) -> Said:
-    """A key pair for a Flower node (ECDSA P-384, OpenSSH format).
+    """Make a key pair for a Flower node (ECDSA P-384, OpenSSH format).
 
     DIR is a folder for keys, NAME the node's name: NAME is the private key, which stays with the
     node, NAME.pub the public one, which the operator registers.

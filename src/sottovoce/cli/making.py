@@ -75,7 +75,7 @@ def make_federation(
     fitting = fitted(built, release, chosen, algorithm.draws, most)
     if fitting.checking is not None:
         if proxy is not None:
-            raise ConfigError("a checked sum has aggregators, not a proxy; use --aggregator")
+            raise ConfigError("a checked sum has aggregators, not a helper; use --aggregator")
         link: Link = _checked(folder, fitting.checking, aggregators)
     elif aggregators:
         raise ConfigError("--aggregator is for a checked sum; set link.name to checked-sum")

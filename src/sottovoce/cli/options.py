@@ -36,7 +36,7 @@ Seed = Annotated[
     int | None,
     typer.Option(
         metavar="N",
-        help="Of a run with several seeds: this one; the first by default.",
+        help="Take this seed of a run with several. By default it is the first.",
         show_default=False,
     ),
 ]
@@ -59,21 +59,22 @@ Settings = Annotated[
 HostNames = Annotated[
     list[str] | None,
     typer.Option(
-        "--name", metavar="HOST", help="A name of this machine, for new keys; repeatable."
+        "--name", metavar="HOST", help="Give new keys this name of the machine; repeatable."
     ),
 ]
 Host = Annotated[str, typer.Option(help="Address to listen at.")]
 Port = Annotated[int, typer.Option(min=0, max=65535, help="Port to listen at; 0 takes a free one.")]
 Plaintext = Annotated[
-    bool, typer.Option("--plaintext", help="Without TLS; on a loopback address only.")
+    bool,
+    typer.Option("--plaintext", help="Serve without TLS. This works on a loopback address only."),
 ]
 AgentsServer = Annotated[
     str | None,
-    typer.Option(metavar="URL", help="Another address of the server than the invitation's."),
+    typer.Option(metavar="URL", help="Use this address of the server instead of the invitation's."),
 ]
 PlaintextTrial = Annotated[
     bool,
-    typer.Option("--plaintext", help="No TLS; only for a trial with a server on this machine."),
+    typer.Option("--plaintext", help="Use no TLS, only for a trial with a server on this machine."),
 ]
 Behind = Annotated[
     list[str] | None,
@@ -88,8 +89,9 @@ PageOrigins = Annotated[
     typer.Option(
         "--origin",
         metavar="URL",
-        help="Where pages whose visitors' tabs are devices come from, like https://shop.example; "
-        "repeatable. Without it no page of another origin can talk to this service.",
+        help="The origin of pages whose visitors' tabs are devices, like "
+        "https://shop.example; repeatable. Without it no page of another origin can "
+        "talk to this service.",
     ),
 ]
 OpenPlaces = Annotated[
@@ -99,8 +101,8 @@ OpenPlaces = Annotated[
         min=0,
         max=1_000_000_000,
         metavar="N",
-        help="Take so many devices without an invitation, in all; holds until `sottovoce serve "
-        "places` says otherwise.",
+        help="Take so many devices without an invitation, in all. This holds until "
+        "`sottovoce serve places` says otherwise.",
     ),
 ]
 IntroductionFile = Annotated[
@@ -116,13 +118,15 @@ ProxyUrl = Annotated[
     typer.Option(
         "--proxy",
         metavar="URL",
-        help="Where the federation's shuffler or helper is reached; goes into its terms.",
+        help="The address of the federation's shuffler or helper. It goes into the terms.",
     ),
 ]
 ProxyCa = Annotated[
     Path | None,
     typer.Option(
-        "--proxy-ca", metavar="FILE", help="With --proxy: its ca.crt, which its owner has."
+        "--proxy-ca",
+        metavar="FILE",
+        help="With --proxy: the ca.crt of that service, which its operator has.",
     ),
 ]
 ProxyKey = Annotated[
@@ -130,7 +134,7 @@ ProxyKey = Annotated[
     typer.Option(
         "--proxy-key",
         metavar="FILE",
-        help="With --proxy, for a secure sum: its public key, seal.pub.",
+        help="With --proxy, for a secure sum: the public key of the helper, seal.pub.",
     ),
 ]
 AggregatorUrls = Annotated[
@@ -138,8 +142,8 @@ AggregatorUrls = Annotated[
     typer.Option(
         "--aggregator",
         metavar="URL",
-        help="Where an aggregator of a checked sum is reached; twice, for the two organisations "
-        "besides the server's; goes into the terms.",
+        help="The address of an aggregator of a checked sum, which goes into the terms. Give "
+        "it twice, for the two organisations besides the server's.",
     ),
 ]
 AggregatorCas = Annotated[
@@ -179,8 +183,8 @@ NextShufflers = Annotated[
     typer.Option(
         "--then",
         metavar="FILE",
-        help="With --proxy, for FMF-LDP: hop.json of the next shuffler of a chain, in the order in "
-        "which reports pass them; repeatable.",
+        help="With --proxy, for FMF-LDP: the hop.json of the next shuffler of a chain. "
+        "Repeat it in the order in which reports pass them.",
     ),
 ]
 

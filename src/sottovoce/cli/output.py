@@ -9,7 +9,6 @@ import math
 import os
 import re
 import shlex
-import shutil
 import signal
 import sys
 import threading
@@ -20,6 +19,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, TextIO
 
+from sottovoce.core.installed import program
 from sottovoce.core.words import LANGUAGES, Said, say
 from sottovoce.errors import SottovoceError, UsageError
 
@@ -209,22 +209,8 @@ def _nowhere() -> TextIO:
 
 def command(*words: object) -> str:
     """A command of this installation that a reader can paste into her shell: paths and names are
-    quoted, and the program is named by its place where the shell would not find this one."""
-    beside = Path(sys.executable).with_name("sottovoce")
-    found = shutil.which("sottovoce")
-    if found is not None and Path(found).resolve() == beside.resolve():
-        program = ["sottovoce"]
-    elif beside.is_file():
-        program = [_from_here(beside)]
-    else:
-        program = [_from_here(Path(sys.executable)), "-m", "sottovoce"]
-    return shlex.join([*program, *map(str, words)])
-
-
-def _from_here(place: Path) -> str:
-    """Relative, where it lies below."""
-    here = Path.cwd()
-    return str(place.relative_to(here)) if place.is_relative_to(here) else str(place)
+    quoted."""
+    return shlex.join([*program("sottovoce"), *map(str, words)])
 
 
 @contextlib.contextmanager
@@ -237,19 +223,23 @@ def interruptible(advice: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def ended_by_signals() -> Iterator[None]:
-    """Within, SIGTERM and a closed terminal end the command as Ctrl-C does."""
+def ended_by_signals() -> Iterator[threading.Event]:
+    """Within, SIGTERM and a closed terminal end the command as Ctrl-C does. The event is set when
+    that happens: a library may have caught what was raised, as one that waits for an answer."""
+    asked = threading.Event()
 
     def end(number: int, frame: FrameType | None) -> None:
+        asked.set()
         raise KeyboardInterrupt
 
     if threading.current_thread() is not threading.main_thread():
-        yield  # others hear no signals
+        yield asked  # others hear no signals
         return
-    numbers = [signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else [])]
+    hangup = [signal.SIGHUP] if hasattr(signal, "SIGHUP") else []
+    numbers = [signal.SIGINT, signal.SIGTERM, *hangup]
     before = {number: signal.signal(number, end) for number in numbers}
     try:
-        yield
+        yield asked
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

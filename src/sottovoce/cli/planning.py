@@ -19,15 +19,21 @@ def plan(
     ],
     devices: Annotated[
         str,
-        typer.Option(metavar="N", help="Users, such as 1e9. By default as many as the data have."),
+        typer.Option(
+            metavar="N",
+            help="How many users, such as 1e9. By default there are as many as in the data.",
+        ),
     ] = "",
-    machines: Annotated[int, typer.Option(metavar="N", min=1, help="Machines, all alike.")] = 1,
+    machines: Annotated[
+        int, typer.Option(metavar="N", min=1, help="How many machines, all alike.")
+    ] = 1,
     ranks: Annotated[
         int | None,
         typer.Option(
             metavar="N",
             min=1,
-            help="Processes in all. By default one for each machine, or for each GPU.",
+            help="How many processes in all. By default there is one for each machine, or for "
+            "each GPU.",
             show_default=False,
         ),
     ] = None,
@@ -36,15 +42,16 @@ def plan(
         typer.Option(
             metavar="N",
             min=1,
-            help="Threads of a rank. By default its share of the cores of a machine like this one.",
+            help="How many threads a rank has. By default it has its share of the cores of a "
+            "machine like this one.",
             show_default=False,
         ),
     ] = None,
     gpus: Annotated[
-        int, typer.Option(metavar="N", min=0, help="GPUs in all, which do what devices do.")
+        int, typer.Option(metavar="N", min=0, help="How many GPUs in all. They do what devices do.")
     ] = 0,
     network: Annotated[
-        float, typer.Option(help="Speed between machines, in Gbit a second.")
+        float, typer.Option(help="The speed between machines, in Gbit a second.")
     ] = 10.0,
     settings: Annotated[
         list[str] | None,
@@ -53,7 +60,10 @@ def plan(
     items: Annotated[
         int | None,
         typer.Option(
-            metavar="N", min=2, help="Items. By default those of the data.", show_default=False
+            metavar="N",
+            min=2,
+            help="How many items. By default there are as many as in the data.",
+            show_default=False,
         ),
     ] = None,
     each: Annotated[
@@ -62,7 +72,7 @@ def plan(
             "--per-device",
             metavar="N",
             min=1,
-            help="Interactions of each user. By default those of the data.",
+            help="How many interactions each user has. By default it is as in the data.",
             show_default=False,
         ),
     ] = None,
@@ -73,8 +83,8 @@ def plan(
         Path | None,
         typer.Option(
             metavar="FILE.toml",
-            help="Where constants are read; with --measure, where they are kept. By default "
-            "those of the package are used.",
+            help="The file from which constants are read; with --measure, they are kept in it. "
+            "By default those of the package are used.",
             show_default=False,
         ),
     ] = None,
@@ -82,13 +92,13 @@ def plan(
         list[str] | None,
         typer.Option(
             metavar="DEVICES:BYTES",
-            help="The most memory that a rank of so many devices had in a run. Two of these, or "
-            "more, take the place of the constants of memory.",
+            help="Say the most memory that a rank of so many devices had in a run. Two of these, "
+            "or more, take the place of the constants of memory.",
         ),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """What a run would take: time, memory, bytes and storage, before it is started.
+    """Say what a run would take, before you start it: time, memory, bytes and storage.
 
     The figures come from constants that were measured, and say where and when: those of the package,
     or of this machine (--measure). Users are like those of the experiment's data, as many as

@@ -20,22 +20,25 @@ def reproduce(
         bool,
         typer.Option(
             "--quick",
-            help="Fewer settings and epochs: for a look. Some names take a minute, some ten.",
+            help="Take fewer settings and epochs, for a look. Some names then need a minute, "
+            "some ten.",
         ),
     ] = False,
     out: Out = None,
     threads: Threads = None,
     device: Annotated[
         Literal["cpu", "cuda"],
-        typer.Option(help="Where models are trained; cuda is for UC-FedRec, scale and rivals."),
+        typer.Option(
+            help="The device that trains models; cuda is for UC-FedRec, scale, presets, rivals."
+        ),
     ] = "cpu",
     as_json: Json = False,
 ) -> None:
-    """One published table or figure beside our figures, with its claims tested.
+    """Set one published table or figure beside our figures, and test its claims.
 
     NAME is one of `sottovoce reproduce --list`. What is trained or attacked is kept in `cells`
-    beside the folder of --out: stopped, the same command goes on from there, and several commands
-    that run side by side share it.
+    beside the folder of --out. If the command was stopped, the same command goes on from there.
+    Several commands that run side by side share it.
 
     How long that takes depends on the name and on the machine: from a minute to hours, with --quick
     from less than a minute to some ten. Progress says what the stage at hand may still
@@ -76,17 +79,20 @@ def reproduce(
 
 def benchmark(
     quick: Annotated[
-        bool, typer.Option("--quick", help="One small data set and short trainings: for a look.")
+        bool,
+        typer.Option("--quick", help="Take one small data set and short trainings, for a look."),
     ] = False,
     sets: Annotated[
-        str, typer.Option(metavar="A,B", help="These data sets alone, separated by commas.")
+        str, typer.Option(metavar="A,B", help="Take these data sets alone, separated by commas.")
     ] = "",
     systems: Annotated[
-        str, typer.Option(metavar="A;B", help="These systems alone, separated by semicolons.")
+        str, typer.Option(metavar="A;B", help="Take these systems alone, separated by semicolons.")
     ] = "",
     add: Annotated[
         list[Path] | None,
-        typer.Option(metavar="FILE", help="A benchmark.json with rows of others; repeatable."),
+        typer.Option(
+            metavar="FILE", help="Add the rows of others from a benchmark.json; repeatable."
+        ),
     ] = None,
     attacks: Annotated[
         bool, typer.Option("--attacks", help="Run the attack suite on systems of ours, too.")
@@ -94,17 +100,17 @@ def benchmark(
     out: Out = None,
     threads: Threads = None,
     device: Annotated[
-        Literal["cpu", "cuda"], typer.Option(help="Where published rivals are trained.")
+        Literal["cpu", "cuda"], typer.Option(help="The device that trains published rivals.")
     ] = "cpu",
     as_json: Json = False,
 ) -> None:
-    """Federated recommenders side by side, on five data sets, by full ranking.
+    """Compare federated recommenders on five data sets, by full ranking.
 
-    Systems of ours as their presets are shipped, published rivals (FedMF, FedNCF, PFedRec, FedRAP)
-    with fair negatives, and central references: accuracy with intervals, bytes up and down, ε, what
-    bounds it, attacks, time. Writes a table, a plot and benchmark.json, which others can add to
-    with --add. What is trained is kept in `cells` beside the folder of --out: stopped, the same
-    command goes on from there.
+    It compares systems of ours as their presets are shipped, published rivals (FedMF, FedNCF,
+    PFedRec, FedRAP) with fair negatives, and central references. Columns are accuracy with
+    intervals, bytes up and down, ε, what bounds it, attacks and time. It writes a table, a plot and
+    benchmark.json, which others can add to with --add. What is trained is kept in `cells` beside
+    the folder of --out. If the command was stopped, the same command goes on from there.
 
     \b
     Examples:
@@ -151,7 +157,9 @@ def _tell(found: dict[str, Any], as_json: bool) -> None:
 
 def bench(
     name: Annotated[str, typer.Argument(metavar="NAME", help="A benchmark, such as fpl.")],
-    quick: Annotated[bool, typer.Option("--quick", help="Smaller sizes: a rough figure.")] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Take smaller sizes, for a rough figure.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Measure speed beside a named peer, in the same run on this machine.

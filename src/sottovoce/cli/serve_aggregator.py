@@ -35,15 +35,16 @@ def aggregator(
     the noise that link.noise_by gives it is added here. Devices never come here.
 
     First --init makes the keys. Hand DIR/keys/ca.crt and DIR/seal.pub to the server's operator, who
-    makes the federation with --aggregator, --aggregator-ca and --aggregator-key, and gives you an
-    introduction (`sottovoce serve introduce`), with which the first start makes DIR that of the
-    federation: look at the terms in it. Later starts need DIR only. Whoever
-    runs an aggregator must not run another one of the same federation, nor share what it has with
-    those who do: any two together could read every contribution.
+    makes the federation with --aggregator, --aggregator-ca and --aggregator-key. The operator gives
+    you an introduction (`sottovoce serve introduce`); look at the terms in it. With it the first
+    start makes DIR that of the federation. Later starts need DIR only. Whoever runs an aggregator
+    must not run another one of the same federation, nor share what it has with those who do: any
+    two together could read every contribution.
 
-    Where the server's operator wants to change the terms, the same option with a new introduction
-    shows what would change, and with --agree it holds, for the folder of a running service, too:
-    keys and all that was told stay. Until the server goes by them, the former terms hold as well.
+    If the server's operator wants to change the terms, the same option with a new introduction
+    shows what would change. With --agree the change holds, also for the folder of a running
+    service; keys and all that was told stay. Until the server goes by the new terms, the former
+    ones hold as well.
 
     What it has told survives a crash, in DIR/answered.json: never put an older copy of DIR back but
     with `sottovoce serve restore`, which has it tell nothing of rounds that it may have forgotten.

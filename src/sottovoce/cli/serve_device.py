@@ -36,7 +36,7 @@ def device(
         str,
         typer.Option(
             metavar="DIGEST",
-            help="Agree to the terms with this digest in all of these stores, for owners who have "
+            help="Agree to the terms with this digest in all of these stores, for users who have "
             "seen them elsewhere.",
         ),
     ] = "",
@@ -46,13 +46,12 @@ def device(
 
     STORE is a folder of `sottovoce device init`. In a federation of data owners the agent brings
     them what waits in the store; --until-finished ends when nothing waits any more. In one of
-    devices the agent asks the server whether there is a
-    round, learns at home and sends what the owner permits, which is read before every round. Where
-    she takes no part, or has not agreed to the terms that the server shows (`sottovoce device
-    agree`), it only reads what is published: the first contact fetches the terms and stops. Where
-    the terms name a proxy, what leaves goes there, sealed, and the server is not told that it does.
-    Logs are JSON lines on standard error. The agent may be stopped or killed at any moment; nothing
-    is lost.
+    devices the agent asks the server whether there is a round, learns at home and sends what the
+    user permits, which is read before every round. If she takes no part, or has not agreed to the
+    terms that the server shows (`sottovoce device agree`), it only reads what is published: the
+    first contact fetches the terms and stops. If the terms name a shuffler, what leaves goes there,
+    sealed, and the server is not told that it does. Logs are JSON lines on standard error. The
+    agent may be stopped or killed at any moment; nothing is lost.
 
     \b
     Examples:

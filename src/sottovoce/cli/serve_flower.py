@@ -172,11 +172,10 @@ def supernode(
     permits, and choices are read before every round. Not even who is willing is told before whoever
     runs the gateway has agreed to the federation's terms: when the SuperLink has shown them, see
     them with `sottovoce device agree STORE`. Code that the SuperLink hands out is not run; only
-    this program touches the store. A gateway may be stopped or killed at any moment, and a
-    SuperLink that is away is waited for, and so is one that does not know the node yet; what is
-    waited for is said on standard error. On a terminal, the terms are shown when they come, and you
-    are asked. People's choices can be changed meanwhile with `sottovoce device consent STORE --user
-    NAME`.
+    this program touches the store. A gateway may be stopped or killed at any moment. It waits for a
+    SuperLink that is away, and for one that does not know the node yet, and says on standard error
+    what it waits for. On a terminal, the terms are shown when they come, and you are asked.
+    People's choices can be changed meanwhile with `sottovoce device consent STORE --user NAME`.
 
     \b
     Example:
@@ -244,7 +243,8 @@ def cohort(
         typer.Option(
             metavar="FILE",
             help="People's choices: a CSV file with the columns user, takes_part (yes or no), "
-            "share_positives (0 to 1) and, for gram, epsilon. Who is not in it takes no part.",
+            "share_positives (0 to 1) and, for gram, epsilon. People who are not in it take "
+            "no part.",
         ),
     ] = None,
     catalogue: Annotated[
@@ -481,7 +481,7 @@ def _site(folder: Path, link_port: int, port: int, host: str) -> Site:
 def nginx(
     folder: Folder,
     port: Annotated[
-        int, typer.Option(min=1, max=65535, help="Where nodes come in.")
+        int, typer.Option(min=1, max=65535, help="The port at which nodes come in.")
     ] = _GATEWAY_PORT,
     host: Annotated[str, typer.Option(help="Address to listen at.")] = "0.0.0.0",
     link_port: Annotated[

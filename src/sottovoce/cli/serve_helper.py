@@ -31,20 +31,21 @@ def helper(
     of the mask to this helper. The server gets both, can read neither, and asks the helper for the
     sum of the masks of a round. The helper tells it for at least link.min_devices devices, and for
     one set of them in a round; the noise of the terms, if they have any, is added here. What the
-    server opens is the sum over these devices. While it looks for a device that spoils sums, the
-    set may come in groups that have no device in common, at most link.groups of them, each large
-    enough by itself; the helper permits few such rounds. Devices never come here.
+    server opens is the sum over these devices. While the server looks for a device that spoils
+    sums, the set may come in groups that have no device in common. There are at most link.groups of
+    them, each large enough by itself, and the helper permits few such rounds. Devices never come
+    here.
 
     First --init makes the keys. Hand DIR/keys/ca.crt and DIR/seal.pub to the server's operator, who
-    makes the federation with --proxy, --proxy-ca and --proxy-key, and gives you an introduction
-    (`sottovoce serve introduce`), with which the first start makes DIR that of the federation:
-    look at the terms in it. Later starts need DIR only. Whoever runs the helper
-    must not run the server, nor share what it has with those who do: together they could read every
-    update.
+    makes the federation with --proxy, --proxy-ca and --proxy-key. The operator gives you an
+    introduction (`sottovoce serve introduce`); look at the terms in it. With it the first start
+    makes DIR that of the federation. Later starts need DIR only. Whoever runs the helper must not
+    run the server, nor share what it has with those who do: together they could read every update.
 
-    Where the server's operator wants to change the terms, the same option with a new introduction
-    shows what would change, and with --agree it holds, for the folder of a running service, too:
-    keys and all that was told stay. Until the server goes by them, the former terms hold as well.
+    If the server's operator wants to change the terms, the same option with a new introduction
+    shows what would change. With --agree the change holds, also for the folder of a running
+    service; keys and all that was told stay. Until the server goes by the new terms, the former
+    ones hold as well.
 
     What it has told survives a crash, in DIR/answered.json: never put an older copy of DIR back but
     with `sottovoce serve restore`, which has it tell nothing of rounds that it may have forgotten.

@@ -25,7 +25,11 @@ def devices(
         typer.Option(help="Devices of one state only."),
     ] = "all",
     find: Annotated[
-        str, typer.Option(metavar="TEXT", help="With this in the label, or as first digits.")
+        str,
+        typer.Option(
+            metavar="TEXT",
+            help="Show devices with this in the label, or as first digits of the number.",
+        ),
     ] = "",
     limit: Limit = _AT_ONCE,
     offset: Offset = 0,
@@ -33,7 +37,7 @@ def devices(
 ) -> Said:
     """List the devices of a federation, with what you call them and when they were last heard of.
 
-    A device that is invited has not enrolled; an active one is asked in rounds; a silent one was
+    A device that is invited has not enrolled. An active one is asked in rounds. A silent one was
     asked in vain several times and is asked again when it checks in. The last contact is an
     enrolment, a check-in or a report, to the minute; through a shuffler the server hears of a
     device only when it enrols. Nothing of what a device has sent is shown or kept for it. A device
@@ -106,24 +110,35 @@ def places(
         ),
     ] = None,
     per_hour: Annotated[
-        int | None, typer.Option(min=1, help="Of one network within an hour; 10.")
+        int | None,
+        typer.Option(
+            min=1, help="How many devices of one network may come within an hour; 10 by default."
+        ),
     ] = None,
     per_day: Annotated[
-        int | None, typer.Option(min=1, help="Of one network within a day; 30.")
+        int | None,
+        typer.Option(
+            min=1, help="How many devices of one network may come within a day; 30 by default."
+        ),
     ] = None,
     bits: Annotated[
         int | None,
-        typer.Option(min=0, max=28, help="Work for each: hashes tried, as a power of two; 18."),
+        typer.Option(
+            min=0,
+            max=28,
+            help="The work for each device: hashes that it tries, as a power of two; 18 by "
+            "default.",
+        ),
     ] = None,
     database: DatabaseUrl = None,
 ) -> Said:
     """Say how many devices may come without an invitation, or change that; 0 closes the places.
 
     A visitor's tab asks for a place, works for a second or so and enrols its own key. That makes
-    made-up devices cost something, and not much: docs/privacy.md says how little. The limits per
-    network (an IPv4 address, or a /56 of IPv6) are counted by each server process, in memory alone.
-    A device that is shut out gives no place back. The server may be running; those who have come
-    stay.
+    made-up devices cost something, and not much: `sottovoce docs privacy` says how little. The
+    limits per network (an IPv4 address, or a /56 of IPv6) are counted by each server process, in
+    memory alone. A device that is shut out gives no place back. The server may be running; those
+    who have come stay.
 
     \b
     Examples:
@@ -151,7 +166,7 @@ def places(
 @says
 def pause(
     folder: Folder,
-    why: Annotated[str, typer.Option(metavar="TEXT", help="For other operators.")] = "",
+    why: Annotated[str, typer.Option(metavar="TEXT", help="The reason, for other operators.")] = "",
     database: DatabaseUrl = None,
 ) -> Said:
     """Open no new round until `serve go-on`. A round that is open goes on to its end.
@@ -188,7 +203,7 @@ def token(
     folder: Folder,
     role: Annotated[
         Literal["look", "act"],
-        typer.Option(help="Who bears it may only look, or also act."),
+        typer.Option(help="Whether the bearer may only look, or also act."),
     ] = "act",
     rotate: Annotated[
         bool, typer.Option("--rotate", help="Make a new one; the old one is refused from then on.")

@@ -41,7 +41,11 @@ def orchestrator(
     ] = None,
     settings: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="a=b", help="With --make: a setting of DRIFT; repeatable."),
+        typer.Option(
+            "--set",
+            metavar="a=b",
+            help="With --make: a setting of DRIFT, such as theta=2; repeatable.",
+        ),
     ] = None,
     name: Annotated[
         str | None,
@@ -73,7 +77,8 @@ def orchestrator(
         str | None,
         typer.Option(
             metavar="HOST:PORT",
-            help="With --admit: where its node comes in; at the running gateway by default.",
+            help="With --admit: the address at which its node comes in. By default it is that of "
+            "the running gateway.",
         ),
     ] = None,
     remove: Annotated[
@@ -85,8 +90,8 @@ def orchestrator(
     url: Annotated[
         str | None,
         typer.Option(
-            help="With --invite: where users reach the orchestrator, as https://HOST:PORT; the "
-            "running one by default."
+            help="With --invite: the address at which users reach the orchestrator, as "
+            "https://HOST:PORT. By default it is that of the running one."
         ),
     ] = None,
     out: Annotated[
@@ -101,17 +106,19 @@ def orchestrator(
     flush: Annotated[
         bool,
         typer.Option(
-            "--flush", help="Let the next round end all streams of interactions; no more."
+            "--flush",
+            help="Let the next round end all streams of interactions, so that blocks that have "
+            "both sides count, and do no more.",
         ),
     ] = False,
     only_status: Annotated[
-        bool, typer.Option("--status", help="Say where the federation stands; no more.")
+        bool, typer.Option("--status", help="Say where the federation stands, and do no more.")
     ] = False,
     superlink_port: Annotated[
         int, typer.Option(min=1, max=65535, help="The SuperLink's port, on loopback only.")
     ] = 9091,
     gateway_port: Annotated[
-        int, typer.Option(min=1, max=65535, help="Where data owners' nodes come in.")
+        int, typer.Option(min=1, max=65535, help="The port at which data owners' nodes come in.")
     ] = 9092,
     rounds: Annotated[
         int | None,
@@ -152,12 +159,12 @@ def orchestrator(
     Data owners hold items and what users did with them; the orchestrator holds the model, with a
     vector for everybody. No interaction is sent to it, but it is not kept from knowing them: a data
     owner's request names the users and items of an update, and the gradients tell who liked what.
-    Users come to it for a pass, the directory of owners and recommendations.
+    Users come to it for a pass, the directory of data owners and recommendations.
 
     With --set release=aggregated at --make, data owners keep users' vectors and send sums over at
-    least min_users people; requests name all of an owner's items and no user. Owners then speak
-    when --flush ends all streams, and not before, unless a window is set too. Users rank at
-    home there, with vectors that their owners give them.
+    least min_users people; requests name all of a data owner's items and no user. Data owners then
+    answer when --flush ends all streams, and not before, unless a window is set too. Users rank at
+    home there, with vectors that data owners give them.
 
     --make writes DIR with new keys and a federation whose settings do not change afterwards; its
     catalogue can grow. DIR/federation.json is public and goes to those who want to
@@ -165,8 +172,8 @@ def orchestrator(
     --admit turns into an admission. Users need an invitation each, which is a secret. All of this
     may be done while the orchestrator runs; --make with --stay makes and serves at once.
 
-    A plain start serves. It starts a SuperLink, whose port stays on loopback, and an nginx through
-    which nodes come in, where nginx is installed; a round is held every so many seconds. A data
+    A plain start serves. It starts a SuperLink, whose port stays on loopback, and, if nginx is
+    installed, an nginx through which nodes come in. A round is held every so many seconds. A data
     owner that does not answer is left out of a round, and --status names it. Everything that was
     acknowledged survives a crash, and the next start goes on with the round that was open.
 

@@ -39,7 +39,9 @@ def owner(
     ] = None,
     url: Annotated[
         str | None,
-        typer.Option(help="With --make: where users will reach it, as https://HOST:PORT."),
+        typer.Option(
+            help="With --make: the address at which users will reach it, as https://HOST:PORT."
+        ),
     ] = None,
     alias: Annotated[
         list[str] | None,
@@ -48,7 +50,9 @@ def owner(
     admission: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE", help="Keep the orchestrator's answer to the application, and no more."
+            metavar="FILE",
+            help="Keep the orchestrator's answer to the application, and do no more. A later "
+            "answer may name another gateway.",
         ),
     ] = None,
     wait_for: Annotated[
@@ -66,10 +70,11 @@ def owner(
         ),
     ] = False,
     add_items: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Hold these items too; no more.")
+        Path | None, typer.Option(metavar="FILE", help="Hold these items too, and do no more.")
     ] = None,
     withdraw_items: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Hold these items no longer; no more.")
+        Path | None,
+        typer.Option(metavar="FILE", help="Hold these items no longer, and do no more."),
     ] = None,
     federation: Annotated[
         Path | None,
@@ -84,38 +89,40 @@ def owner(
             metavar="USER",
             min=0,
             max=2**32 - 1,
-            help="Erase all of this user, by the number that `sottovoce device status` tells her; "
-            "no more.",
+            help="Erase all of this user, by the number that `sottovoce device status` tells "
+            "her, and do no more.",
         ),
     ] = None,
     only_status: Annotated[
-        bool, typer.Option("--status", help="Say what it holds and how it is doing; no more.")
+        bool,
+        typer.Option("--status", help="Say what it holds and how it is doing, and do no more."),
     ] = False,
 ) -> Any:
     """Serve a data owner: take users' sealed interactions, take part in the orchestrator's rounds.
 
-    An owner holds items. Users who interact with them send it what they did, sealed for it alone;
-    it reads that in full, keeps their blocks on its own disk and computes gradients from them. The
-    orchestrator, which holds the model, gets requests and gradients in place of interactions; from
-    these it can tell who touched and who liked which items, so choose one that users may trust.
+    A data owner holds items. Users who interact with them send it what they did, sealed for it
+    alone. It reads that in full, keeps their blocks on its own disk and computes gradients from
+    them. The orchestrator, which holds the model, gets requests and gradients in place of
+    interactions. From these it can tell who touched and who liked which items, so choose one that
+    users may trust.
 
-    In a federation with release = "aggregated" the owner keeps users' vectors too, on its own disk,
-    and sends sums over many people in place of gradients. An older copy of its store is refused
-    there once an answer came in that it lacks: people would be added up twice.
+    In a federation with release = "aggregated" the data owner keeps users' vectors too, on its own
+    disk, and sends sums over many people in place of gradients. An older copy of its store is
+    refused there once an answer came in that it lacks: people would be added up twice.
 
     It joins in two steps. --make writes DIR with new keys, and DIR/application.json in it, which
     goes to the orchestrator's operator (`sottovoce serve orchestrator` admits it). The answer is
     kept with --admission. From then on DIR is all that a start needs. With --make and --wait-for
     one command does it all: it applies, says what it waits for, and serves once the answer is in
-    the file; called again after it was stopped, it goes on.
+    the file. If it was stopped, the same command goes on.
 
-    No crash loses or doubles what was acknowledged to a user. An orchestrator that is away is
-    waited for, and so is one that does not let the owner in. --add-items, --withdraw-items,
-    --forget and --status work whether or not the service runs.
+    No crash loses or doubles what was acknowledged to a user. It waits for an orchestrator that is
+    away, and for one that does not let the data owner in. You can use --add-items,
+    --withdraw-items, --forget and --status whether or not the service runs.
 
     DIR/owner.json says where a running service listens. Logs go to standard error, as JSON lines
-    but for those of Flower's part, and name no user and no item. /health says whether it runs;
-    /metrics counts for Prometheus and needs the token in DIR/keys/operator.token. SIGTERM and
+    but for those of Flower's part, and name no user and no item. At /health it says whether it
+    runs; /metrics counts for Prometheus and needs the token in DIR/keys/operator.token. SIGTERM and
     Ctrl-C stop it; SIGHUP takes up a renewed certificate.
 
     \b

@@ -45,7 +45,8 @@ def residents(
         float, typer.Option(min=0.0, max=1.0, help="Begin with this share of visits, the earliest.")
     ] = 1.0,
     more_share: Annotated[
-        float, typer.Option(min=0.0, max=1.0, help="The share that each further period adds.")
+        float,
+        typer.Option(min=0.0, max=1.0, help="The share of visits that each further period adds."),
     ] = 0.0,
     poll: Annotated[
         float | None,
@@ -60,11 +61,11 @@ def residents(
     DIR holds their invitations, one for each (`sottovoce serve invite --out DIR`). They use these
     up: whoever was meant by one of them cannot come in any more, so never name a folder with
     invitations of people. Invitations to a server on another machine are refused. Who they are,
-    where they went and what they chose is drawn from the experiment file, by which the federation
-    was made: the first resident has the first invitation, and so on. They live in the memory of
-    this one process. Each has a signing key of her own, keeps to her choice and her limit on ε, and
-    sends what her device would. What they have spent is in DIR/residents.npz, so that a second
-    start goes on. They agree to every change of terms.
+    which places they visited and what they chose is drawn from the experiment file, by which the
+    federation was made. The first resident has the first invitation, and so on. They live in the
+    memory of this one process. Each has a signing key of her own, keeps to her choice and her limit
+    on ε, and sends what her device would. What they have spent is in DIR/residents.npz, so that a
+    second start goes on. They agree to every change of terms.
 
     Logs are JSON lines on standard error. SIGTERM and Ctrl-C stop it.
 

@@ -61,8 +61,8 @@ DatabaseUrl = Annotated[
     typer.Option(
         "--database",
         metavar="URL",
-        help="A PostgreSQL database, postgresql://user@host/name; also from SOTTOVOCE_DATABASE. "
-        "Without it, a SQLite file in DIR.",
+        help="Use a PostgreSQL database, postgresql://user@host/name; also from "
+        "SOTTOVOCE_DATABASE. Without it a SQLite file in DIR is used.",
     ),
 ]
 
@@ -70,12 +70,14 @@ Where = Annotated[str, typer.Argument(metavar="DIR|URL", help="Folder or address
 OperatorCa = Annotated[
     Path | None,
     typer.Option(
-        "--ca", metavar="FILE", help="With an address: the authority's certificate, ca.crt."
+        "--ca", metavar="FILE", help="If you give an address: the authority's certificate, ca.crt."
     ),
 ]
 OperatorToken = Annotated[
     Path | None,
-    typer.Option("--token", metavar="FILE", help="With an address: the file operator.token."),
+    typer.Option(
+        "--token", metavar="FILE", help="If you give an address: the file operator.token."
+    ),
 ]
 
 
@@ -120,7 +122,8 @@ def server(
         ),
     ] = True,
     console_port: Annotated[
-        int, typer.Option(min=0, max=65535, help="Port of the console; a free one by default.")
+        int,
+        typer.Option(min=0, max=65535, help="The console's port. By default a free one is taken."),
     ] = 0,
     origins: PageOrigins = None,
     open_places: OpenPlaces = None,
@@ -136,16 +139,15 @@ def server(
 ) -> Any:
     """Serve a federation: publish rounds and models, take reports, fold them.
 
-    The first start makes DIR from an experiment file, in which algorithm.triples is a number where
-    the algorithm is FPL; later starts need DIR only. FMF-LDP needs --proxy and --proxy-ca, too, and
-    --then for each further shuffler of a chain; a secure sum also --proxy-key, from `sottovoce
-    serve helper --init`. A checked sum needs --aggregator, --aggregator-ca and --aggregator-key,
-    twice each, from two organisations that run `sottovoce serve aggregator --init`; this server is
-    the third aggregator.
-    Everything that was acknowledged survives a crash, and the next start goes on where the last one
-    was. DIR/server.json says where a running server listens. Logs are JSON lines on standard error.
-    SIGTERM and Ctrl-C stop it; SIGHUP takes up a renewed certificate. `sottovoce console DIR` opens
-    the operator's console.
+    The first start makes DIR from an experiment file; later starts need DIR only. If the algorithm
+    is FPL, algorithm.triples in the file must be a number. FMF-LDP needs --proxy and --proxy-ca,
+    too, and --then for each further shuffler of a chain. A secure sum also needs --proxy-key, from
+    `sottovoce serve helper --init`. A checked sum needs --aggregator, --aggregator-ca and
+    --aggregator-key, twice each, from two organisations that run `sottovoce serve aggregator
+    --init`; this server is the third aggregator. Everything that was acknowledged survives a crash,
+    and the next start goes on where the last one was. DIR/server.json says where a running server
+    listens. Logs are JSON lines on standard error. SIGTERM and Ctrl-C stop it; SIGHUP takes up a
+    renewed certificate. `sottovoce console DIR` opens the operator's console.
 
     Devices can be tabs of a browser: --origin names the pages that may talk to the server, and
     --open-places lets visitors in whom nobody has invited.
@@ -203,22 +205,29 @@ def _require_header(forwarded: str, behind: list[str] | None) -> None:
 @says
 def invite(
     folder: Folder,
-    count: Annotated[int, typer.Option(min=1, max=100_000, help="How many devices.")] = 1,
+    count: Annotated[
+        int, typer.Option(min=1, max=100_000, help="How many devices are invited.")
+    ] = 1,
     out: Annotated[
         Path | None,
         typer.Option(
             metavar="DIR",
-            help="Where the invitation files are written; invitations, beside what `serve setup` "
-            "made if it did.",
+            help="The folder for the invitation files. By default it is `invitations`, beside "
+            "what `serve setup` made if it did.",
         ),
     ] = None,
     first: Annotated[
-        int | None, typer.Option(min=0, help="Number of the first device; the next free one.")
+        int | None,
+        typer.Option(
+            min=0, help="The number of the first device. By default it is the next free one."
+        ),
     ] = None,
     server: Annotated[
         str | None,
         typer.Option(
-            metavar="URL", help="Where devices reach the server; the running one by default."
+            metavar="URL",
+            help="The address at which devices reach the server. By default it is that of the "
+            "running one.",
         ),
     ] = None,
     label: Annotated[
@@ -275,12 +284,14 @@ def invite(
 def introduce(
     folder: Folder,
     out: Annotated[
-        Path, typer.Option(metavar="FILE", help="Where the introduction is written.")
+        Path, typer.Option(metavar="FILE", help="The file for the introduction.")
     ] = Path("introduction.json"),
     server: Annotated[
         str | None,
         typer.Option(
-            metavar="URL", help="Where the shuffler reaches the server; the running one by default."
+            metavar="URL",
+            help="The address at which the shuffler reaches the server. By default it is that of "
+            "the running one.",
         ),
     ] = None,
     hop: Annotated[
@@ -290,13 +301,14 @@ def introduce(
 ) -> Said:
     """Write the introduction of the federation's shuffler or helper, a file for whoever runs it.
 
-    It says where the server is, how it is known and how it knows the shuffler; or, to the helper of
-    a secure sum (`sottovoce serve helper`), what the terms are and how it knows the server. It is a
-    secret: hand it over in confidence. The federation's terms must name one of the two. In a chain
-    of shufflers each has an introduction of its own, which also says how it knows the one before it
-    and how the one behind it knows it. Where sums are checked, each of the two other aggregators
-    (`sottovoce serve aggregator`) gets a file of its own, whose name ends in its number. While a
-    change of terms waits for them (`sottovoce serve terms`), the terms in it are the new ones.
+    It tells a shuffler where the server is, how it is known and how it knows the shuffler. It tells
+    the helper of a secure sum (`sottovoce serve helper`) what the terms are and how it knows the
+    server. It is a secret: hand it over in confidence. The federation's terms must name one of the
+    two. In a chain of shufflers each has an introduction of its own, which also says how it knows
+    the one before it and how the one behind it knows it. If sums are checked, each of the two other
+    aggregators (`sottovoce serve aggregator`) gets a file of its own, whose name ends in its
+    number. While a change of terms waits for them (`sottovoce serve terms`), the terms in it are
+    the new ones.
 
     \b
     Examples:
@@ -483,10 +495,11 @@ def versions(
     """List the versions of the model that are kept: how good each is, which one is published, which
     was held back and why.
 
-    Devices recommend by the published version. How good a version is, devices have found on items
-    that they held out at home: for which share of the users one of ten recommendations was among
-    them (in brackets the 95 % interval), beside the version that was published then and popularity.
-    Where every model is published when it is made, there are no versions.
+    Devices recommend by the published version. Devices have found how good a version is, on items
+    that they held out at home. The figure is the share of the users for whom one of ten
+    recommendations was among these (in brackets the 95 % interval), beside the version that was
+    published then and popularity. If every model is published when it is made, there are no
+    versions.
 
     \b
     Examples:

@@ -36,6 +36,7 @@ from sottovoce.cli.setting_up import (
     make_all,
     making,
     move_in,
+    on_loopback,
     read_answers,
     require_free,
     require_ports,
@@ -59,28 +60,41 @@ def setup(
         str | None,
         typer.Option(
             metavar="gram|fmf|fpl",
-            help="What is learnt: gram over sums that a helper adds noise to; fmf through a "
-            "shuffler; fpl as printed, which protects nothing.",
+            help="What is learnt: gram, over sums to which a helper adds noise, fmf, through a "
+            "shuffler, or fpl as printed, which protects nothing.",
         ),
     ] = None,
     catalogue: CatalogueFile = None,
     name: Annotated[
         str | None,
         typer.Option(
-            metavar="HOST", help="Name or address by which devices reach this machine; localhost."
+            metavar="HOST",
+            help="Name or address by which devices reach this machine. By default it is localhost: "
+            "then it listens on loopback alone, and devices ask every 2 seconds instead of every "
+            "hour.",
         ),
     ] = None,
     least: Annotated[
         int | None,
-        typer.Option(min=1, max=1_000_000, help=f"People at least in a sum or batch; {LEAST}."),
+        typer.Option(
+            min=1, max=1_000_000,
+            help=f"The least number of people in a sum or batch, {LEAST} by default; with Flower "
+            "of organisations, 3 by default.",
+        ),
     ] = None,
     invite: Annotated[
-        int | None, typer.Option(min=0, max=100_000, help="Invite so many people now; none.")
+        int | None,
+        typer.Option(
+            min=0, max=100_000,
+            help="Invite so many people now, into DIR/invitations. By default nobody is invited.",
+        ),
     ] = None,
     spare: Annotated[
         int | None,
         typer.Option(
-            min=0, max=10_000_000, help="Places for items to come; a tenth of the items."
+            min=0, max=10_000_000,
+            help="Places for items to come. By default it is a tenth of the items, and at least "
+            "10.",
         ),
     ] = None,
     elsewhere: Annotated[
@@ -99,26 +113,42 @@ def setup(
     ] = None,
     settings: Settings = None,
     host: Annotated[
-        str | None, typer.Option(help="Address to listen at; everywhere, unless HOST is localhost.")
+        str | None,
+        typer.Option(
+            help="Address to listen at. By default it listens everywhere, unless --name is "
+            "localhost."
+        ),
     ] = None,
     port: Annotated[
-        int | None, typer.Option(min=0, max=65535, help="The server's port; 8443.")
+        int | None,
+        typer.Option(
+            min=0, max=65535,
+            help="The server's port, 8443 by default; with Flower the SuperLink's, 9091.",
+        ),
     ] = None,
     beside_port: Annotated[
         int | None,
         typer.Option(
             "--helper-port", min=0, max=65535,
-            help="Port of the helper (8447) or shuffler (8444) on this machine.",
+            help="The port of the helper (8447 by default) or shuffler (8444 by default) here.",
         ),
     ] = None,
     gateway_port: Annotated[
         int | None,
         typer.Option(
-            min=0, max=65535, help="With Flower: where organisations come in; 9092."
+            min=0, max=65535,
+            help="With Flower: the port at which organisations come in; 9092 by default.",
         ),
     ] = None,
     origins: PageOrigins = None,
     open_places: OpenPlaces = None,
+    plaintext: Annotated[
+        bool,
+        typer.Option(
+            "--plaintext", help="The server speaks HTTP without TLS, on this machine alone: for "
+            "trying pages here, whose browser does not know the federation's certificate.",
+        ),
+    ] = False,
     start: Annotated[
         bool, typer.Option("--start/--no-start", help="Whether to run it when it is made.")
     ] = True,
@@ -130,16 +160,16 @@ def setup(
     """Make a federation in DIR from a few answers, and run it; start it again if it is there.
 
     What is not given as an option is asked on a terminal; --yes takes what is usual. DIR is made
-    whole or not at all, for its owner alone: DIR/server, DIR/helper or DIR/shuffler if it runs
-    here, DIR/experiment.toml to read, DIR/invitations if people are invited, DIR/logs. Then
-    everything runs in the foreground: a line for each part when it is ready, its log in DIR/logs,
-    one that ends is started again, and Ctrl-C or SIGTERM ends all. The same command again starts
-    what was made. --origin and --open-places are for devices that are tabs of a browser, as in
-    `sottovoce serve server`; they are given at each start.
+    whole or not at all, and only your account can read it. It has DIR/server, DIR/helper or
+    DIR/shuffler if that runs here, DIR/experiment.toml to read, DIR/invitations if people are
+    invited, and DIR/logs. Then everything runs in the foreground: a line for each part when it is
+    ready, its log in DIR/logs, one that ends is started again, and Ctrl-C or SIGTERM ends all. The
+    same command again starts what was made. --origin, --open-places and --plaintext are for devices
+    that are tabs of a browser, as in `sottovoce serve server`; they are given at each start.
 
-    A helper or shuffler on this machine is for a try: who runs both it and the server can read
+    A helper or shuffler on this machine is for a try: whoever runs both it and the server can read
     what single people send. For real, another organisation runs it: --elsewhere says what to hand
-    over.
+    over, and makes nothing without the files that it has to give you.
 
     \b
     Examples:
@@ -147,13 +177,17 @@ def setup(
       sottovoce serve setup town
       sottovoce serve setup town --catalogue places.csv --name example.org --least 500 \\
           --proxy https://masks.example.net:8447 --proxy-ca proxy.crt --proxy-key proxy.pub
+      sottovoce serve setup shop --catalogue things.csv --least 2 --yes --plaintext \\
+          --origin http://localhost:8000 --open-places 20
       sottovoce serve setup readers --with flower --catalogue places.csv --least 3 --yes
     """
     given = {
         "learn": learn, "name": name, "least": least, "spare": spare, "host": host, "port": port,
         "beside_port": beside_port, "proxy": proxy, "engine": engine, "gateway_port": gateway_port,
     }  # fmt: skip
-    tabs = _for_tabs(origins, open_places, engine)
+    tabs = _for_tabs(origins, open_places, plaintext, engine)
+    if plaintext and invite:
+        raise UsageError("invitations name an address with TLS; leave --invite or --plaintext out")
     if (folder / ANSWERS).exists():
         answers = kept_answers(folder)
         require_same(folder, answers, given)
@@ -173,6 +207,7 @@ def setup(
     if answers.engine == "flower" and people:
         raise UsageError("organisations on Flower need no invitations; leave --invite out")
     require_ports(answers)
+    tabs.url(answers)
     output.note(words_of(answers))
     with making(folder) as (place, lock):
         made = make_all(place, folder, answers, Path(asked.found["catalogue"]), settings or [],
@@ -188,17 +223,30 @@ class _Tabs(NamedTuple):
 
     pages: tuple[str, ...]
     places: tuple[str, ...]
+    plaintext: bool
+
+    def url(self, answers: SetupAnswers) -> str:
+        """Where devices reach the server."""
+        if not self.plaintext:
+            return answers.url
+        if not on_loopback(answers.host):
+            raise UsageError(f"--plaintext is for a loopback address, not for {answers.host}")
+        return answers.url.replace("https:", "http:", 1)
 
 
-def _for_tabs(origins: list[str] | None, open_places: int | None, engine: str | None) -> _Tabs:
+def _for_tabs(
+    origins: list[str] | None, open_places: int | None, plaintext: bool, engine: str | None
+) -> _Tabs:
     from sottovoce.services.kit.cors import Origins
 
     Origins.of(origins)
-    if engine == "flower" and (origins or open_places is not None):
-        raise UsageError("--origin and --open-places are for people's devices, not for Flower")
+    if engine == "flower" and (origins or open_places is not None or plaintext):
+        raise UsageError(
+            "--origin, --open-places and --plaintext are for people's devices, not for Flower"
+        )
     pages = tuple(word for one in origins or () for word in ("--origin", one))
     places = () if open_places is None else ("--open-places", str(open_places))
-    return _Tabs(pages, places)
+    return _Tabs(pages, places, plaintext)
 
 
 # --- running -------------------------------------------------------------------------------------
@@ -207,10 +255,10 @@ def _for_tabs(origins: list[str] | None, open_places: int | None, engine: str | 
 def _go(folder: Path, answers: SetupAnswers, start: bool, as_json: bool, tabs: _Tabs) -> None:
     from sottovoce.stores.server_folder import open_folder
 
-    server = open_folder(folder / "server")
+    url, server = tabs.url(answers), open_folder(folder / "server")
     digest, cards = server.plan.terms.digest(), _unused_cards(folder, server)
     told = {
-        "folder": folder, "server": folder / "server", "url": answers.url, "terms": digest,
+        "folder": folder, "server": folder / "server", "url": url, "terms": digest,
         "invitations": cards, **asdict(answers),
     }  # fmt: skip
     if not start:
@@ -218,7 +266,7 @@ def _go(folder: Path, answers: SetupAnswers, start: bool, as_json: bool, tabs: _
         if as_json:
             output.emit(told)
         else:
-            output.show(*lines, *_next_words(folder, answers, digest, cards))
+            output.show(*lines, *_next_words(folder, answers, digest, cards, tabs))
         return
     from signal import SIGHUP
 
@@ -231,7 +279,7 @@ def _go(folder: Path, answers: SetupAnswers, start: bool, as_json: bool, tabs: _
             if as_json and not stop.is_set():
                 output.emit(told)
             elif not stop.is_set():
-                output.show(*_next_words(folder, answers, digest, cards))
+                output.show(*_next_words(folder, answers, digest, cards, tabs))
             running.watch()
             output.note("stopping")
 
@@ -285,10 +333,13 @@ def _parts(folder: Path, answers: SetupAnswers, tabs: _Tabs) -> list[Part]:
         words = ("superlink", server, "--port", port, *more)
         return [*found, part("the SuperLink", "server", "superlink.json", *words)]
     words = ("server", server, "--host", answers.host, "--port", port, *tabs.pages, *tabs.places)
+    words += ("--plaintext",) if tabs.plaintext else ()
     return [*found, part("the server", "server", "server.json", *words)]
 
 
-def _next_words(folder: Path, answers: SetupAnswers, digest: str, cards: list[str]) -> list[str]:
+def _next_words(
+    folder: Path, answers: SetupAnswers, digest: str, cards: list[str], tabs: _Tabs
+) -> list[str]:
     """What whoever runs it does next."""
     lines = [f"The terms have the digest {digest}; tell it to people by another way, too."]
     if answers.beside and not answers.beside_port:
@@ -308,7 +359,12 @@ def _next_words(folder: Path, answers: SetupAnswers, digest: str, cards: list[st
             "NAME.pub --numbers 1000-1999"
         )
         return lines
-    if cards:
+    if tabs.plaintext:
+        lines.append(
+            f"The files for your pages: sottovoce serve site {folder} --out site --server "
+            f"{tabs.url(answers)}"
+        )
+    elif cards:
         lines.append(
             f"{len(cards)} invitation(s) in {folder / 'invitations'}, each a secret for one "
             "person, who joins with:"

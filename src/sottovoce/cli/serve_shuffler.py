@@ -26,7 +26,8 @@ def shuffler(
     url: Annotated[
         str | None,
         typer.Option(
-            metavar="URL", help="With --init: where the shuffler before reaches this one."
+            metavar="URL",
+            help="With --init: the address at which the shuffler before reaches this one.",
         ),
     ] = None,
     introduction: IntroductionFile = None,
@@ -42,8 +43,9 @@ def shuffler(
         list[str] | None,
         typer.Option(
             metavar="[TIER=]N",
-            help="Hand a tier's batch over at once when N devices have sent; for one tier by "
-            "number (0 is the first in the terms) or for all others; repeatable.",
+            help="Hand a tier's batch over at once when N devices have sent, but never below the "
+            "tier's minimum. Give it for one tier by number (0 is the first in the terms) "
+            "or for all others; repeatable.",
         ),
     ] = None,
     hold_seconds: Annotated[
@@ -60,8 +62,8 @@ def shuffler(
 
     Each device sends exactly k sealed reports a round. The shuffler cannot read them, the server
     cannot tell whose they are. A batch leaves when its tier has the minimum of devices that the
-    terms ask for and has reached its goal or waited long enough; below the minimum it never does:
-    when the round is over, what was held is dropped. Then the shuffler forgets it.
+    terms ask for and has reached its goal or waited long enough; then the shuffler forgets it.
+    Below the minimum it never leaves: when the round is over, what was held is dropped.
 
     The first start makes DIR from an introduction (`sottovoce serve introduce` at the server);
     later starts need DIR only. The terms of the federation name the shuffler's address and its
@@ -72,20 +74,20 @@ def shuffler(
     In a chain of shufflers of different organisations reports pass all of them, and nobody can tell
     whose they are as long as one keeps to the rules. Each but the first makes its keys with --init,
     and DIR/hop.json goes to the server's operator. It takes a layer off each report of a whole
-    batch, leaves out what does not open or comes twice (counted, by reason), mixes again and hands
-    on; below the tier's minimum it drops what is left. --goal and --hold-seconds are the first
-    one's.
+    batch and leaves out what does not open or comes twice (counted, by reason). Then it mixes again
+    and hands on; below the tier's minimum it drops what is left. Only the first one uses --goal and
+    --hold-seconds.
 
-    The terms are those that the server published first. Where its operator wants to change them,
-    --terms with the file of `sottovoce serve terms --out` shows what would change, and with --agree
-    the shuffler, running or not, follows them as soon as the server does.
+    The terms are those that the server published first. If its operator wants to change them,
+    --terms with the file of `sottovoce serve terms --out` shows what would change. With --agree the
+    shuffler, running or not, follows them as soon as the server does.
 
     What was acknowledged survives a crash. While the server is down, the shuffler holds it.
     DIR/proxy.json says where a running shuffler listens. Logs are JSON lines on standard error and
     name no device and no address. /health says whether it runs, /metrics counts for Prometheus and
     needs the token in DIR/keys/operator.token. SIGTERM and Ctrl-C stop it; SIGHUP takes up a
-    renewed certificate. Where devices are tabs of a browser, --origin names the pages that may talk
-    to the shuffler; it is as the server's.
+    renewed certificate. If devices are tabs of a browser, --origin names the pages that may talk to
+    the shuffler; give what you give the server.
 
     \b
     Examples:

@@ -24,18 +24,23 @@ _LOOK_SECONDS = 2.0
 def site(
     folder: Folder,
     out: Annotated[
-        Path, typer.Option(metavar="FOLDER", help="Where the files are written; made if need be.")
+        Path,
+        typer.Option(
+            metavar="FOLDER", help="The folder for the files. It is made if it is not there."
+        ),
     ],
     server: Annotated[
         str | None,
         typer.Option(
-            metavar="URL", help="Where tabs reach the server; the running one by default."
+            metavar="URL",
+            help="The address at which tabs reach the server. By default it is that of the "
+            "running one.",
         ),
     ] = None,
     script: Annotated[
         Path | None,
         typer.Option(
-            "--script", metavar="FILE", help="The script for pages; the built one by default."
+            "--script", metavar="FILE", help="The script for pages. By default it is the built one."
         ),
     ] = None,
     pages: Annotated[

@@ -172,7 +172,7 @@ def catalogue(
     New items take places that were kept for them (`serve server --spare N`, at the first start),
     since devices know items by their place. Items that go keep theirs, and nobody is recommended
     them. The server may be running. Devices take the new catalogue up when they next ask for the
-    round, and nobody has to agree; what they have of a new item counts at home at once. Where there
+    round, and nobody has to agree; what they have of a new item counts at home at once. If there
     are no places to spare, `sottovoce serve terms --add` makes more, and devices are asked.
 
     \b

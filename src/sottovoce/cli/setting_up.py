@@ -124,7 +124,7 @@ class SetupAnswers:
     @property
     def trial(self) -> bool:
         """Whether nobody but this machine takes part."""
-        return _is_loopback(self.name)
+        return on_loopback(self.name)
 
     @property
     def beside(self) -> str:
@@ -220,7 +220,7 @@ def read_answers(
     here = bool(beside) and not elsewhere and given["proxy"] is None
     if (elsewhere or given["proxy"]) and not beside:
         raise UsageError("fpl as printed has neither a helper nor a shuffler")
-    local = _is_loopback(name)
+    local = on_loopback(name)
     host = given["host"] or ("127.0.0.1" if local else "0.0.0.0")
     flower = engine == "flower"
     return SetupAnswers(
@@ -272,7 +272,7 @@ def _require_name(name: str) -> None:
         )
 
 
-def _is_loopback(name: str) -> bool:
+def on_loopback(name: str) -> bool:
     from sottovoce.services.kit.serving import is_loopback
 
     return is_loopback(name)

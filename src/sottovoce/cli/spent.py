@@ -401,7 +401,7 @@ def bound_line(totals: Totals, most: float | None = None) -> str:
     """The bound that the releases can vouch for; `most`, of all users' releases, is what the one
     who spent most has spent: a sum over users bounds nobody's."""
     if math.isinf(totals.epsilon):
-        return "Guaranteed bound on the privacy cost ε: none, see docs/privacy.md."
+        return "Guaranteed bound on the privacy cost ε: none, see `sottovoce docs privacy`."
     if most is not None and totals.reports:
         return (
             f"No user has spent more than ε = {bound_text(most)}, in plain sum; --user has both "

@@ -37,14 +37,16 @@ def run(
             "or between real services on this machine (https, flower)."
         ),
     ] = "simulation",
-    device: Annotated[Literal["cpu", "cuda"], typer.Option(help="Where to compute.")] = "cpu",
+    device: Annotated[
+        Literal["cpu", "cuda"], typer.Option(help="The device that computes.")
+    ] = "cpu",
     processes: Annotated[
         int | None,
         typer.Option(
             metavar="N",
             min=1,
             max=256,
-            help="Device agents (https, 8 by default) or gateways (flower, 3 by default).",
+            help="How many device agents (https, 8 by default) or gateways (flower, 3 by default).",
             show_default=False,
         ),
     ] = None,
@@ -63,7 +65,8 @@ def run(
         str | None,
         typer.Option(
             metavar="3|1,2,3",
-            help="Several seeds, each a run within the run's folder: how many, or which ones.",
+            help="Run with several seeds: how many, or which ones. Each is a run within the "
+            "run's folder.",
             show_default=False,
         ),
     ] = None,
@@ -82,7 +85,8 @@ def run(
         bool, typer.Option("--resume", help="Go on with the same run where it stopped.")
     ] = False,
     transcript: Annotated[
-        bool, typer.Option("--transcript", help="Keep what reaches every party (large).")
+        bool,
+        typer.Option("--transcript", help="Keep what reaches every party. This takes much space."),
     ] = False,
     as_json: Json = False,
 ) -> None:
@@ -94,28 +98,31 @@ def run(
     --resume from its last checkpoint and ends with the same model, ledger and figures as one that
     was never stopped. A folder that holds another run is refused.
 
-    With --engine https or --engine flower the same experiment is run by real processes on this
-    machine, over TLS: a server and a device agent per user (several users share an agent where
-    there are more than --processes), or Flower's services and gateways that host a cohort each.
-    Model, ledger and recommendations are the same. Their state and logs are in the run's folder,
-    under services/. Meant for a trial with some dozen users; simulation is made for more.
+    With --engine https or --engine flower real processes on this machine run the same experiment,
+    over TLS. With https these are a server and a device agent per user; if there are more users
+    than --processes, several share an agent. With flower they are Flower's services and gateways
+    that host a cohort each. Model, ledger and recommendations are the same. Their state and logs
+    are in the run's folder, under services/. They are meant for a trial with some dozen users;
+    simulation is made for more.
 
     With --engine distributed --ranks N the users are divided among N processes, each with its share
     of histories, vectors, budgets and ledger. Model, vectors, ledger and figures are the same bit
-    for bit, whatever N is. Several machines: `torchrun --nnodes 2 --nproc-per-node 8 … -m sottovoce
-    run FILE --engine distributed`, with --out on a disk that all of them see. A rank that is killed
-    is started again with the others, from the last checkpoint; --resume may have another N.
+    for bit, whatever N is. On several machines, start it by `torchrun --nnodes 2 --nproc-per-node 8
+    … -m sottovoce run FILE --engine distributed`, with --out on a disk that all of them see. A rank
+    that is killed is started again with the others, from the last checkpoint; --resume may have
+    another N.
 
-    With algorithm.name = "drift" users send their interactions to data owners, by default one for
-    each category of the items ([owners] by = "categories" or "one"), and an orchestrator holds the
-    model. The data need ratings and times. Users can refuse owners (consent.refused_owners) or
-    take no part; owners read the rest in full, and the orchestrator can work it out. --engine
-    flower needs algorithm.window; there is no --engine https.
+    With algorithm.name = "drift" users send their interactions to data owners, and an orchestrator
+    holds the model. By default there is a data owner for each category of the items ([owners] by =
+    "categories" or "one"). The data need ratings and times. Users can refuse data owners
+    (consent.refused_owners) or take no part. Data owners read the rest in full, and the
+    orchestrator can work it out. For --engine flower you need algorithm.window; there is no
+    --engine https.
 
     With --seeds (or seeds = [1, 2, 3] in the file) the experiment is run once for each seed, one
-    after the other; the folder has an ordinary run for each, and figures are means with their
-    spread over seeds. --resume goes on where it was. `recommend`, `ledger` and `attack` take the
-    first seed of such a folder, or the one of --seed.
+    after the other. The folder has an ordinary run for each, and figures are means with their
+    spread over seeds. With --resume it goes on in the part where it was. `recommend`, `ledger` and
+    `attack` take the first seed of such a folder, or the one of --seed.
 
     \b
     Examples:
@@ -174,7 +181,7 @@ def run(
         _run_rank(place, experiment, out, resume, threads, device, transcript, timeout, as_json)
         return
     unprotected = list(experiment.algorithm.caveats())
-    kept = f"go on with the same command and --resume; the run is kept in {out}"
+    kept = f"go on with the same command and --resume; what there is of the run is in {out}"
     how: dict[str, Any] = {
         "resume": resume,
         "threads": threads or default_threads(),
@@ -298,7 +305,7 @@ def _run_rank(
     from sottovoce.runs.train import run_experiment
 
     first = place.rank == 0
-    kept = f"go on with the same command and --resume; the run is kept in {out}"
+    kept = f"go on with the same command and --resume; what there is of the run is in {out}"
     with contextlib.ExitStack() as stack:
         stack.enter_context(output.interruptible(kept))
         report = stack.enter_context(output.progress()) if first else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -26,18 +27,22 @@ def tune(
             "default the file's [search], else what the algorithm says of itself.",
         ),
     ] = None,
-    trials: Annotated[int, typer.Option(metavar="N", min=1, help="Settings to try.")] = 30,
+    trials: Annotated[int, typer.Option(metavar="N", min=1, help="How many settings to try.")] = 30,
     seeds: Annotated[
         int, typer.Option(metavar="N", min=1, help="Seeds with which each finalist is trained.")
     ] = 3,
     finalists: Annotated[
-        int, typer.Option(metavar="N", min=1, help="Best trials that are trained with more seeds.")
+        int,
+        typer.Option(
+            metavar="N", min=1, help="How many of the best trials are trained with more seeds."
+        ),
     ] = 3,
     metric: Annotated[
         str,
         typer.Option(
             metavar="NAME@K",
-            help="By which trials are judged. By default NDCG at the file's cut-off.",
+            help="The metric by which trials are judged. By default it is NDCG at the file's "
+            "cut-off.",
             show_default=False,
         ),
     ] = "",
@@ -46,8 +51,8 @@ def tune(
         typer.Option(
             metavar="N",
             min=1,
-            help="Trials that are proposed together, from those of earlier batches; the result "
-            "depends on it.",
+            help="How many trials are proposed together, from those of earlier batches. The "
+            "result depends on it.",
         ),
     ] = 4,
     jobs: Annotated[
@@ -61,8 +66,26 @@ def tune(
     ] = 1,
     prune: Annotated[
         bool,
-        typer.Option(help="Whether a trial is given up on the way that is worse than the median."),
+        typer.Option(
+            help="Whether to give a trial up if it is worse than the median half way or later."
+        ),
     ] = True,
+    sampler_seed: Annotated[
+        int,
+        typer.Option(
+            metavar="N",
+            min=0,
+            help="Another one proposes other settings, on the same data: a second opinion.",
+        ),
+    ] = 0,
+    timeout: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SECONDS",
+            help="Begin no further batch after this time; finalists are still trained.",
+            show_default=False,
+        ),
+    ] = None,
     test: Annotated[
         bool,
         typer.Option(
@@ -73,7 +96,9 @@ def tune(
         list[str] | None,
         typer.Option("--set", metavar="a.b=c", help="Change one value of the file; repeatable."),
     ] = None,
-    device: Annotated[Literal["cpu", "cuda"], typer.Option(help="Where to compute.")] = "cpu",
+    device: Annotated[
+        Literal["cpu", "cuda"], typer.Option(help="The device that computes.")
+    ] = "cpu",
     threads: Threads = None,
     out: Out = None,
     as_json: Json = False,
@@ -86,12 +111,13 @@ def tune(
 
     Trials learn and are judged within the training part: the test part is not read, unless --test
     asks for it at the end. The first trial is the file as it is. Optuna proposes the others; those
-    that are worse than the median of former ones at the same epoch are given up. The best
-    --finalists are trained again with other seeds, and the best mean wins.
+    that are worse than the median of former ones at the same epoch are given up, but not
+    before half of the time that the file learns. The best --finalists are trained again with other
+    seeds, and the best mean wins.
 
     A search that was stopped, even by a kill, goes on with the same command, and ends with the same
-    best trial as one that was never stopped. So does one with more --trials. A folder that holds
-    another search is refused.
+    best trial as one that was never stopped. So does one with more --trials, or one that --timeout
+    has ended. A folder that holds another search is refused.
 
     What the search would have cost the users of a real federation is said at the end: tuning on
     private data is not free. This command itself protects nobody: it reads the data that lie here.
@@ -120,8 +146,9 @@ def tune(
     place = out or Path("runs") / f"{experiment.name}-search"
     check_writable(place)
     options = SearchOptions(
-        trials, seeds, finalists, batch, metric, prune, jobs, threads or default_threads(), device
-    )
+        trials, seeds, finalists, batch, metric, prune, jobs, threads or default_threads(), device,
+        sampler_seed, math.inf if timeout is None else timeout,
+    )  # fmt: skip
     if device != "cpu" and jobs > 1:
         raise UsageError("trials on a GPU run one after the other; leave out --jobs")
     kept = f"go on with the same command; the search is kept in {place}"

@@ -14,52 +14,70 @@ from sottovoce.errors import UsageError
 
 def recommend(
     folder: Run,
-    user: Annotated[str, typer.Option("--user", metavar="ID", help="The user's id in the data.")],
-    n: Annotated[int, typer.Option("-n", help="How many.")] = 10,
+    user: Annotated[
+        str | None, typer.Option("--user", metavar="ID", help="The user's id in the data.")
+    ] = None,
+    items: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ID,ID,…", help="Items of a person who was never in training, oldest first."
+        ),
+    ] = None,
+    history: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="A file with her items: CSV with a column item and perhaps a time, one item a "
+            "line, or a JSON list.",
+        ),
+    ] = None,
+    n: Annotated[int, typer.Option("-n", help="How many items.")] = 10,
     seed: Seed = None,
     as_json: Json = False,
 ) -> None:
-    """Recommendations for one user, as her device computes them.
+    """Recommend to one user, or to a new person, as her device does.
 
-    RUN is the folder of a finished run. Of one with several seeds the first is meant, or --seed.
+    RUN is the folder of a finished run. If it has several seeds, the first is taken, or that of
+    --seed.
 
-    Uses the user's own vector and history, which a simulation keeps in the run folder, and the
-    published model. In DRIFT it is the orchestrator that holds her vector and recommends, if she
+    It uses the published model and the user's own vector and history, which a simulation keeps in
+    the run folder. In DRIFT it is the orchestrator that holds her vector and recommends, if she
     takes part. Scores order one user's items: 100 is the first place, 0 the average of all items
     that she does not have. They mean nothing across users. --json has the model's own numbers, too.
 
+    With --items or --history it recommends to a person who was never in training. Her vector is
+    computed from her items and the published model, as on a device that takes no part; nothing is
+    sent. DRIFT cannot do that.
+
     \b
-    Example:
+    Examples:
       sottovoce recommend runs/demo --user r00003 -n 5
+      sottovoce recommend runs/demo --items v003,v010,v042
+      sottovoce recommend runs/demo --history mine.csv --json
     """
-    from sottovoce.evaluation.tables import Column, Table
     from sottovoce.runs.read import FinishedRun
     from sottovoce.runs.seeds import part_of
-    from sottovoce.runs.tables import POINTS, Row
+    from sottovoce.runs.tables import recommendations_table
 
+    if sum(asked is not None for asked in (user, items, history)) != 1:
+        raise UsageError("say to whom, by one of --user, --items and --history")
+    told: list[str] | None = None
+    if items is not None:
+        told = [item.strip() for item in items.split(",") if item.strip()]
+    elif history is not None:
+        from sottovoce.data.importers.table import read_history
+
+        told = read_history(history)
     opened = FinishedRun.open(part_of(folder, seed))
-    found = opened.recommend(user, n)
+    if user is not None:
+        found = opened.recommend(user, n)
+    else:
+        found = opened.recommend_to(told or [], n)
     if as_json:
-        output.emit({"run": folder, "user": user, "recommendations": found})
+        whom: dict[str, object] = {"user": user} if told is None else {"history": told}
+        output.emit({"run": folder, **whom, "recommendations": found})
         return
-    rows: list[Row] = [
-        {
-            "#": place.rank,
-            "item": place.item,
-            "title": place.title,
-            "category": ", ".join(place.categories),
-            "score": place.points,
-        }
-        for place in found
-    ]
-    columns = [
-        Column("#"),
-        Column("item"),
-        Column("title"),
-        Column("category"),
-        Column("score", format=".0f"),
-    ]
-    output.show(Table(f"Recommended to {user}", columns, rows, notes=[POINTS]))
+    output.show(recommendations_table({user or "": found}))
 
 
 def ledger(
@@ -76,16 +94,17 @@ def ledger(
     seed: Seed = None,
     as_json: Json = False,
 ) -> None:
-    """What left the devices: releases, rows or randomised reports, bytes, privacy cost.
+    """Say what left the devices: releases, rows or randomised reports, bytes, privacy cost.
 
-    RUN is the folder of a finished run. Of one with several seeds the first is meant, or --seed.
+    RUN is the folder of a finished run. If it has several seeds, the first is taken, or that of
+    --seed.
 
-    The cost ε is the bound that the releases can vouch for: "none" (null in JSON) for every FPL
-    or FCF release, 0 where nothing was sent. With --user, randomised reports have two certificates:
-    the plain sum, which assumes nothing, and the one with a proxy that does not collude.
+    The cost ε is the bound that the releases can vouch for: "none" (null in JSON) for every FPL or
+    FCF release, and 0 if nothing was sent. With --user, randomised reports have two certificates:
+    the plain sum, which assumes nothing, and the one with a shuffler that does not collude.
 
     In DRIFT, interactions go to data owners, who read them: there is no bound either. Every epoch
-    sends them again, and each message is counted. --by owner says who read how many.
+    sends them again, and each message is counted. With --by owner you see who read how many.
 
     \b
     Examples:
@@ -151,7 +170,7 @@ def report(
     threads: Threads = None,
     as_json: Json = False,
 ) -> None:
-    """Tables and plots of one run, or of several side by side.
+    """Make tables and plots of one run, or of several side by side.
 
     RUN is the folder of a finished run, or of a search (`sottovoce tune`).
 

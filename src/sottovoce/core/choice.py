@@ -2,8 +2,9 @@
 
 A field says here what it may be, how a record of many people keeps it and which option of
 `sottovoce device consent` sets it. Records (`consent`), stores, experiment files and the command
-follow from that. What keeps to a field, a release or an algorithm, names it, and docs/cli.md has
-its meaning. The command line reads it at every start, so it imports nothing heavy.
+follow from that. What keeps to a field, a release or an algorithm, names it; docs/cli.md and
+docs/experiment-files.md have its meaning. The command line reads it at every start, so it imports
+nothing heavy.
 """
 
 from __future__ import annotations
@@ -54,22 +55,22 @@ class Choice:
     )  # fmt: skip
     share_positives: float = _field(
         0.0, "float32", most=1.0, later=False, option="--share-positives",
-        help="π in [0, 1]: the share of positive-item updates that may leave.",
+        help="π, from 0 to 1: the share of positive-item updates that may leave.",
     )  # fmt: skip
     """π: the share of positive-item updates that may leave, in [0, 1]."""
     epsilon: float = _field(
         0.0, "float32", later=False, option="--epsilon",
-        help="Largest ε of one report or update with noise.",
+        help="The largest ε of one report or update with noise.",
     )  # fmt: skip
     """Largest privacy cost per report that the user accepts; 0 permits no randomised report."""
     max_reports: int = _field(
         0, "int32", most=2**31 - 1, later=False, option="--reports",
-        help="k: most randomised reports in a round.",
+        help="k: the most randomised reports in a round; 0 for none.",
     )  # fmt: skip
     """k: most randomised reports per round."""
     total_epsilon: float = _field(
         math.inf, "float64", option="--total-epsilon", metavar="E",
-        help="Most ε over all rounds together, for ever; inf for no limit.",
+        help="The most ε over all rounds together, for ever; inf for no limit.",
     )  # fmt: skip
     """Most ε that all rounds may cost together, for ever: of randomised reports and noisy updates
     by plain composition, of updates in noisy sums by `privacy.central.price`. What has left counts,
@@ -78,7 +79,7 @@ class Choice:
     """Attributes that must not be learnt."""
     strength: float = _field(
         0.5, "float32", most=1.0, below=True, asks=False, later=False, option="--strength",
-        metavar="B", help="β in [0, 1): weight of hiding against recommending well.",
+        metavar="B", help="β, from 0 to below 1: how much hiding weighs against recommending well.",
     )  # fmt: skip
     """β in [0, 1): the weight of hiding attributes against that of good recommendations."""
     refused_owners: tuple[str, ...] = _field(())

@@ -149,8 +149,7 @@ def cut(profile: object, scale: NDArray[np.float64], name: str) -> Contributions
     leaves, where an algorithm's profile is none."""
     if type(profile) is not Profile:
         raise MessageError(
-            f"{name} gave {type(profile).__name__} where a device's Profile is wanted; nothing "
-            "was sent"
+            f"{name} gave {type(profile).__name__} in place of a device's Profile; nothing was sent"
         )
     n, rows = len(profile), np.repeat(np.arange(len(profile)), np.diff(profile.indptr))
     place, value = profile.place, profile.value

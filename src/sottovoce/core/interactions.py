@@ -86,6 +86,12 @@ class Interactions:
     Invariants, checked on construction: `indptr` rises from 0; items ascend strictly within a user
     (so there are no duplicates) and lie below `n_items`; side columns have one value per entry.
     Arrays are read-only.
+
+    Example:
+        ```python
+        train = sv.split(sv.load("town", residents=500)).train
+        print(train.n_users, train.n_items, train.row(0))
+        ```
     """
 
     indptr: NDArray[np.int64]
@@ -188,10 +194,12 @@ class Interactions:
 
     @property
     def n_users(self) -> int:
+        """How many users there are, with or without items."""
         return len(self.indptr) - 1
 
     @property
     def n_interactions(self) -> int:
+        """How many pairs of a user and an item there are."""
         return len(self.items)
 
     @property
@@ -214,9 +222,11 @@ class Interactions:
         return self.items[self.indptr[user] : self.indptr[user + 1]]
 
     def users_vocabulary(self) -> Vocabulary:
+        """Names of users by number; the numbers themselves if there are no names."""
         return self.user_ids if self.user_ids is not None else Vocabulary.numbered(self.n_users)
 
     def items_vocabulary(self) -> Vocabulary:
+        """Names of items by number; the numbers themselves if there are no names."""
         return self.item_ids if self.item_ids is not None else Vocabulary.numbered(self.n_items)
 
     def select(self, mask: NDArray[np.bool_]) -> Interactions:

@@ -51,14 +51,14 @@ OPEN_SUMS = (
     "device's row, and who follows the published models sees the sums, too; the more devices draw "
     "an item in a round, the fewer such rows there are. So there is no ε, and the ledger books an "
     "unbounded privacy cost for every release. Noise on the sums (link.clip and link.noise) would "
-    "bound it. See docs/privacy.md."
+    "bound it. See `sottovoce docs privacy`."
 )
 NOISY_SUMS = (
     "The proxy adds noise to every sum, and every update was clipped as a whole: what the server "
     "and everybody else can tell of a user from all sums and models is bounded by the run's "
     "certificate, and above ε = 10 that protects nothing. Against server and proxy together there "
     "is no such bound, which is why the ledger books an unbounded privacy cost for every release. "
-    "See docs/privacy.md."
+    "See `sottovoce docs privacy`."
 )
 
 
@@ -478,7 +478,7 @@ NOISE_BY = MappingProxyType(
 _PAIR_BOUND = PAIR_STEPS**2
 _PAIR_LOUDNESS = 12 * _PAIR_BOUND // 10
 """Honest devices hardly notice it; one loud item beside many quiet ones is what it rules out. See
-"Stuffing" in docs/privacy.md for what norm, largest entry and loudness hold back together."""
+"Stuffing" in docs/privacy/gram.md for what norm, largest entry and loudness hold back together."""
 _PLACE_WEIGHTS, _PLACE_UNIT = (1, 2, 4, 8), 64
 """Entries up to 15 of 64 steps: a catalogue is long, and every bit costs 4 bytes."""
 _FEW, _FEW_WEIGHTS, _FEW_UNIT = 64, tuple(1 << k for k in range(12)), 1 << 12

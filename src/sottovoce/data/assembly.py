@@ -7,7 +7,7 @@ others are left out. What ranks have by shares (`row_groups`) is aligned in the 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -114,6 +114,27 @@ def aligned(
         provenance=story,
         shard=events.shard,
     )
+
+
+def with_sides(dataset: Dataset, users: pa.Table | None, items: pa.Table | None) -> Dataset:
+    """The data set with what tables say of its users and items, whose ids are in their columns user
+    and item; it replaces what was known."""
+    table, known = dataset.interactions, dataset
+    if users is not None:
+        where = f"the users of {dataset.name}"
+        found = _user_side(users, table.users_vocabulary(), where, dataset.shard.ranks)
+        known = replace(known, user_attributes=found, named_by={})
+    if items is not None:
+        where = f"the items of {dataset.name}"
+        titles, categories, more = _item_side(items, table.items_vocabulary(), where)
+        known = replace(
+            known,
+            item_titles=titles,
+            item_categories=categories,
+            item_attributes=more,
+            named_by={},
+        )
+    return known
 
 
 def number(column: pa.ChunkedArray, where: str) -> tuple[NDArray[np.int64], Vocabulary]:

@@ -90,7 +90,15 @@ class PublishedSplit:
 
 @dataclass(frozen=True, slots=True, repr=False, eq=False)
 class Dataset:
-    """Interactions with side tables aligned to their user and item numbers."""
+    """Interactions with side tables aligned to their user and item numbers.
+
+    Example:
+        ```python
+        data = sv.load("town", residents=500)
+        print(data.describe()["interactions"])
+        print(data.title(3), data.attribute("gender").values)
+        ```
+    """
 
     name: str
     interactions: Interactions
@@ -104,6 +112,9 @@ class Dataset:
     """Which users these are, where they are a rank's share. Items are those of all ranks."""
     known_as: str = ""
     """The fingerprint of the whole, where this is a shard of it."""
+    named_by: Mapping[str, Any] = field(default_factory=dict)
+    """The sections of an experiment file ([data], [town]) by which it is loaded again; nothing
+    where only memory has it."""
 
     def __post_init__(self) -> None:
         users, items = self.interactions.n_users, self.interactions.n_items
@@ -195,6 +206,7 @@ class Dataset:
             published=None,
             shard=Shard(ranks, ranks.before(interactions.n_users)),
             known_as="",
+            named_by={},
         )
 
     def evened(self, filtered: Dataset) -> range:

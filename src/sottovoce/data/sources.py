@@ -50,6 +50,16 @@ def available(root: Path | str | None = None) -> dict[str, Path | None]:
     return found
 
 
+_DOWNLOADS = {
+    "movielens-100k": "ml-100k.zip",
+    "movielens-1m": "ml-1m.zip",
+    "movielens-latest-small": "ml-latest-small.zip",
+    "foursquare-italy": "dataset_TIST2015.zip --country IT",
+    "douban-book": "PATH --require-attribute location --min-user-items 20",
+}
+"""From which file, and with which options, a data set that studies ask for is imported."""
+
+
 def load(
     name: str,
     root: Path | str | None = None,
@@ -69,7 +79,8 @@ def load(
         places = " and ".join(str(place) for place in search_path(root))
         raise DataNotFound(
             f"there is no data set {name!r} in {places}; there are: {', '.join(known)}; "
-            f"add it with `sottovoce data import {name} PATH`"
+            f"add it with `sottovoce data import {name} {_DOWNLOADS.get(name, 'PATH')}`; "
+            "`sottovoce docs data` says where downloads come from"
         )
     return read_prepared(folder, name, ranks, users)
 

@@ -73,11 +73,15 @@ class TownConfig:
     """Size and character of a town. The default trains in seconds."""
 
     residents: int = 1000
+    """How many people live there; each is a user."""
     venues: int = 600
+    """How many places they can visit; each is an item."""
     visits_per_resident: float = 48.0
     """Mean visits in the year; repeated visits to a venue count once in the data set."""
     districts: int = 8
+    """Parts of the town; people mostly visit places of their own."""
     seed: int = 2024
+    """The same seed gives the same town."""
     taste: float = 1.0
     """Spread of personal taste over kinds of venue; 0 leaves only what attributes explain."""
     leaning: float = 1.0

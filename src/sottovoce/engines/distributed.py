@@ -27,6 +27,7 @@ from typing import Any, TypeVar, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from sottovoce.core.installed import needs
 from sottovoce.core.ranks import Ranks
 from sottovoce.engines.processes import free_port, tethered
 from sottovoce.errors import ConfigError, RankLost, ServiceError, SottovoceError, UsageError
@@ -249,9 +250,7 @@ def _torch(device: str) -> ModuleType:
         import torch
         import torch.distributed
     except ImportError:
-        raise UsageError(
-            'several ranks need PyTorch; install it with `pip install "sottovoce[torch]"`'
-        ) from None
+        raise UsageError(f"a run of several ranks {needs('torch')}") from None
     if not torch.distributed.is_available():
         raise UsageError("this PyTorch was built without torch.distributed; install another one")
     return torch

@@ -1,13 +1,16 @@
-"""Small drawings inside a page, as SVG in its own colours; each says in words what it shows."""
+"""Small drawings as SVG, inside a page or as files; each says in words what it shows."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
+from pathlib import Path
 from typing import Literal
 
+from sottovoce import core
 from sottovoce.errors import UsageError
 from sottovoce.evaluation.plots import pareto_front
 
@@ -16,12 +19,60 @@ Shape = Literal["bounded", "sums", "open"]
 SHAPES: dict[Shape, str] = {
     "bounded": "an ε bounds it", "sums": "sums of many people, no ε", "open": "no bound",
 }  # fmt: skip
-_WIDE, _HIGH = 640.0, 400.0
-_LEFT, _RIGHT, _TOP, _BOTTOM = 66.0, 24.0, 16.0, 50.0
-_LETTER = 6.7
+_WIDE, _HIGH = 520.0, 360.0
+_LEFT, _RIGHT, _TOP, _BOTTOM = 74.0, 24.0, 16.0, 58.0
+_LETTER = 8.2
 """Width of a letter of a label, about."""
 _Box = tuple[float, float, float, float]
 """Left, top, right, bottom."""
+
+
+def sheet(title: str, words: str, size: tuple[float, float], parts: Sequence[str]) -> str:
+    """A drawing as a file of its own, on its own paper, in the light and in the dark. `words` say
+    what it shows to whoever does not see it."""
+    wide, high = size
+    style = (Path(__file__).parent / "pages" / "drawing.css").read_text(encoding="utf-8")
+    style = re.sub(r"/\*.*?\*/\s*", "", style, flags=re.DOTALL)
+    light, dark = _colours()
+    rules = (
+        f"{_filled(style, light)}@media (prefers-color-scheme: dark) {{\n{_filled(style, dark)}}}"
+    )
+    return "\n".join(
+        [
+            f'<svg xmlns="http://www.w3.org/2000/svg" class="drawing sheet" width="{wide:g}" '
+            f'height="{high:g}" viewBox="0 0 {wide:g} {high:g}" role="img" '
+            'aria-labelledby="title words">',
+            f'<title id="title">{escape(title)}</title>',
+            f'<desc id="words">{escape(words)}</desc>',
+            f"<style>\n{rules}\n</style>",
+            f'<rect class="paper" x=".5" y=".5" rx="8" width="{wide - 1:g}" '
+            f'height="{high - 1:g}"/>',
+            *parts,
+            "</svg>\n",
+        ]
+    )
+
+
+def _colours() -> tuple[Mapping[str, str], Mapping[str, str]]:
+    """Those of all our pages, in the light and in the dark."""
+    look = (Path(core.__file__).parent / "look.css").read_text(encoding="utf-8")
+    light, dark = (
+        dict(re.findall(r"--([\w-]+):\s*([^;]+);", block))
+        for block in re.findall(r":root \{(.*?)\}", look, re.DOTALL)
+    )
+    return light, light | dark
+
+
+def _filled(style: str, colours: Mapping[str, str]) -> str:
+    """With every colour in its place: not every program that shows a picture knows variables."""
+    return re.sub(r"var\(--([\w-]+)\)", lambda found: colours[found[1]], style)
+
+
+def text(x: float, y: float, words: str, kind: str = "", anchor: str = "start") -> str:
+    """Words that begin, end or have their middle at a place."""
+    more = f' class="{kind}"' if kind else ""
+    more += f' text-anchor="{anchor}"' if anchor != "start" else ""
+    return f'<text x="{x:.1f}" y="{y:.1f}"{more}>{escape(words, quote=False)}</text>'
 
 
 def gauge(
@@ -76,19 +127,19 @@ def trades(points: Sequence[Point], cost: str, worth: str, words: str) -> str:
     if not points:
         raise UsageError("there is nothing to draw")
     costs = [p.cost for p in points]
-    x_at, x_ticks = _axis(min(costs), max(costs), _LEFT, _WIDE - _RIGHT, logarithmic=True)
+    x_at, x_ticks = axis(min(costs), max(costs), _LEFT, _WIDE - _RIGHT, logarithmic=True)
     ends = [end for p in points for end in (p.low, p.high, p.worth) if math.isfinite(end)]
-    y_at, y_ticks = _axis(min(ends), max(ends), _HIGH - _BOTTOM, _TOP)
+    y_at, y_ticks = axis(min(ends), max(ends), _HIGH - _BOTTOM, _TOP)
     parts = [f'<svg class="drawing" viewBox="0 0 {_WIDE:g} {_HIGH:g}" role="img" '
              f'aria-label="{escape(words)}">']  # fmt: skip
     foot = _HIGH - _BOTTOM
     for tick in x_ticks:
         parts.append(f'<path class="grid" d="M{x_at(tick):.1f} {_TOP}V{foot}"/>'
-                     f'<text class="tick" x="{x_at(tick):.1f}" y="{foot + 17}" '
+                     f'<text class="tick" x="{x_at(tick):.1f}" y="{foot + 20}" '
                      f'text-anchor="middle">{tick:,.10g}</text>')  # fmt: skip
     for tick in y_ticks:
         parts.append(f'<path class="grid" d="M{_LEFT} {y_at(tick):.1f}H{_WIDE - _RIGHT}"/>'
-                     f'<text class="tick" x="{_LEFT - 7}" y="{y_at(tick) + 4:.1f}" '
+                     f'<text class="tick" x="{_LEFT - 7}" y="{y_at(tick) + 5:.1f}" '
                      f'text-anchor="end">{tick:,.10g}</text>')  # fmt: skip
     parts.append(f'<path class="axis" fill="none" d="M{_LEFT} {_TOP}V{foot}H{_WIDE - _RIGHT}"/>'
                  f'<text x="{_WIDE - _RIGHT}" y="{_HIGH - 12}" text-anchor="end">'
@@ -131,7 +182,7 @@ def key(points: Sequence[Point]) -> str:
     return f'<ul class="key">{"".join(items)}</ul>'
 
 
-def _axis(
+def axis(
     low: float, high: float, start: float, end: float, *, logarithmic: bool = False
 ) -> tuple[Callable[[float], float], list[float]]:
     """Where a number lies between the two ends of the paper, and ticks."""
@@ -164,10 +215,10 @@ def _labels(names: Sequence[str], spots: Sequence[tuple[float, float]]) -> list[
     made = []
     for name, (x, y) in zip(names, spots, strict=True):
         width, found = _LETTER * len(name), ""
-        for left, base in ((x + 14, y + 4), (x - 14 - width, y + 4), (x - width / 2, y - 15),
-                           (x - width / 2, y + 24), (x + 10, y - 12), (x + 10, y + 20),
-                           (x - 10 - width, y - 12), (x - 10 - width, y + 20)):  # fmt: skip
-            box = (left, base - 10, left + width, base + 3)
+        for left, base in ((x + 14, y + 5), (x - 14 - width, y + 5), (x - width / 2, y - 15),
+                           (x - width / 2, y + 27), (x + 10, y - 12), (x + 10, y + 23),
+                           (x - 10 - width, y - 12), (x - 10 - width, y + 23)):  # fmt: skip
+            box = (left, base - 12, left + width, base + 4)
             paper = (_LEFT, _TOP, _WIDE, _HIGH - _BOTTOM)
             if _within(box, paper) and not any(_meet(box, one) for one in taken):
                 taken.append(box)

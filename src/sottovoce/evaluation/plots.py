@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,12 +21,14 @@ from sottovoce.errors import UsageError
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from matplotlib.ticker import Formatter
 
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000", "#8C6D31")
 MARKERS = "os^DvP*X"
 PAPER = {"sFPL": "#0B3C8C", "sFPL+": "#0F6B4F", "pFPL": "#56B4E9", "pFPL+": "#8FCB5C"}
 FRONT = "#C00000"
 SHARE_LABEL = "π, share of positive updates that may leave"
+_SUPERSCRIPTS = str.maketrans("0123456789-−", "⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁻", "+")
 
 Curve = tuple[ArrayLike, ArrayLike]
 
@@ -52,20 +55,35 @@ def drawing(path: Path, title: str, size: tuple[float, float]) -> Iterator[tuple
         "axes.grid": True,
         "axes.axisbelow": True,
         "grid.color": "#e3e6ea",
-        "axes.formatter.use_mathtext": True,
         "svg.hashsalt": "sottovoce",
     }
     with matplotlib.rc_context(style):
         figure = Figure(figsize=size, layout="constrained")
         FigureCanvasAgg(figure)
         axes = figure.add_subplot()
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_major_formatter(_number_formatter())
         if title:
             axes.set_title(title, loc="left", fontsize=11)
         yield figure, axes
         target = figure_files(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(target.png, dpi=144, metadata={"Software": None})
+        figure.set_layout_engine("none")  # it is laid out by now
         figure.savefig(target.svg, metadata={"Date": None, "Creator": None})
+
+
+def _number_formatter() -> Formatter:
+    """Numbers as plain text, and a factor that they share as ×10⁶. Matplotlib's own way to write
+    such a factor parses every label as a formula, which took most of the time of a figure."""
+    from matplotlib.ticker import ScalarFormatter
+
+    class NumberFormatter(ScalarFormatter):
+        def get_offset(self) -> str:
+            power = super().get_offset().removeprefix("1e")
+            return f"×10{power.translate(_SUPERSCRIPTS)}" if power else ""
+
+    return NumberFormatter(useOffset=False, useMathText=False)
 
 
 def figure_files(path: Path) -> Figures:
@@ -255,7 +273,8 @@ def histogram(
     title: str = "",
     bins: int = 30,
 ) -> Figures:
-    """How many devices sent how much. Few distinct whole numbers get a bar each."""
+    """How many devices sent how much. Few distinct whole numbers get a bar each, and if all sent
+    the same, there is one."""
     from matplotlib.ticker import MaxNLocator
 
     column = np.asarray(values, dtype=np.float64).ravel()
@@ -264,7 +283,10 @@ def histogram(
         raise UsageError("there is nothing to plot")
     low, high = float(column.min()), float(column.max())
     whole = bool((column == np.round(column)).all())
-    if whole:
+    alike = high - low <= 1e-9 * max(1.0, abs(high))
+    if alike:
+        edges = np.array([low - 0.5, high + 0.5])
+    elif whole:
         # Edges half way between whole numbers: no bar covers more numbers than its neighbour.
         step = int(np.ceil((high - low + 1) / bins))
         edges = np.arange(low - 0.5, high + step, step)
@@ -275,7 +297,11 @@ def histogram(
         middle = float(np.median(column))
         axes.axvline(middle, color=PALETTE[1], linewidth=1.6, label=f"median {middle:,.4g}")
         axes.set(xlabel=x_label, ylabel=y_label)
-        axes.xaxis.set_major_locator(MaxNLocator("auto", integer=whole))
+        if alike:  # one bar; an axis around it would say that values differ
+            axes.set_xticks([low], [f"{low:,.6g}"])
+            axes.set_xlim(low - 2.5, high + 2.5)
+        else:
+            axes.xaxis.set_major_locator(MaxNLocator("auto", integer=whole))
         axes.yaxis.set_major_locator(MaxNLocator("auto", integer=True))
         axes.grid(axis="x", visible=False)
         axes.legend(frameon=False, loc="lower right", bbox_to_anchor=(1.0, 1.0))
@@ -343,6 +369,22 @@ def pareto_front(points: ArrayLike, maximise: Sequence[bool] = (True, True)) -> 
         if not beaten.any():
             front.append(int(index))
     return np.sort(np.asarray(front, dtype=np.int64))
+
+
+def spread(places: Sequence[float], least: float) -> list[float]:
+    """The places nearest to these with no two closer than `least`, in the same order."""
+    order = sorted(range(len(places)), key=lambda n: places[n])
+    groups: list[list[float]] = []  # members' wishes, each as if the group began with it
+    for rank, n in enumerate(order):
+        groups.append([places[n] - least * rank])
+        while len(groups) > 1 and fmean(groups[-2]) > fmean(groups[-1]):
+            last = groups.pop()
+            groups[-1] += last
+    shifts = [fmean(group) for group in groups for _ in group]
+    found = [0.0] * len(places)
+    for rank, n in enumerate(order):
+        found[n] = shifts[rank] + least * rank
+    return found
 
 
 def _need(curves: Mapping[str, object]) -> None:

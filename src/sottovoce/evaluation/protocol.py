@@ -231,6 +231,12 @@ class Evaluation:
     `values` holds one number per user in `users`, by metric ("P@10", "AP@10", ...). `served` tells
     who got any recommendation; users who got none count as zero. `lists` is there under `Full`
     only.
+
+    Example:
+        ```python
+        found = fitted.evaluate(["NDCG"], k=10).evaluation
+        print(found.mean("NDCG@10"), found.per_user("NDCG@10"))
+        ```
     """
 
     protocol: Protocol

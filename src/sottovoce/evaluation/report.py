@@ -119,7 +119,7 @@ def write_report(
         for number, section in enumerate(sections, start=1)
     ]
     moves = any(isinstance(block, Compared) for section in sections for block in section.blocks)
-    style = LOOK.read_text(encoding="utf-8") + _file("report.css")
+    style = LOOK.read_text(encoding="utf-8") + _file("drawing.css") + _file("report.css")
     script = _file("compared.js") if moves else ""
     page = _template().render(
         title=title,

@@ -1,4 +1,5 @@
-"""One table, five faces: terminal, Markdown, CSV, HTML, LaTeX. The protocol line goes with it."""
+"""One table, many faces: text, terminal, Markdown, CSV, HTML, LaTeX, and data frames. The protocol
+line goes with it where there is a place for words."""
 
 from __future__ import annotations
 
@@ -7,16 +8,84 @@ import html
 import io
 import math
 import re
+import shutil
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal, TypeGuard
+from typing import TYPE_CHECKING, Any, Literal, TypeGuard
 
+from sottovoce.core.installed import needs
 from sottovoce.errors import UsageError
 
 if TYPE_CHECKING:
+    import pandas as pd
+    import polars as pl
+    import pyarrow as pa
     from rich.table import Table as RichTable
 
 Value = str | int | float | bool | None
+_NARROWEST, _USUAL = 100, 120
+"""Columns of text at least, and where nobody knows how wide the screen is."""
+
+
+class Tabular(ABC):
+    """Whatever can be shown as a table: on a terminal, in a notebook, as a data frame."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def table(self) -> Table:
+        """The table, with its title, protocol and notes."""
+
+    def records(self) -> list[dict[str, Any]]:
+        """The rows as plain dictionaries, with unrounded values.
+
+        Returns:
+            One dictionary per row. Half of a value's interval is under `<key>_half`, and its mark
+            under `<key>_mark`, if any row has one.
+        """
+        return self.table().records()
+
+    def __str__(self) -> str:
+        return self.table().to_text()
+
+    def _repr_html_(self) -> str:
+        return self.table().to_html()
+
+    def to_arrow(self) -> pa.Table:
+        """The records as a pyarrow table."""
+        import pyarrow as pa
+
+        return pa.Table.from_pylist(self.records())
+
+    def to_pandas(self) -> pd.DataFrame:
+        """The records as a pandas frame; needs the extra `frames`."""
+        try:
+            import pandas as pd
+        except ModuleNotFoundError:
+            raise UsageError(f"to_pandas {needs('pandas')}") from None
+        return pd.DataFrame(self.records())
+
+    def to_polars(self) -> pl.DataFrame:
+        """The records as a Polars frame; needs the extra `frames`."""
+        try:
+            import polars as pl
+        except ModuleNotFoundError:
+            raise UsageError(f"to_polars {needs('polars')}") from None
+        found = pl.from_arrow(self.to_arrow())
+        return found if isinstance(found, pl.DataFrame) else found.to_frame()
+
+    def to_latex(self) -> str:
+        """A floating table for LaTeX's package booktabs."""
+        return self.table().to_latex()
+
+    def to_markdown(self) -> str:
+        """A table in Markdown."""
+        return self.table().to_markdown()
+
+    def to_csv(self) -> str:
+        """Header and unrounded values as CSV."""
+        return self.table().to_csv()
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +128,7 @@ class Column:
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class Table(Tabular):
     """Rows are mappings from column key to a value or a `Cell`; an unknown key raises.
 
     `protocol` says how the figures came about and is printed with every face but CSV, which holds
@@ -103,25 +172,59 @@ class Table:
         lines += [f"\n{_markdown(note)}" for note in self.notes]
         return "\n".join(lines) + "\n"
 
+    def table(self) -> Table:
+        return self
+
+    def __str__(self) -> str:
+        return self.to_text()
+
+    def to_text(self) -> str:
+        """As a terminal shows it, without colours."""
+        from rich.console import Console
+        from rich.text import Text
+
+        out = io.StringIO()
+        width = max(_NARROWEST, shutil.get_terminal_size((_USUAL, 24)).columns)
+        # In a notebook rich would show the table rather than write it.
+        shown = Console(file=out, width=width, color_system=None, force_jupyter=False)
+        # Words below it may be wider than the table.
+        shown.print(replace(self, protocol="", notes=()).to_terminal())
+        shown.print(Text("\n".join(self._said())))
+        return "\n".join(line.rstrip() for line in out.getvalue().splitlines()).strip("\n")
+
+    def _said(self) -> list[str]:
+        return [f"Protocol: {self.protocol}"] * bool(self.protocol) + list(self.notes)
+
+    def records(self) -> list[dict[str, Any]]:
+        header, rows = self._flat()
+        return [dict(zip(header, row, strict=True)) for row in rows]
+
     def to_csv(self) -> str:
         """Header and raw values; half of an interval and a mark go to columns of their own,
         `<key>_half` and `<key>_mark`."""
+        header, rows = self._flat()
+        out = io.StringIO()
+        writer = csv.writer(out, lineterminator="\n")
+        writer.writerow(header)
+        writer.writerows(rows)
+        return out.getvalue()
+
+    def _flat(self) -> tuple[list[str], list[list[Value]]]:
+        """Names of columns, and raw values."""
         rows, numbers = list(self.cells()), range(len(self.columns))
         halved = [any(not math.isnan(row[c].half) for row in rows) for c in numbers]
         marked = [any(row[c].mark for row in rows) for c in numbers]
-        out = io.StringIO()
-        writer = csv.writer(out, lineterminator="\n")
         header: list[str] = []
         for column, half, mark in zip(self.columns, halved, marked, strict=True):
             header += [column.key, *[f"{column.key}_half"] * half, *[f"{column.key}_mark"] * mark]
-        writer.writerow(header)
+        flat = []
         for row in rows:
             record: list[Value] = []
             for cell, half, mark in zip(row, halved, marked, strict=True):
                 known = None if math.isnan(cell.half) else cell.half
                 record += [cell.value, *[known] * half, *[cell.mark] * mark]
-            writer.writerow(record)
-        return out.getvalue()
+            flat.append(record)
+        return header, flat
 
     def to_latex(self) -> str:
         """A floating table for the package booktabs; every text is escaped, marks are raised."""
@@ -178,7 +281,7 @@ class Table:
         from rich.table import Table as RichTable
         from rich.text import Text
 
-        foot = "\n".join([f"Protocol: {self.protocol}"] * bool(self.protocol) + list(self.notes))
+        foot = "\n".join(self._said())
         table = RichTable(
             title=Text(self.title),
             caption=Text(foot) if foot else None,

@@ -604,8 +604,7 @@ def _believed(
     n_rows, width = view.items.shape
     if type(updates) is not Updates:
         raise MessageError(
-            f"{name} gave {type(updates).__name__} where a device's Updates are wanted; nothing "
-            "was sent"
+            f"{name} gave {type(updates).__name__} in place of a device's Updates; nothing was sent"
         )
     n = len(updates)
     values = updates.values

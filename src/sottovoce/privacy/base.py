@@ -33,7 +33,7 @@ sums that are opened once."""
 UNKNOWN = (
     "This release does not say what it protects. Take it that whoever sees what leaves can read "
     "the history behind it, unless its author shows otherwise. The ledger has the privacy cost "
-    "that it books for every release. See docs/privacy.md."
+    "that it books for every release. See `sottovoce docs privacy`."
 )
 
 

@@ -33,14 +33,14 @@ SHARES = (
     "a server that does the algebra: one negative row gives away the device's vector and, with it, "
     "the positive item behind the draw. The ledger therefore books an unbounded privacy cost for "
     "every release. Who must not be read should not take part: such a device sends nothing and is "
-    "still served from the published model. See docs/privacy.md."
+    "still served from the published model. See `sottovoce docs privacy`."
 )
 EVERYTHING = (
     "A device sends rows that are multiples of its vector, for every item or for its positives "
     "alone: whoever sees one upload reads every positive item from it, and much of the vector. "
     "Nothing is protected, and the ledger books an unbounded privacy cost for every release. Who "
     "must not be read should not take part: such a device sends nothing and is still served from "
-    "the published model. See docs/privacy.md."
+    "the published model. See `sottovoce docs privacy`."
 )
 
 
@@ -51,6 +51,7 @@ class ShareFraction(Release):
 
     reads: ClassVar[tuple[str, ...]] = ("share_positives",)
     per: Literal["draw", "item"] = "item"
+    """A share of the items may leave, drawn once, or a coin is tossed at every draw, as printed."""
 
     def __post_init__(self) -> None:
         if self.per not in ("draw", "item"):

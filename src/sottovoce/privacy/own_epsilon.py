@@ -55,16 +55,17 @@ PUBLISHED = (
 )
 BY_HELPER = (
     "The helper adds the noise: it can take it off what is published, nobody would notice if it "
-    "left it out, and toward server and helper together nothing is bounded. See docs/privacy.md."
+    "left it out, and toward server and helper together nothing is bounded. See "
+    "`sottovoce docs privacy`."
 )
 BY_TWO = (
     "Toward two of the aggregators together nothing is bounded. Bounds are checked, honesty is "
-    "not: whoever keeps to them may still tell what is not so. See docs/privacy.md."
+    "not: whoever keeps to them may still tell what is not so. See `sottovoce docs privacy`."
 )
 IN_PARTS = (
     "Devices add the noise, each a part: nobody else can leave it out or take it off, while "
     "{parts} devices of a sum keep to it. Toward server and helper together a user has the noise "
-    "of her own part, which is next to none. See docs/privacy.md."
+    "of her own part, which is next to none. See `sottovoce docs privacy`."
 )
 
 
@@ -118,6 +119,7 @@ class OwnEpsilon(Release):
     epsilon: float = 8.0
     """The largest ε of a user: the noise is measured by it, whoever accepts less adds less."""
     delta: float = DELTA
+    """The probability with which a bound ε may fail; δ."""
     parts: int = 0
     """0: the helper draws the noise. Otherwise every device adds a part of it, and so many parts
     are the whole: no single party can leave it out, or take it off what is published. It holds for

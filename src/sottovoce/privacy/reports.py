@@ -41,7 +41,7 @@ REPORTS = (
     "collude or because the proxy is broken into, only the plain sum holds, and above ε = 10 that "
     "protects nothing. The smaller figure needs a proxy that keeps its word and honest others in "
     "the batch. That a device takes part, and in which tier, is not hidden from the proxy. See "
-    "docs/privacy.md."
+    "`sottovoce docs privacy`."
 )
 
 

@@ -60,14 +60,14 @@ FILTERED = (
     "attribute sends her embedding in the update of a filter of moments, as is the default; where "
     "she alone shares it, everybody reads her class in the published filter. The ledger books an "
     "unbounded privacy cost for every upload, also where noise is added to each number alone. Who "
-    "must not be read should not take part. See docs/privacy.md."
+    "must not be read should not take part. See `sottovoce docs privacy`."
 )
 NOISY = (
     "Every upload has the same rows and is protected by its ε as a whole: items, attributes, and "
     "what is hidden of them. The costs of all rounds add up, and above ε = 10 that protects "
     "nothing. How much noise a device adds can be seen, so that a limit of one's own is no secret. "
     "Filters are no guarantee: other attackers may still guess better than chance. See "
-    "docs/privacy.md."
+    "`sottovoce docs privacy`."
 )
 SUMMED_FILTERS = (
     "Filters are no guarantee: other attackers may still guess better than chance, because tastes "
@@ -90,6 +90,7 @@ class Clipped(Release):
     clip: float = 8.0
     """The largest norm of an upload; with norm="scalar", of each number."""
     norm: Norm = "l2"
+    """An upload is cut by its length (l2), by the sum of its numbers (l1), or number by number."""
     epsilon: float = 0.0
     """Privacy cost of an upload (l1) or of each of its numbers (scalar); 0 adds no noise (l2)."""
     hiding_epsilon: float = 0.0

@@ -14,6 +14,7 @@ from sottovoce.attacks.one_run import SCORES, Audit, Canaries, audit_run, score_
 from sottovoce.attacks.trying import FAULTS, trouble
 from sottovoce.attacks.views import ATTACKS, Attack, Result, View
 from sottovoce.core.consent import Choice, Consent
+from sottovoce.data.dataset import Dataset
 from sottovoce.engines.observers import Report
 from sottovoce.engines.transcripts import Recorder, seen_by
 from sottovoce.errors import DoesNotApply, UsageError
@@ -73,13 +74,18 @@ def choose(attacks: Sequence[Attack] | None, only: Sequence[str] = ()) -> tuple[
     attack."""
     if attacks is None:
         attacks = tuple(ATTACKS.values())
-    wanted = {code.strip().upper() for code in only if code.strip()}
-    known = {word.upper() for attack in attacks for word in (attack.code, attack.name)}
+    wanted = {_plain(code) for code in only if code.strip()}
+    known = {_plain(word) for attack in attacks for word in (attack.code, attack.name)}
     unknown = sorted(wanted - known)
     if unknown:
         codes = ", ".join(dict.fromkeys(attack.code for attack in attacks)) or "none"
         raise UsageError(f"there is no attack {unknown[0]}; there are {codes}")
-    return tuple(a for a in attacks if not wanted or wanted & {a.code.upper(), a.name.upper()})
+    return tuple(a for a in attacks if not wanted or wanted & {_plain(a.code), _plain(a.name)})
+
+
+def _plain(word: str) -> str:
+    """An attack's code or name as it may be typed: in any case, with dashes for spaces."""
+    return word.strip().upper().replace("-", " ")
 
 
 Tried = list[tuple[Attack, Result | NotApplicable | Failed]]
@@ -197,14 +203,17 @@ _NOTHING_CLAIMED = (
 )
 
 
-def audit_system(experiment: Experiment, canaries: int, threads: int = 1) -> Audit:
+def audit_system(
+    experiment: Experiment, canaries: int, threads: int = 1, dataset: Dataset | None = None
+) -> Audit:
     """The same algorithm, release and link once more, with planted devices among its users, and
     what the server saw held against what is claimed. Everybody in it chooses alike: the largest ε
     of the release, or to share everything."""
     if experiment.silo is not None:
         raise UsageError(_NOTHING_CLAIMED)
     algorithm, release, link = experiment.cross_device()
-    rng, train = experiment.streams().child("audit"), experiment.split(experiment.dataset()).train
+    train = experiment.split(dataset or experiment.dataset()).train
+    rng = experiment.streams().child("audit")
     users = np.arange(canaries + train.n_users, dtype=np.int64)
     score, reports, own = SCORES.get(algorithm.name), release.reporting, release.contributing
     if score is None or (reports is None and own is None and not link.noise):

@@ -24,7 +24,7 @@ from sottovoce.evaluation.report import (
     Verdicts,
     write_report,
 )
-from sottovoce.evaluation.tables import Column, Table
+from sottovoce.evaluation.tables import Column, Table, Tabular
 from sottovoce.runs.folder import new_figures, write_text
 
 PAGE, JSON = "report-card.html", "attacks.json"
@@ -81,8 +81,20 @@ class CardSetting:
 
 
 @dataclass(frozen=True, slots=True)
-class Card:
-    """What came of all attacks on one run."""
+class Card(Tabular):
+    """What came of all attacks on one run.
+
+    It prints as a table with a row for each attack: who attacks, what the attack reached, its 95 %
+    interval, what a guess without it reaches, and the verdict. `broken`, `results` and
+    `not_applicable` have the same as objects.
+
+    Example:
+        ```python
+        card = fitted.attack()
+        print(card)
+        print([result.attack for result in card.broken])
+        ```
+    """
 
     name: str
     results: tuple[Result, ...]
@@ -104,11 +116,36 @@ class Card:
 
     @property
     def broken(self) -> tuple[Result, ...]:
+        """Results of attacks that broke a promise."""
         return tuple(r for r in self.results if r.verdict == "broken")
 
     @property
     def underpowered(self) -> tuple[Result, ...]:
+        """Results of attacks that saw too little for a verdict."""
         return tuple(r for r in self.results if r.verdict == "underpowered")
+
+    def records(self) -> list[dict[str, Any]]:
+        """A row for each attack: attack, party, value, low, high, base_rate, verdict and more.
+
+        Returns:
+            What `attacks` has, with the ends of the interval as `low` and `high`.
+        """
+        return [
+            {**{k: v for k, v in one.items() if k != "interval"},
+             **dict(zip(("low", "high"), one["interval"], strict=True))}
+            for one in self.attacks()
+        ]  # fmt: skip
+
+    def __str__(self) -> str:
+        lead = " ".join(say(sentence) for sentence in self.summary())
+        stands = f" The system is {self.facts[STANDS]}." if self.facts.get(STANDS) else ""
+        whole = self.table()
+        # Promises are long; the page, `paragraphs` and --json have them.
+        columns = [column for column in whole.columns if column.key not in ("promise", "recall")]
+        kept = [column.key for column in columns]
+        rows = [{key: row[key] for key in kept if key in row} for row in whole.rows]
+        parts = [Table(whole.title, columns, rows).to_text()] if rows else []
+        return "\n".join([*parts, f"{lead}{stands}"])
 
     def attacks(self) -> list[dict[str, Any]]:
         """The results for JSON; what is no finite number is null."""
@@ -143,6 +180,7 @@ class Card:
         return Table(f"Attacks on {self.name}", columns, rows, notes=[READING])
 
     def left_out(self) -> Table:
+        """A table of the attacks that do not apply, and why."""
         rows: list[Mapping[str, str]] = [
             {"attack": f"{one.code} {one.attack}", "by": one.party, "why": one.reason}
             for one in self.not_applicable

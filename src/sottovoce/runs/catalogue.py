@@ -70,6 +70,8 @@ def cut_catalogue(experiment: Experiment, dataset: Dataset, split: Split) -> Cut
     full = experiment.evaluation.candidates == "full"
     if not settings.min_item_users or ranks.several or experiment.silo is not None or not full:
         return None
+    if not experiment.names(dataset):  # nobody has the whole
+        return None
     whole = experiment.uncut()
     table, left = whole.interactions, dataset.interactions
     if table.n_items == left.n_items:

@@ -6,6 +6,7 @@ model.npz        the published model
 devices.npz      what stayed on the devices; a simulation keeps it so that it can recommend
 ledger.parquet   a row for every release
 report.html      tables and figures (figures/ has them as files)
+data/            the data as a prepared folder, where no name of a data set leads to them
 checkpoint.npz   while the run is going: where to resume from (with ledger.parts/)
 rounds.jsonl     by real processes: how each round ended, and who was missing
 services/        by real processes: their state, keys and logs
@@ -43,6 +44,8 @@ from sottovoce.core import ledger as ledgers
 from sottovoce.core.ledger import Ledger, Totals
 from sottovoce.core.messages import ModelView
 from sottovoce.core.ranks import ALONE, WHOLE, Ranks, Shard
+from sottovoce.data.dataset import Dataset
+from sottovoce.data.prepared import read_prepared, write_prepared
 from sottovoce.errors import CorruptData, FolderInUse, RunError
 
 if TYPE_CHECKING:
@@ -50,6 +53,7 @@ if TYPE_CHECKING:
 
 RUNNING, FINISHED = "running", "finished"
 _CHECKPOINTS = "checkpoint.parts"
+_DATA = "data"
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -339,6 +343,16 @@ class RunFolder:
             found = [self._final(part.name, "vectors") for part in parts]
         every = found[0] if len(found) == 1 else np.concatenate(found)
         return every if users is None else every[shard.first : shard.first + users]
+
+    def keep_data(self, dataset: Dataset) -> None:
+        """Keeps a copy of data that cannot be loaded by name."""
+        if not (self.path / _DATA).is_dir():
+            write_prepared(dataset, self.path / _DATA)
+
+    def kept_data(self, name: str) -> Dataset | None:
+        """The copy, if there is one."""
+        folder = self.path / _DATA
+        return read_prepared(folder, name) if folder.is_dir() else None
 
     def ledger(self, user: int | None = None) -> pa.Table:
         """Every release, or one user's, round by round and in the order of users."""

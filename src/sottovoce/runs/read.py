@@ -11,7 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sottovoce.core.consent import Choice, Consent
+from sottovoce.core.interactions import Interactions
 from sottovoce.core.ledger import COUNTS, Totals
+from sottovoce.core.messages import ModelView
 from sottovoce.core.recommender import FactorScorer, Scorer, recommend
 from sottovoce.data.dataset import Dataset
 from sottovoce.data.foursquare_categories import with_top_categories
@@ -20,7 +22,7 @@ from sottovoce.errors import CorruptData, DataError, RunError, UsageError
 from sottovoce.experiment import Experiment, PreparedExperiment
 from sottovoce.parties.silo_door import KIND
 from sottovoce.runs.folder import RunFolder
-from sottovoce.runs.home import scorer_at_home
+from sottovoce.runs.home import scorer_at_home, scorer_of_newcomers
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -30,6 +32,15 @@ Grouping = Literal["choice", "user", "round", "owner"]
 
 @dataclass(frozen=True, slots=True)
 class Recommendation:
+    """An item that is recommended to somebody.
+
+    Example:
+        ```python
+        for one in fitted.recommend("r0007", n=3):
+            print(one.rank, one.item, one.title, one.points)
+        ```
+    """
+
     rank: int
     item: str
     title: str
@@ -72,7 +83,7 @@ class FinishedRun(PreparedExperiment):
             raise RunError(f"{path} has not finished; go on with `sottovoce run … --resume`")
         check_manifest(manifest, path)
         experiment = Experiment.from_table(manifest["experiment"])
-        dataset = experiment.dataset()
+        dataset = folder.kept_data(str(manifest["data"]["name"])) or experiment.dataset()
         # Ranks, none of which has the whole, go by how a generated one is made.
         if manifest["data"]["fingerprint"] not in (dataset.recipe(), dataset.fingerprint()):
             raise RunError(
@@ -115,9 +126,10 @@ class FinishedRun(PreparedExperiment):
             raise DataError(f"{self.folder.path} has no user {name!r}; ids look like {shape}")
         return known.index(name)
 
-    def recommend(self, name: str, n: int) -> list[Recommendation]:
+    def recommend(self, name: str, n: int, scorer: Scorer | None = None) -> list[Recommendation]:
         """As the device does it: from its own vector, its own history and the published model. Or,
-        where there are data owners, as the orchestrator does, for those whom it knows."""
+        where there are data owners, as the orchestrator does, for those whom it knows. The `scorer`
+        may be at hand already."""
         if n < 1:
             raise UsageError(f"-n must be at least 1, not {n}")
         user = self.user(name)
@@ -126,29 +138,36 @@ class FinishedRun(PreparedExperiment):
                 f"{name} takes no part, so nobody has a vector of hers and can recommend "
                 "anything to her"
             )
-        scorer, own = self.scorer(), self.split.train.row(user)
-        items, scores = recommend(scorer, user, own, n)
-        every = np.delete(scorer.scores(np.array([user]))[0].astype(np.float64), own)
-        usual = float(every[np.isfinite(every)].mean()) if np.isfinite(every).any() else 0.0
-        above = float(scores[0]) - usual if len(scores) else 0.0
-        return [
-            Recommendation(
-                place,
-                *self.describe(item),
-                score,
-                100.0 * (score - usual) / above if above > 0.0 else 100.0,
+        return best_items(self, scorer or self.scorer(), user, self.split.train.row(user), n)
+
+    def recommend_to(self, history: Sequence[str], n: int) -> list[Recommendation]:
+        """The same to a person who was never in training, by what she likes, oldest first."""
+        if n < 1:
+            raise UsageError(f"-n must be at least 1, not {n}")
+        mine = person_of(self.split.train, history)
+        return best_items(self, self.scorer_for(mine), 0, mine.row(0), n)
+
+    def scorer_for(self, history: Interactions) -> Scorer:
+        """What people with these histories, who were never in training, recommend to themselves:
+        each fits a vector to the published model, and nothing leaves."""
+        if self.experiment.silo is not None:
+            raise DataError(
+                "DRIFT has no vector for a person who was never in training: the orchestrator "
+                "recommends, and knows those alone whose interactions data owners have read"
             )
-            for place, (item, score) in enumerate(
-                zip(items.tolist(), scores.tolist(), strict=True), start=1
-            )
-        ]
+        self.scorer()  # raises if the model is not that of this run
+        view = ModelView(int(self._planned("rounds")), self.folder.model())
+        return scorer_of_newcomers(self, history, view, int(self._planned("triples")))
+
+    def _planned(self, name: str) -> int:
+        value = self.folder.manifest()["schedule"].get(name)
+        if not isinstance(value, int):
+            raise CorruptData(f"the manifest of {self.folder.path} lacks schedule.{name}")
+        return value
 
     def describe(self, item: int) -> tuple[str, str, tuple[str, ...]]:
         """Id, title and categories of an item, by its number in the split."""
-        number = int(self.split.item_map[item])
-        categories = self.dataset.item_categories
-        name = self.dataset.interactions.items_vocabulary().name(number)
-        return name, self.dataset.title(number), categories[number] if categories else ()
+        return described(self, item)
 
     # --- the ledger ------------------------------------------------------------------------------
 
@@ -228,6 +247,55 @@ class Sums:
             float(self.epsilon[groups].sum()),
             int(self.reports[groups].sum()),
         )
+
+
+def best_items(
+    world: PreparedExperiment, scorer: Scorer, user: int, own: NDArray[np.int32], n: int
+) -> list[Recommendation]:
+    """The n best of the items that she does not have."""
+    items, scores = recommend(scorer, user, own, n)
+    every = np.delete(scorer.scores(np.array([user]))[0].astype(np.float64), own)
+    usual = float(every[np.isfinite(every)].mean()) if np.isfinite(every).any() else 0.0
+    above = float(scores[0]) - usual if len(scores) else 0.0
+    return [
+        Recommendation(
+            place,
+            *described(world, item),
+            score,
+            100.0 * (score - usual) / above if above > 0.0 else 100.0,
+        )
+        for place, (item, score) in enumerate(
+            zip(items.tolist(), scores.tolist(), strict=True), start=1
+        )
+    ]
+
+
+def described(world: PreparedExperiment, item: int) -> tuple[str, str, tuple[str, ...]]:
+    """Id, title and categories of an item, by its number in the split."""
+    number = int(world.split.item_map[item])
+    categories = world.dataset.item_categories
+    name = world.dataset.interactions.items_vocabulary().name(number)
+    return name, world.dataset.title(number), categories[number] if categories else ()
+
+
+def person_of(train: Interactions, history: Sequence[str]) -> Interactions:
+    """Somebody with these items, oldest first, as a table of one row over the training items."""
+    known = train.items_vocabulary()
+    names = [str(name) for name in history]
+    if not names:
+        raise DataError("a history needs at least one item; Top-Pop recommends without any")
+    for name in names:
+        if name not in known:
+            shape = f"{known.name(0)!r} … {known.name(len(known) - 1)!r}"
+            raise DataError(
+                f"nobody in training has the item {name!r}, so that nothing is known of it; leave "
+                f"it out (ids look like {shape})"
+            )
+    times = None if train.timestamps is None else np.arange(len(names))
+    return Interactions.from_pairs(
+        np.zeros(len(names), np.int64), [known.index(name) for name in names],
+        n_users=1, n_items=train.n_items, timestamps=times, item_ids=known,
+    )  # fmt: skip
 
 
 def check_manifest(manifest: Mapping[str, object], path: Path) -> None:

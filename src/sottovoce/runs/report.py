@@ -302,7 +302,9 @@ def outcome_of(folder: Path, threads: int = 1, report: Report | None = None) -> 
     """What a finished run of one seed gave, with its baselines fitted again."""
     run = FinishedRun.open(folder)
     run.scorer()  # raises where the model is not that of this run
-    return run_experiment(run.experiment, folder, resume=True, threads=threads, report=report)
+    return run_experiment(
+        run.experiment, folder, resume=True, threads=threads, report=report, dataset=run.dataset
+    )
 
 
 def _facts(outcome: RunOutcome) -> list[Block]:

@@ -8,11 +8,13 @@ follows from what these had reached at the same epoch.
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
+from sottovoce.core.installed import needs
 from sottovoce.data.dataset import Dataset
 from sottovoce.data.splitting import Split
 from sottovoce.engines.observers import Report
@@ -30,8 +32,10 @@ if TYPE_CHECKING:
 
 STARTUP = 8
 """Trials whose settings are drawn evenly, before former ones are looked at."""
-LADDER = (0.125, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
-"""Where trials are compared on the way, as parts of how long the experiment of the file learns."""
+LADDER = (0.5, 1.0, 2.0, 4.0, 8.0)
+"""Where trials are compared on the way, as parts of how long the experiment of the file learns.
+Not earlier: settings that learn slowly and end best are below the median until then
+(docs/results/presets.md, "Thirty trials of `tune`")."""
 State = Literal["finished", "pruned", "failed"]
 
 
@@ -53,11 +57,19 @@ class SearchOptions:
     """Processes. Results do not depend on them, nor on threads."""
     threads: int = 1
     device: str = "cpu"
+    sampler_seed: int = 0
+    """Another one proposes other settings; data and trainings are the same."""
+    timeout: float = math.inf
+    """Seconds after which no further batch begins."""
 
     def __post_init__(self) -> None:
         for name in ("trials", "seeds", "finalists", "batch", "jobs", "threads"):
             if getattr(self, name) < 1:
                 raise UsageError(f"--{name} must be at least 1, not {getattr(self, name)}")
+        if self.sampler_seed < 0:
+            raise UsageError(f"--sampler-seed must be at least 0, not {self.sampler_seed}")
+        if not self.timeout > 0.0:
+            raise UsageError(f"--timeout must be above 0, not {self.timeout:g}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,7 +212,8 @@ def proposed(world: SearchWorld, past: Sequence[Training]) -> list[dict[str, Val
     import optuna
 
     batch, start = world.options.batch, len(past)
-    key = world.experiment.streams().child("search", start // batch).key
+    streams = world.experiment.streams().child("search", world.options.sampler_seed)
+    key = streams.child("batch", start // batch).key
     sampler = optuna.samplers.TPESampler(
         n_startup_trials=STARTUP, multivariate=True, constant_liar=True, seed=key % 2**32
     )
@@ -334,10 +347,7 @@ def require_optuna() -> None:
     except ModuleNotFoundError as error:
         if error.name != "optuna":
             raise
-        raise UsageError(
-            "a search needs optuna, which is not installed; install it with: "
-            "pip install 'sottovoce[tune]'"
-        ) from None
+        raise UsageError(f"a search {needs('optuna')}") from None
 
 
 def run_options(options: SearchOptions) -> RunOptions:

@@ -134,9 +134,13 @@ def tab_library(tell: Tell) -> Path:
         _build(source)
         found = built_script()
     if found is None or not (found.parent / _PROVIDER).is_file():
+        how = (
+            "are not in this wheel: build one with `make wheel`, on a machine with Node 20 and npm"
+            if source is None
+            else "are not built here: run `make browser`, which needs Node 20 and npm"
+        )
         raise ServiceError(
-            "the visitor of this shop is a browser tab, and the files for tabs are not built here: "
-            "run `make browser`, which needs Node 20 and npm, or install Sottovoce from its wheel"
+            f"the visitor of this shop is a browser tab, and the files for tabs {how}"
         )
     return found.parent
 
@@ -174,6 +178,8 @@ class ShopTown:
     """Of the page that visitors look at; a free one, or the one before. Their browsers know them by
     it."""
     clock: Callable[[], float] = time.monotonic
+    stopped: Callable[[], bool] = lambda: False
+    """Whether somebody has asked to end it."""
     experiment: Experiment = field(init=False)
     dataset: Dataset = field(init=False)
     residents: int = field(default=0, init=False)
@@ -302,6 +308,8 @@ class ShopTown:
                 self.tell(words)
 
         while True:
+            if self.stopped():  # and whoever waited for an answer took that for none
+                raise KeyboardInterrupt
             self.watch()
             facts = self.facts()
             if facts is not None:

@@ -209,6 +209,9 @@ def check_setting(experiment: Experiment, settings: Settings, name: str) -> None
     except SottovoceError as error:
         raise ConfigError(f"{name} cannot be searched: {error}") from None
     for path, value in settings.items():
+        section, _, last = path.partition(".")
+        if section == "algorithm" and (why := found.algorithm.idle().get(last)):
+            raise ConfigError(f"{path} cannot be searched: {why}")
         there = as_it_is(found, path)
         if there is not None and there != value:
             raise ConfigError(

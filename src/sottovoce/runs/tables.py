@@ -19,7 +19,7 @@ from sottovoce.evaluation.significance import Comparison, compare_all
 from sottovoce.evaluation.tables import Cell, Column, Table, Value
 from sottovoce.privacy.accountant import rounded_up
 from sottovoce.runs.floor import near_popularity
-from sottovoce.runs.read import FinishedRun, LedgerLine, Sums, choice_groups
+from sottovoce.runs.read import FinishedRun, LedgerLine, Recommendation, Sums, choice_groups
 from sottovoce.runs.train import DeviceOutcome, RunOutcome, SiloOutcome
 
 Row = Mapping[str, Value | Cell]
@@ -55,9 +55,14 @@ def readable_bytes(count: float) -> str:
 
 def hints(outcome: RunOutcome) -> list[str]:
     """What a reader of the results should be told: that a system which learns ends near
-    popularity, and what to try; that the catalogue is cut; that a sum hides less than it seems
-    to."""
+    popularity, and what to try; that a setting of the file changes nothing; that the catalogue is
+    cut; that a sum hides less than it seems to."""
     found = near_popularity(outcome)
+    asked = outcome.experiment.table.get("algorithm", {})
+    idle = outcome.experiment.algorithm.idle()
+    found += [
+        f"algorithm.{name} changes nothing: {why}" for name, why in idle.items() if name in asked
+    ]
     if isinstance(outcome, SiloOutcome):
         return found + _silo_hints(outcome)
     if outcome.cut is not None:
@@ -241,6 +246,36 @@ def metric_columns(first: str, keys: Sequence[str]) -> list[Column]:
         metric = known[name]
         columns.append(Column(key, f"{metric.heading or name}{at}{k}", metric.format, metric.best))
     return columns
+
+
+def recommendations_table(lists: Mapping[str, Sequence[Recommendation]]) -> Table:
+    """Lists of one person or several; categories and titles only where there are some."""
+    every = [(user, one) for user, found in lists.items() for one in found]
+    shown = {
+        "user": len(lists) > 1,
+        "#": True,
+        "item": True,
+        "title": any(one.title != one.item for _, one in every),
+        "category": any(one.categories for _, one in every),
+        "score": True,
+    }
+    rows: list[Row] = [
+        {
+            "user": user,
+            "#": one.rank,
+            "item": one.item,
+            "title": one.title,
+            "category": ", ".join(one.categories),
+            "score": one.points,
+        }
+        for user, one in every
+    ]
+    columns = [Column(key, format=".0f" if key == "score" else "") for key, on in shown.items()
+               if on]  # fmt: skip
+    rows = [{column.key: row[column.key] for column in columns} for row in rows]
+    whom = next(iter(lists), "")
+    to = f"{len(lists):,} users" if len(lists) > 1 else whom or "a person who was not in training"
+    return Table(f"Recommended to {to}", columns, rows, notes=[POINTS])
 
 
 def consent_table(run: FinishedRun) -> Table:

@@ -39,13 +39,39 @@ def run_experiment(
     transcript: bool = False,
     report: Report | None = None,
     ranks: Ranks = ALONE,
+    dataset: Dataset | None = None,
 ) -> RunOutcome:
     """Train, evaluate beside the baselines, and write the run folder (if `out` is given).
 
-    `engine` says how messages travel. All give the same model; "https" and "flower" start real
-    processes on this machine (so many `processes` of device agents or gateways) and need `out`.
-    With "distributed" this process is one of `ranks` (`engines.distributed.joined`), each of which
-    calls this with the same arguments; what is returned has the users of its shard alone.
+    Args:
+        experiment: What to run.
+        out: The folder of the run; without one nothing is written.
+        resume: Whether to go on if the folder holds this run already.
+        threads: Processors to use.
+        device: "cpu", or "cuda" for rounds on a GPU.
+        engine: How messages travel. All engines give the same model; "https" and "flower" start
+            real processes on this machine, and need `out`.
+        processes: Of device agents or gateways, if the engine starts some.
+        transcript: Whether to keep every message, so that attacks need not enact rounds again.
+        report: Is called with the stage, what is done and what there is to do.
+        ranks: With the "distributed" engine, of which ranks this process is one
+            (`engines.distributed.joined`). Each calls this with the same arguments, and gets the
+            users of its shard.
+        dataset: Data in the place of those that the experiment names. The folder keeps a copy of
+            them, unless the experiment names what they were loaded by.
+
+    Returns:
+        The evaluations by system, the federated one last, and what was trained.
+
+    Example:
+        ```python
+        from pathlib import Path
+        from sottovoce.experiment import find_experiment
+
+        experiment = sv.Experiment.from_file(find_experiment("pfpl"))
+        outcome = sv.run_experiment(experiment, Path("runs/pfpl"), threads=2)
+        print(outcome.evaluations[outcome.system].mean("P@10"))
+        ```
     """
     started = time.perf_counter()
     progress = report or (lambda what, done, total: None)
@@ -65,7 +91,9 @@ def run_experiment(
     progress("data", 0, 1)
     ranks.same("versions of packages", json.dumps(environment()["versions"]))
     ranks.same("experiment (its file, --set or seed)", json.dumps(experiment.table, sort_keys=True))
-    dataset = experiment.dataset(ranks)
+    strange = dataset is not None and not experiment.names(dataset)
+    if dataset is None:
+        dataset = experiment.dataset(ranks)
     if experiment.silo is not None:
         check_owner_data(experiment, dataset)
     prepared = experiment.prepared(dataset)
@@ -81,6 +109,8 @@ def run_experiment(
         ranks.same("data", manifest["identity"])
         run.folder = _claimed(out, manifest, resume, ranks)
         with run.folder.locked(ranks):
+            if strange:
+                run.folder.keep_data(dataset)
             finished = run.folder.finished
             if finished:
                 topology.reopen(run.folder)

@@ -128,7 +128,7 @@ def search(
         _same_sampler(folder)
         journal = Journal.open(folder.path / "trials.jsonl")
         with workers(world, progress) as train:
-            trials = _trials(world, journal, train, progress)
+            trials = _trials(world, journal, train, progress, started + options.timeout)
             finalists = _finals(world, trials, journal, train, progress)
         again = journal.others(experiment.seed)
         cost = cost_of([*trials, *again])
@@ -245,12 +245,19 @@ class Journal:
 Train = Callable[[Sequence[TrialTask]], Iterator[Training]]
 
 
-def _trials(world: SearchWorld, journal: Journal, train: Train, progress: Report) -> list[Training]:
+def _trials(
+    world: SearchWorld, journal: Journal, train: Train, progress: Report, deadline: float
+) -> list[Training]:
+    """As many as are asked for, or those of the batches that began before the deadline."""
     options, seed = world.options, world.experiment.seed
+    ended = 0
     for start in range(0, options.trials, options.batch):
         progress("search", start, options.trials)
-        past = [journal.done[n, seed] for n in range(start)]
         numbers = range(start, min(start + options.batch, options.trials))
+        begun = any((n, seed) in journal.done for n in numbers)
+        if start and not begun and time.perf_counter() >= deadline:
+            break
+        past = [journal.done[n, seed] for n in range(start)]
         asked = dict(zip(range(start, start + options.batch), proposed(world, past), strict=True))
         known = {settings_key(one.settings): one for one in reversed(past)}
         tasks = []
@@ -269,7 +276,8 @@ def _trials(world: SearchWorld, journal: Journal, train: Train, progress: Report
             left = sum((n, seed) not in journal.done for n in numbers)
             progress("search", numbers[-1] + 1 - left, options.trials)
         journal.sort()
-    trials = [journal.done[n, seed] for n in range(options.trials)]
+        ended = numbers[-1] + 1
+    trials = [journal.done[n, seed] for n in range(ended)]
     if not any(one.state == "finished" for one in trials):
         why = next((one.why for one in trials if one.why), "")
         raise RunError(f"no trial has come to its end: {why or 'all were given up'}")
@@ -382,6 +390,8 @@ def _manifest(world: SearchWorld) -> dict[str, Any]:
         "metric": world.metric,
         "batch": world.options.batch,
         "prune": world.options.prune,
+        "looks": list(world.epochs),
+        "sampler_seed": world.options.sampler_seed,
     }
     identity = hashlib.blake2b(json.dumps(content, sort_keys=True).encode(), digest_size=16)
     known = environment()

@@ -585,14 +585,19 @@ class CohortStore(PersonalStore):
         """The choice in force for each of `users`. Who has not chosen takes no part."""
         return self._chosen()[0]
 
+    def choice(self, number: int) -> Choice:
+        """The choice in force for one user."""
+        found = self._chosen()[2].get(int(number))
+        return super().choice(number) if found is None else found
+
     def latest_choice(self) -> int:
         """The number of the latest choice that anybody has made; 0 before the first."""
         return self._chosen()[1]
 
-    def _chosen(self) -> tuple[Consent, int]:
+    def _chosen(self) -> tuple[Consent, int, dict[int, Choice]]:
         return self.file.held("choices", ("consent", "users"), self._read_choices)
 
-    def _read_choices(self) -> tuple[Consent, int]:
+    def _read_choices(self) -> tuple[Consent, int, dict[int, Choice]]:
         rows = self.file.rows(
             "SELECT u.number, c.choice, ifnull(c.version, 0) FROM users u LEFT JOIN consent c "
             "ON c.version = (SELECT max(version) FROM consent WHERE number = u.number) "
@@ -608,7 +613,8 @@ class CohortStore(PersonalStore):
             sorted({name for choice in known for name in choice.hidden_attributes}),
             sorted({name for choice in known for name in choice.refused_owners}),
         )
-        return consent, max(version for *_, version in rows)
+        each = {number: known[place[text]] for number, text, _ in rows}
+        return consent, max(version for *_, version in rows), each
 
     def records(self, number: int) -> list[ChoiceRecord]:
         """Every choice that a user has made, oldest first."""

@@ -559,7 +559,7 @@ def introduction(folder: ServerFolder, server: str, hop: int = 0) -> Introductio
     from 0."""
     terms = folder.plan.terms
     if not folder.plan.proxied or terms.link.mixing is None:
-        raise UsageError(f"the federation in {folder.path} has no proxy; its terms name none")
+        raise UsageError(f"the federation in {folder.path} has no shuffler; its terms name none")
     shufflers = terms.link.mixing.shufflers
     if not 0 <= hop < shufflers:
         raise UsageError(f"the terms name {shufflers} shuffler(s); there is no number {hop + 1}")

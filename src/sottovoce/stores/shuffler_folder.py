@@ -65,8 +65,8 @@ class ShufflerFolder(ServiceFolder):
         place = self.path / DATABASE
         if not place.exists():
             raise ServiceError(
-                f"{place} is not there, but what the proxy holds was in it; put it back, or make a "
-                "new proxy in another folder"
+                f"{place} is not there, but what the shuffler holds was in it; put it back, or "
+                "make a new shuffler in another folder"
             )
         return ShufflerStore(place)
 
@@ -202,7 +202,7 @@ def create_shuffler_folder(
     """The folder of a new proxy, for its owner alone. Keys that are there already are used, since
     the terms of the federation may name them."""
     if (path / INTRODUCTION).exists():
-        raise UsageError(f"{path} holds a proxy already; start it without --introduction")
+        raise UsageError(f"{path} holds a shuffler already; start it without --introduction")
     if introduction.hop and not (path / SEAL_KEY).exists():
         raise UsageError(
             f"{path} has no {SEAL_KEY}, whose public key the terms of the federation name; make it "
@@ -223,7 +223,7 @@ def open_shuffler_folder(path: Path) -> ShufflerFolder:
     place = path / INTRODUCTION
     if not place.exists():
         raise ServiceError(
-            f"{path} holds no proxy; make one with `sottovoce serve shuffler {path} "
+            f"{path} holds no shuffler; make one with `sottovoce serve shuffler {path} "
             "--introduction FILE`"
         )
     read_secret(place)

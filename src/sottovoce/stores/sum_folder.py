@@ -347,7 +347,7 @@ def init_folder(
     files beside."""
     if (path / SEAL_KEY).exists():
         raise UsageError(
-            f"{path} has the keys of a proxy or an aggregator already; they are not overwritten"
+            f"{path} has the keys of a helper or an aggregator already; they are not overwritten"
         )
     private_folder(path)
     if not (path / "keys" / SERVER_KEY).exists():

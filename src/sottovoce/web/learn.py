@@ -47,7 +47,7 @@ long history."""
 _SELDOM, _RARELY, _WIDER = 1e-3, 1e-4, 1.9
 """How often chance alone may break a promise that holds, of claims and of guesses; of answers,
 which go together, by how much an interval of 95 % is wider for that."""
-_RESULTS = "docs/results.md"
+_RESULTS = "sottovoce docs results"
 _PROMISES = frozenset(
     ("a1", "a2", "a3", "a4", "a5", "a8", "a9", "a10", "a12", "a13", "a14", "n1")
 )  # fmt: skip

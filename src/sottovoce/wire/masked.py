@@ -130,7 +130,7 @@ def public_key(link: SecureSum) -> X25519PublicKey:
         return X25519PublicKey.from_public_bytes(bytes.fromhex(link.key))
     except ValueError:
         raise KeyTrouble(
-            "the terms of the federation name no good key of the proxy, so that nothing can be "
+            "the terms of the federation name no good key of the helper, so that nothing can be "
             "sealed to it; tell the operator"
         ) from None
 
@@ -141,7 +141,7 @@ def seal_seed(seed: bytes, key: Ed25519PrivateKey, link: SecureSum, bound: bytes
     try:
         sealed = _SUITE.encrypt(seed, public_key(link), info=_SEALED_FOR + bound + device)
     except ValueError:  # a public key of low order, with which nothing would be secret
-        raise KeyTrouble("the proxy's key is not good; nothing was sealed") from None
+        raise KeyTrouble("the helper's key is not good; nothing was sealed") from None
     return SealedSeed(device, sealed, key.sign(_SIGNED_FOR + bound + sealed))
 
 
@@ -315,6 +315,6 @@ def decode_mask_sum(payload: bytes, terms: Terms) -> MaskSum:
     opened."""
     round, devices, numbers = MASK_SUM.unpack(payload)
     if len(payload) != MASK_SUM.size + numbers * terms.bits // 8:
-        raise MessageError("the proxy's answer has another length than it says")
+        raise MessageError("the helper's answer has another length than it says")
     masks = from_bytes(memoryview(payload)[MASK_SUM.size :], terms.bits)
     return MaskSum(round, devices, masks, terms.bits)

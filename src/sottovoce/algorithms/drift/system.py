@@ -78,14 +78,14 @@ OWNERS = (
     "item's gradient is a multiple of the vectors of the users behind it, which it holds, so that "
     "it can tell who it was and whether she liked it. Waiting for Θ blocks does not prevent that. "
     "The ledger therefore books an unbounded privacy cost for everything. Who must not be read can "
-    "refuse owners, or take no part. See docs/privacy.md."
+    "refuse owners, or take no part. See `sottovoce docs privacy`."
 )
 AGGREGATED_OWNERS = (
     "Sealing keeps interactions from the network. A data owner reads every interaction with its "
     "items in full: who, what, when, and whether she liked it. The orchestrator gets sums over "
     "many people, whose vectors it does not hold; our attacks on it do no better than guessing. "
     "There is no noise in the sums and no ε: they tell about how many touched an item and liked "
-    "it. Who must not be read can refuse owners, or take no part. See docs/privacy.md."
+    "it. Who must not be read can refuse owners, or take no part. See `sottovoce docs privacy`."
 )
 
 

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from sottovoce.algorithms.pairwise.factors import PairStep
 from sottovoce.core.cohort import Cohort, RowCounts
 from sottovoce.core.consent import ShareRule
+from sottovoce.core.installed import needs
 from sottovoce.core.messages import ModelView
 from sottovoce.errors import UsageError
 
@@ -28,7 +29,7 @@ def require(device: str) -> None:
     try:
         import torch
     except ImportError:
-        raise UsageError("--device cuda needs torch: pip install 'sottovoce[torch]'") from None
+        raise UsageError(f"--device cuda {needs('torch')}") from None
     if device.startswith("cuda") and not torch.cuda.is_available():
         raise UsageError("--device cuda needs a GPU that torch can see; there is none here")
 

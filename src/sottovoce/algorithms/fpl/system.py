@@ -252,6 +252,9 @@ class FPLConfig(AlgorithmSettings):
             "embedding_size": "8,16,32,64",
         }
 
+    def idle(self) -> Mapping[str, str]:
+        return {"epochs": f"algorithm.rounds = {self.rounds} overrides it"} if self.rounds else {}
+
     def advice(self, cohort_size: int) -> str:
         if self.server_rate is not None:
             return (

@@ -62,7 +62,7 @@ LEAST_FACTORS = 2
 """With fewer eigenvalues above e there is nothing but noise: one may be there by chance."""
 
 
-class Fitted(NamedTuple):
+class FactorFit(NamedTuple):
     """Of head items. Scores in units of q: q_j + (Σ v_i Y_i / ‖v‖) · Y_j s_j for item j, with v
     what her items weigh at home, those outside the head in its norm, too."""
 
@@ -107,7 +107,7 @@ def fit_pairs(
     most_factors: int,
     popular: NDArray[np.float64] | None = None,
     support: float = 0.0,
-) -> Fitted | None:
+) -> FactorFit | None:
     """The model of these sums (the diagonal, then the upper triangle by rows), or None where they
     have no signal that stands out of the noise. Where there are more than `most_factors`, those of
     the smallest eigenvalues are left out of Y, not of s. With a `support`, no column of B is longer
@@ -134,7 +134,7 @@ def fit_pairs(
         norms = scales * np.sqrt(np.maximum(squares - own**2, 0.0))
         most = support * np.sqrt(np.maximum(popular, 0.0) / max(count, 1.0))
         scales *= np.minimum(1.0, most / np.maximum(norms, 1e-300))
-    return Fitted(factors[:, :most_factors], scales * max(count, 1.0) / POPULARITY)
+    return FactorFit(factors[:, :most_factors], scales * max(count, 1.0) / POPULARITY)
 
 
 def rounded(items: NDArray[np.float32], bits: int, whole: int) -> NDArray[np.float32]:

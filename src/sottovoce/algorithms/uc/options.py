@@ -81,6 +81,7 @@ class UCOptions(AlgorithmSettings):
     cohort_size: int = 512
     """Devices asked in a round; all where there are fewer."""
     rounds: int = 500
+    """How many rounds are run."""
     cooling: float = 0.25
     """Share of the rounds, at the end, over which all step sizes fall to 0."""
     target: Literal["prior", "uniform"] = "prior"
@@ -151,7 +152,7 @@ class UCOptions(AlgorithmSettings):
             if not attribute.classes:
                 raise ConfigError(
                     f"the classes of the attribute {attribute.name!r} and their shares must be "
-                    "named (classes, shares) where there are no data to tell them"
+                    "named (classes, shares) if there are no data to tell them"
                 )
 
     def hidden(self, consent: Consent) -> NDArray[np.bool_]:

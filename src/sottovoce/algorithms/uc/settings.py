@@ -13,6 +13,7 @@ from sottovoce.algorithms.base import ALGORITHMS, Schedule, Work
 from sottovoce.algorithms.uc.options import FilterConfig as FilterConfig
 from sottovoce.algorithms.uc.options import UCOptions
 from sottovoce.core.consent import Consent
+from sottovoce.core.installed import needs
 from sottovoce.core.links import Link, has_noise
 from sottovoce.core.ranks import ALONE, Ranks
 from sottovoce.data.dataset import Labels
@@ -217,6 +218,4 @@ def require_torch() -> None:
     try:
         import torch  # noqa: F401
     except ImportError:
-        raise UsageError(
-            'UC-FedRec needs PyTorch; install it with `pip install "sottovoce[torch]"`'
-        ) from None
+        raise UsageError(f"UC-FedRec {needs('torch')}") from None

@@ -43,7 +43,7 @@ def _needs(view: View) -> str:
     if not view.messages(SummedReports):
         return "it needs an opened sum"
     if view.link.noise:
-        return "where sums have noise, rows do not count their senders"
+        return "if sums have noise, rows do not count their senders"
     return ""
 
 

@@ -31,6 +31,7 @@ from numpy.typing import NDArray
 from sottovoce.attacks.drift import Floats, Interval, Ints, wilson
 from sottovoce.attacks.filters import ranked
 from sottovoce.attacks.views import ATTACKS, Attack, Result, Truth, View
+from sottovoce.core.installed import needs
 from sottovoce.data.dataset import Labels
 from sottovoce.errors import DataError, DoesNotApply, UsageError
 from sottovoce.evaluation.significance import paired_t
@@ -346,10 +347,7 @@ def _one_thread_each() -> Iterator[None]:
         limits = import_module("threadpoolctl").threadpool_limits
         unfinished = import_module("sklearn.exceptions").ConvergenceWarning
     except ModuleNotFoundError as error:
-        raise UsageError(
-            f"attribute inference needs {error.name}, which is not installed; install it with: "
-            "pip install 'sottovoce[attacks]'"
-        ) from None
+        raise UsageError(f"attribute inference {needs(error.name or 'sklearn')}") from None
     with limits(1), warnings.catch_warnings():
         warnings.simplefilter("ignore", unfinished)
         yield

@@ -6,6 +6,7 @@ import re
 import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import ClassVar
@@ -214,13 +215,26 @@ class Streamed(Importer):
         return Imported(done.users, done.items, done.interactions, decided, parts)
 
     def _read_back(self, archive: Archive, request: Request) -> Dataset:
-        """What was written, so that there is one way from files to a data set; for as long as that
-        takes, in a folder that nobody else can read."""
-        with tempfile.TemporaryDirectory(prefix="sottovoce-import-") as place:
-            folder = Path(place) / "set"
+        with _aside() as folder:
             self.write(archive, request, folder, overwrite=False, report=lambda *_: None)
             base = (request.pieces or self.pieces(archive, request.only))[0].base
             return read_prepared(folder, request.name or bare(base).rsplit(".", 1)[0])
+
+
+@contextmanager
+def _aside() -> Iterator[Path]:
+    """For what is written and read back, so that there is one way from events to a data set; for as
+    long as that takes, in a folder that nobody else can read."""
+    with tempfile.TemporaryDirectory(prefix="sottovoce-import-") as place:
+        yield Path(place) / "set"
+
+
+def gathered(stream: EventStream, request: Request, name: str, source: str) -> Dataset:
+    """The data set of a stream of events, as an import would make it."""
+    with _aside() as folder:
+        with placed(folder) as partial:
+            _gather(stream, request, source, partial, lambda *_: None)
+        return read_prepared(folder, request.name or name)
 
 
 def _gather(

@@ -88,6 +88,20 @@ def choose_columns(
     return {role: chosen[role] for role in ROLES if role in chosen}
 
 
+def id_column(names: Sequence[str], role: str, where: str) -> str:
+    """The column of a table about users or items that has their ids."""
+    found = _found(role, names, {}, where)
+    if found is None:
+        raise ConfigError(f"{where} has no column for the {role} (columns: {', '.join(names)}); "
+                          f"call it {role}")  # fmt: skip
+    return found
+
+
+def is_item_name(name: str) -> bool:
+    """Whether a column of this name would be taken for that of items."""
+    return any(_plain(name) in tier.split() for tier in _USUAL["item"])
+
+
 def left_out(names: Sequence[str], chosen: Mapping[str, str]) -> list[str]:
     """Columns that mean nothing here."""
     return [name for name in names if name not in chosen.values()]

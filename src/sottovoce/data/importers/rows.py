@@ -147,6 +147,9 @@ def _one(column: Any) -> Any:
         column = pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
     kind = column.type
     if pa.types.is_dictionary(kind):
+        if pa.types.is_string_view(kind.value_type):  # which cannot be taken from yet
+            plain = column.dictionary.cast(pa.string())
+            column = pa.DictionaryArray.from_arrays(column.indices, plain)
         column = column.dictionary_decode()
         kind = column.type
     if pa.types.is_large_string(kind) or pa.types.is_string_view(kind) or pa.types.is_binary(kind):
@@ -167,6 +170,8 @@ def _filled(column: Any) -> NDArray[Any]:
 def _empty(column: Any) -> Mask:
     if pa.types.is_string(column.type):
         column = pc.if_else(pc.equal(column, ""), None, column)
+    elif pa.types.is_floating(column.type):
+        column = pc.if_else(pc.is_nan(column), None, column)
     return _nulls(column)
 
 

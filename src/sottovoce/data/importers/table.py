@@ -4,16 +4,19 @@ one file, or the files of a ready split."""
 from __future__ import annotations
 
 import codecs
+import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from sottovoce.data.dataset import PARTS
+from sottovoce.data.dataset import PARTS, Dataset
 from sottovoce.data.gathering import EventBatch
 from sottovoce.data.importers.base import (
     IMPORTERS,
@@ -22,9 +25,10 @@ from sottovoce.data.importers.base import (
     Request,
     Streamed,
     counted,
+    gathered,
     split_files,
 )
-from sottovoce.data.importers.columns import Sample, choose_columns, left_out
+from sottovoce.data.importers.columns import Sample, choose_columns, is_item_name, left_out
 from sottovoce.data.importers.files import (
     TEXT,
     Archive,
@@ -35,7 +39,7 @@ from sottovoce.data.importers.files import (
     stream_text,
 )
 from sottovoce.data.importers.rows import Converter
-from sottovoce.errors import ConfigError, CorruptData
+from sottovoce.errors import ConfigError, CorruptData, DataNotFound
 
 SUFFIXES = (".csv", ".tsv", ".txt", ".dat", ".parquet", ".data", ".rating")
 _PEEK = 1 << 16
@@ -237,6 +241,77 @@ def _of_parquet(
             )  # fmt: skip
             done += batch.num_rows
             report(size * done // total, size)
+
+
+def read_table(table: pa.Table, request: Request, where: str) -> Dataset:
+    """A table in memory to a data set, by the rules of files."""
+    names = tuple(table.column_names)
+    first = table.slice(0, _ROWS)
+    sample = {
+        name: [str(value) for value in first.column(number).to_pylist() if value is not None]
+        for number, name in enumerate(names)
+    }
+    if not table.num_rows:
+        raise CorruptData(f"{where} has no rows")
+    chosen = choose_columns(names, request.columns, where, sample)
+    converter = Converter(request.skip_bad)
+    stream = EventStream(iter(()), {})
+
+    def batches() -> Iterator[EventBatch]:
+        for start in range(0, table.num_rows, _AT_ONCE):
+            part = table.slice(start, _AT_ONCE)
+            columns = {role: part.column(name) for role, name in chosen.items()}
+            place = partial(_row_after, start)
+            yield converter.batch(columns, chosen, where, place, row="row")
+        stream.bare_times = converter.bare_times
+
+    stream.batches = batches()
+    return gathered(stream, request, where, f"{where} (terms: those of its source)")
+
+
+def read_history(path: Path) -> list[str]:
+    """One person's items, oldest first: a JSON list, a table with a column of items and perhaps of
+    times, or one item a line."""
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataNotFound(f"{path} cannot be read: {error}") from None
+    if path.suffix.lower() == ".json":
+        return _listed(text, path)
+    lines = [line for line in text.splitlines() if line.strip()]
+    if not lines:
+        raise CorruptData(f"{path} has no items")
+    marked = any(mark in lines[0] for mark in _MARKS)  # ids may have spaces
+    some = [line.encode() for line in lines[: _ROWS // 5]]
+    delimiter = _guess_delimiter(some) if marked else _MARKS[1]
+    rows = [split_fields(line.encode(), delimiter) for line in lines]
+    head, rest = rows[0], rows[1:]
+    if len(head) == 1 and not is_item_name(head[0]):
+        return [line.strip() for line in lines]
+    if any(len(row) != len(head) for row in rest):
+        raise CorruptData(f"{path} has rows with more or fewer fields than its first line")
+    columns = {name: [row[k] for row in rest] for k, name in enumerate(head)}
+    # Nobody is named: all rows are one person's.
+    chosen = choose_columns([*head, ""], {"user": ""}, str(path), columns)
+    made = {"user": pa.array(["-"] * len(rest), pa.string())}
+    for role in ("item", "timestamp"):
+        if role in chosen:
+            made[role] = pa.array(columns[chosen[role]], pa.string())
+    batch = Converter().batch(made, chosen, str(path), partial(_row_after, 1))
+    items = [str(item) for item in batch.items.to_pylist()]
+    if batch.times is None:
+        return items
+    return [items[k] for k in np.argsort(batch.times, kind="stable").tolist()]
+
+
+def _listed(text: str, path: Path) -> list[str]:
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, list) or not all(type(one) in (str, int) for one in found):
+        raise CorruptData(f"{path} must be a JSON list of items")
+    return [str(one) for one in found]
 
 
 def _row_after(before: int, row: int) -> int:

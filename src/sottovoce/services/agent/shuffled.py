@@ -80,7 +80,9 @@ def admission_in(told: Mapping[str, Any]) -> bytes:
     except (KeyError, TypeError, ValueError):
         word = b""
     if len(word) != _SIGNATURE_BYTES:
-        raise MessageError("the server has enrolled this device, but gave it no word to the proxy")
+        raise MessageError(
+            "the server has enrolled this device, but gave it no word for the shuffler"
+        )
     return word
 
 
@@ -98,7 +100,7 @@ class ShufflerLink:
         """`aside` runs what needs the store. Plaintext is for a proxy on this machine."""
         link = terms.link.mixing
         if link is None or not link.url:
-            raise Unreachable("the terms of the federation name no proxy; tell the operator")
+            raise Unreachable("the terms of the federation name no shuffler; tell the operator")
         self._hosted, self._store = hosted, hosted.store
         self.terms, self._aside = terms, aside
         self.link = link
@@ -112,8 +114,8 @@ class ShufflerLink:
         told = self._good(await self.client.get("/v1/terms")).table()
         if Terms.from_table(told) != self.terms:
             raise MessageError(
-                "the proxy was told other terms by the server than this device, so that nothing is "
-                "sent; tell whoever runs the proxy"
+                "the shuffler was told other terms by the server than this device, so that "
+                "nothing is sent; tell whoever runs the shuffler"
             )
         if await self._aside(self._account) is None:
             await self._enrol(key, admission)
@@ -123,7 +125,7 @@ class ShufflerLink:
         knows yet what becomes of them: the same ones are to be sent again."""
         account = await self._aside(self._account)
         if account is None:
-            raise Busy("the account with the proxy is not good any more", 0.0)
+            raise Busy("the account with the shuffler is not good any more", 0.0)
         payload = await self._aside(lambda: self._payload(nonce, leaving, report_key, account))
         answer = await self.client.post("/v1/submissions", payload)
         if 200 <= answer.status < 300 or (
@@ -132,10 +134,10 @@ class ShufflerLink:
         ):
             return Fate("arrived", len(payload))
         if answer.status == 409 and answer.reason == "early":
-            raise Busy("the proxy has not heard of the round yet", 0.0)
+            raise Busy("the shuffler has not heard of the round yet", 0.0)
         if answer.status == 401:
             await self._aside(lambda: self._store.set_secret(_ACCOUNT, b""))
-            raise Busy("the proxy does not know this device any more", 0.0)
+            raise Busy("the shuffler does not know this device any more", 0.0)
         if answer.status in (404, 405, 426):
             self._good(answer)
         reason = answer.reason or f"status {answer.status}"
@@ -194,7 +196,7 @@ class ShufflerLink:
         answer = await self.client.post("/v1/enrol", leaving)
         if answer.status in (401, 403):
             raise KeyTrouble(
-                "the proxy did not accept what the server said of this device; tell the operator"
+                "the shuffler did not accept what the server said of this device; tell the operator"
             )
         table = self._good(answer).table()
         try:
@@ -202,7 +204,7 @@ class ShufflerLink:
         except (KeyError, TypeError, ValueError):
             account, secret = b"", b""
         if (len(account), len(secret)) != (ACCOUNT_BYTES, ACCOUNT_KEY_BYTES):
-            raise Unreachable(f"the proxy at {self.client.url} gave no account")
+            raise Unreachable(f"the shuffler at {self.client.url} gave no account")
         kept = json.dumps([self.link.url, federation, account.hex(), secret.hex()]).encode()
         await self._aside(lambda: self._store.set_secret(_ACCOUNT, kept))
 
@@ -211,7 +213,7 @@ class ShufflerLink:
         answer = await self.client.get("/v1/challenge")
         if answer.status == 404:  # it has just shown its terms, so it is a proxy
             raise VersionMismatch(
-                "the proxy is of an earlier release, which takes enrolments that could be replayed;"
+                "the shuffler is of an earlier release, whose enrolments could be replayed;"
                 " install the same release of Sottovoce on all sides"
             )
         try:
@@ -219,7 +221,7 @@ class ShufflerLink:
         except (KeyError, TypeError, ValueError):
             found = b""
         if len(found) != CHALLENGE_BYTES:
-            raise Unreachable(f"the proxy at {self.client.url} gave no challenge")
+            raise Unreachable(f"the shuffler at {self.client.url} gave no challenge")
         return found
 
     def _good(self, answer: Answer) -> Answer:

@@ -42,6 +42,7 @@ from sottovoce.services.copies.of_stores import DEVICE, USER, store_kind
 from sottovoce.stores.locking import NEW
 from sottovoce.stores.private import sync_folder
 from sottovoce.stores.ready import locked, running
+from sottovoce.stores.server_folder import SETUP
 
 STORES = (DEVICE.name, USER.name)
 _SERVICES = (SERVER, AGGREGATOR, HELPER, SHUFFLER, OWNER, ORCHESTRATOR)
@@ -57,6 +58,12 @@ def kind_of(folder: Path) -> FolderKind:
             return kind
     if (folder / DEVICE.mark).is_file():
         return store_kind(folder)
+    parts = [folder / name for name in ("server", "helper", "shuffler") if (folder / name).is_dir()]
+    if (folder / SETUP).exists() and parts:
+        each = " and ".join(map(str, parts))
+        raise UsageError(
+            f"{folder} is of `sottovoce serve setup`; copy each part by itself: {each}"
+        )
     raise UsageError(f"{folder} is not the folder of a service, nor a store")
 
 

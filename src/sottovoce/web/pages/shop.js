@@ -213,6 +213,10 @@ async function shop(root) {
 				),
 			),
 		);
+		if (till.gone()) {
+			put(next); // the strip says what to do
+			return;
+		}
 		const name = hint();
 		const room = ROOMS[name];
 		const n = Math.max(0, SOME - mine.visited.length);
