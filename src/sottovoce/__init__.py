@@ -13,9 +13,7 @@ package costs nothing.
 
 from __future__ import annotations
 
-import sys
 from importlib import import_module
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -118,19 +116,3 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return __all__
-
-
-class _Moved:
-    """Says where a module of an earlier release is now. It is asked only if there is no such
-    module."""
-
-    def find_spec(self, fullname: str, path: object, target: object = None) -> None:
-        if fullname.startswith("sottovoce."):
-            table = Path(__file__).with_name("moved.txt")
-            for line in table.read_text().splitlines():
-                old, _, new = line.partition(" ")
-                if old == fullname:
-                    raise ImportError(f"{old} is {new} now; {table} has them all", name=fullname)
-
-
-sys.meta_path.append(_Moved())

@@ -54,8 +54,6 @@ NAMES: Mapping[str, str] = {
     "leak the test item (MovieLens 1M and 100K, Last.fm)",
     "benchmark": "federated recommenders, ours and others', beside central references: accuracy, "
     "bytes, ε (MovieLens 1M and 100K, Last.fm, Foursquare Italy, Gowalla)",
-    "wu-fedgnn": "FedGNN of Wu et al.: accuracy, and what pseudo items hide (MovieLens 1M, or the "
-    "town without it)",
 }
 ON_GPU = ("uc-", "scale", "negatives-leak", "benchmark", "presets")
 """How names begin that can be trained on a GPU."""
@@ -70,7 +68,6 @@ MODULES: Mapping[str, Sequence[str]] = {
     "scale": ("scale",),
     "price": ("price_list",),
     "poisoning": ("poisoning",),
-    "wu": ("wu_fedgnn",),
     "negatives": ("negatives_leak",),
     "benchmark": ("benchmark",),
 }

@@ -72,15 +72,9 @@ WORLDS = {
         "consent": {},
     },
 }  # fmt: skip
-NEVER = {"item-sets"}
-"""It is run where Wu's FedGNN is, and says so of every view."""
 DEAR = {"attributes"}
 """It trains many attackers."""
-CASES = [
-    pytest.param(name, marks=[pytest.mark.slow] * (name in DEAR))
-    for name in ATTACKS
-    if name not in NEVER
-]
+CASES = [pytest.param(name, marks=[pytest.mark.slow] * (name in DEAR)) for name in ATTACKS]
 
 
 @pytest.fixture(scope="module")
@@ -190,8 +184,3 @@ def test_the_contract_refuses_what_breaks_it(broken, test, words):
     (method,) = [name for name in dir(Broken) if name.startswith(f"test_{test}")]
     with pytest.raises(ContractBroken, match=words):
         getattr(Broken(), method)()
-
-
-def test_what_never_applies_says_so(world):
-    view = world("fpl").views["server"]
-    assert all(ATTACKS[name].applies(view) for name in NEVER)

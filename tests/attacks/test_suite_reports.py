@@ -1,4 +1,4 @@
-"""A5 and A11: what a server behind a proxy gets out of randomised reports, and that a proxy which
+"""A5: what a server behind a proxy gets out of randomised reports, and that a proxy which
 does not mix is found out."""
 
 from dataclasses import replace
@@ -9,7 +9,7 @@ from open_proxy import Open
 
 from sottovoce.algorithms.fcf.system import FCFConfig
 from sottovoce.algorithms.fmf.system import FMFConfig
-from sottovoce.attacks.suite import a05_linkage, a11_item_sets
+from sottovoce.attacks.suite import a05_linkage
 from sottovoce.attacks.views import Truth, View
 from sottovoce.core.consent import Choice, Consent
 from sottovoce.core.links import Proxied
@@ -142,9 +142,3 @@ def test_other_systems_and_silent_runs_are_not_attacked():
     with pytest.raises(DataError):
         PLACE.guess(replace(view, algorithm=FCFConfig()))
     assert not view.messages(BitReports)
-
-
-def test_item_sets_are_for_fedgnn_alone():
-    view, truth = played(rounds=1)
-    assert "FedGNN" in a11_item_sets.ATTACK.applies(view)
-    assert a11_item_sets.ATTACK.run(view, truth).verdict == "nothing to attack"
