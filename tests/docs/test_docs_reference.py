@@ -140,7 +140,6 @@ ASKED = {
     "report": "report {}/run --out {}/report.html",
     "data list": "data list",
     "data describe": "data describe town",
-    "plan": "plan presets/pfpl --devices 1000 --machines 1",
     "budget": "budget --epsilon 1 --reports 1 --rounds 1 --users 9000",
 }
 

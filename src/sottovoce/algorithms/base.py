@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 
 from sottovoce.algorithms.schedule import Schedule as Schedule
 from sottovoce.algorithms.schedule import Signs as Signs
-from sottovoce.algorithms.schedule import Work as Work
 from sottovoce.algorithms.schedule import require_devices as require_devices
 from sottovoce.core.choice import ASKED, DrawnField
 from sottovoce.core.cohort import Cohort, RowCounts
@@ -120,25 +119,6 @@ class AlgorithmSettings(Component, ABC):
         return Schedule(devices, positives, size, 0, -(-devices // size), self.rounds)
 
     # --- what it takes ----------------------------------------------------------------------------
-
-    def work(self, plan: Schedule, n_items: int, release: Any) -> Work:
-        """What a round takes."""
-        entries = plan.positives * plan.cohort_size / plan.devices
-        numbers = self.model_rows(n_items) * self.width
-        shared = {"device": float(plan.cohort_size), "entry": entries}
-        return Work(shared, {"round": 1.0, "number": float(numbers)})
-
-    def rows_sent(
-        self, triples: int, n_items: int, held: NDArray[np.int64], consent: Consent, release: Any
-    ) -> float:
-        """How many rows a device is expected to send in a round under this release, on average over
-        devices that hold so many items and have so chosen, if it does not send all of a sum."""
-        return float(self.model_rows(n_items))
-
-    def numbers_sent(self, n_items: int) -> tuple[int, ...]:
-        """Numbers of a device's message in each stage, if it has one for each of a sum; the most,
-        where that depends on the data."""
-        return (self.most_numbers(n_items),)
 
     # --- where it is put together -----------------------------------------------------------------
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from sottovoce.errors import ConfigError
@@ -29,17 +28,6 @@ class Schedule:
     def freshness(self) -> float:
         """Model versions per epoch, relative to one per positive (nFRSH)."""
         return self.rounds_per_epoch / self.positives
-
-
-@dataclass(frozen=True, slots=True)
-class Work:
-    """What a round takes in simulation, on average over the rounds of a run: how many operations of
-    which kinds. What one takes is measured (`runs.plan`); a kind is an algorithm's own."""
-
-    shared: Mapping[str, float]
-    """Of the devices, which threads and ranks share out among themselves."""
-    repeated: Mapping[str, float]
-    """That every rank does by itself."""
 
 
 def require_devices(devices: int) -> None:

@@ -35,7 +35,6 @@ from sottovoce.cli import (
     exporting,
     keys,
     output,
-    planning,
     published,
     serve_aggregator,
     serve_device,
@@ -201,7 +200,6 @@ data_app.command("import")(data.bring)
 app.add_typer(data_app, name="data", help="List, describe and import data sets.")
 app.command()(training.run)
 app.command()(tuning.tune)
-app.command()(planning.plan)
 app.command()(views.recommend)
 app.command()(views.ledger)
 app.command()(views.report)

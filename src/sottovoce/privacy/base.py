@@ -92,14 +92,6 @@ class Release(Component, ABC):
         """The largest absolute value of one number in what an honest device sends."""
         return LIMIT * max(1, draws) + self.noise_bound
 
-    def positives_sent(
-        self, held: NDArray[np.int64], share: NDArray[np.float64], draws: int | NDArray[np.int64]
-    ) -> NDArray[np.float64]:
-        """How many distinct items of its own a device is expected to send after so many draws, if
-        it holds so many and shares so much of them (π)."""
-        found: NDArray[np.float64] = held * (1.0 - (1.0 - 1.0 / held) ** draws)
-        return found
-
     def is_revealing(self, triples: int, n_items: int) -> bool:
         """Whether a single round may tell much of a history, where a report can be read and has
         so many draws (0: not draws, but all items)."""

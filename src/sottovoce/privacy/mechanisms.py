@@ -57,14 +57,6 @@ class ShareFraction(Release):
         if self.per not in ("draw", "item"):
             raise ConfigError(f'release.per must be "draw" or "item", not {self.per!r}')
 
-    def positives_sent(
-        self, held: NDArray[np.int64], share: NDArray[np.float64], draws: int | NDArray[np.int64]
-    ) -> NDArray[np.float64]:
-        if self.per == "draw":
-            found: NDArray[np.float64] = held * (1.0 - (1.0 - share / held) ** draws)
-            return found
-        return wanted(share, held) * (1.0 - (1.0 - 1.0 / held) ** draws)
-
     def is_revealing(self, triples: int, n_items: int) -> bool:
         """Where a device can name more than half of all items at once, it tells by what it does not
         name."""

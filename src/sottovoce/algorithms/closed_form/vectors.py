@@ -21,14 +21,12 @@ them, in the same order. A device's history ascends and names no item twice.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.algorithms.base import Schedule, Work
 from sottovoce.algorithms.closed_form import kernels
 from sottovoce.core.arrays import each, equal_spans, read_only
 from sottovoce.core.cohort import RowCounts
@@ -73,18 +71,6 @@ class Confidence:
             value = getattr(self, name)
             if not 0.0 <= value <= 1e9:
                 raise ConfigError(f"{name} must lie in [0, 1e9], not {value:g}")
-
-
-def solving(plan: Schedule, n_items: int, size: int, more: Mapping[str, float]) -> Work:
-    """What a round takes in which every device solves for its vector and does `more`."""
-    entries = plan.positives * plan.cohort_size / plan.devices
-    shared = {
-        "device": float(plan.cohort_size),
-        "square": entries * size * (size + 1) / 2,
-        "cube": plan.cohort_size * size**3 / 6,
-        **more,
-    }
-    return Work(shared, {"round": 1.0, "number": float(n_items * size)})
 
 
 def gram(items: NDArray[np.float32]) -> NDArray[np.float64]:

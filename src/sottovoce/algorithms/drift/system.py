@@ -34,7 +34,6 @@ from sottovoce.algorithms.base import (
     AlgorithmSettings,
     FactorModel,
     Schedule,
-    Work,
     require_devices,
 )
 from sottovoce.algorithms.drift import blocks as kernels
@@ -214,10 +213,6 @@ class DRIFTConfig(AlgorithmSettings):
         """A round is an epoch of all users."""
         require_devices(devices)
         return Schedule(devices, positives, devices, 0, 1, self.epochs)
-
-    def work(self, plan: Schedule, n_items: int, release: Any) -> Work:
-        """One step after the other, which nobody shares out."""
-        return Work({}, {"round": 1.0, "event": float(plan.positives)})
 
     def build_under(self, release: Any, link: Link | None, triples: int) -> FactorModel:
         raise ConfigError("drift has data owners, and no server for devices")

@@ -36,12 +36,11 @@ from sottovoce.algorithms.base import (
     CrossDevice,
     Schedule,
     Signs,
-    Work,
 )
 from sottovoce.algorithms.closed_form import vectors as closed_form
 from sottovoce.config import require_number, require_whole
 from sottovoce.core.cohort import Cohort, RowCounts
-from sottovoce.core.consent import Consent, ShareRule
+from sottovoce.core.consent import ShareRule
 from sottovoce.core.links import Link
 from sottovoce.core.messages import GRID, Aggregate, ModelView, SummedReports, Updates
 from sottovoce.errors import ConfigError, MessageError
@@ -155,15 +154,6 @@ class FCFConfig(AlgorithmSettings):
             "their positives can be read. The server adds up what it gets and publishes the item "
             "table."
         )
-
-    def work(self, plan: Schedule, n_items: int, release: Any) -> Work:
-        cells = 0.0 if self._plain else float(plan.cohort_size * n_items * self.embedding_size)
-        return closed_form.solving(plan, n_items, self.embedding_size, {"cell": cells})
-
-    def rows_sent(
-        self, triples: int, n_items: int, held: NDArray[np.int64], consent: Consent, release: Any
-    ) -> float:
-        return float(held.mean()) if self._plain else float(n_items)
 
     def advice(self, cohort_size: int) -> str:
         return f"try another algorithm.learning_rate than {self.learning_rate:g}, or more rounds"

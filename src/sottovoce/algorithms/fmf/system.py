@@ -27,7 +27,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.algorithms.base import ALGORITHMS, AlgorithmSettings, Reporting, Schedule, Work
+from sottovoce.algorithms.base import ALGORITHMS, AlgorithmSettings, Reporting, Schedule
 from sottovoce.algorithms.closed_form import vectors as closed_form
 from sottovoce.algorithms.fcf.system import initial_items, solved
 from sottovoce.algorithms.fmf import rotated
@@ -123,14 +123,6 @@ class FMFConfig(AlgorithmSettings):
             "that mixes everybody's, as long as their owners' limits have room. The server counts "
             "the bits of a batch and publishes the item table."
         )
-
-    def work(self, plan: Schedule, n_items: int, release: Any) -> Work:
-        reports, entries = float(plan.cohort_size * release.max_reports), float(plan.positives)
-        if self.variant == "rotated":  # a report is about all of a device's items
-            told = {"device": float(plan.cohort_size), "turned": reports, "entry": entries}
-            return Work(told, {"round": 1.0, "number": float(n_items * self.embedding_size)})
-        told = {"report": reports, "reported": reports * self.embedding_size}
-        return closed_form.solving(plan, n_items, self.embedding_size, told)
 
     @property
     def as_printed(self) -> bool:

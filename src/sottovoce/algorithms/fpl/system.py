@@ -44,14 +44,13 @@ from sottovoce.algorithms.base import (
     CrossDevice,
     Schedule,
     Signs,
-    Work,
     normal_rows,
     require_devices,
 )
 from sottovoce.algorithms.pairwise import factors
 from sottovoce.config import require_whole
 from sottovoce.core.cohort import Cohort, RowCounts
-from sottovoce.core.consent import Consent, ShareRule
+from sottovoce.core.consent import ShareRule
 from sottovoce.core.links import Link
 from sottovoce.core.messages import GRID, Aggregate, ModelView, SummedReports, Updates, row_bytes
 from sottovoce.errors import ConfigError, MessageError
@@ -225,23 +224,6 @@ class FPLConfig(AlgorithmSettings):
             f"(nFRSH {plan.freshness:.4%})",
             "up": f"{row_bytes(self.embedding_size)} bytes a row",
         }
-
-    def work(self, plan: Schedule, n_items: int, release: Any) -> Work:
-        draws = plan.cohort_size * self.draws_each(plan)
-        cells = draws * factors.padded_width(self.embedding_size)
-        if plan.cohort_size == 1:  # one after the other, many rounds at once
-            return Work({}, {"turn": 1.0, "turn draw": draws, "turn cell": cells})
-        shared = {"device": float(plan.cohort_size), "draw": draws, "cell": cells}
-        return Work(shared, {"round": 1.0, "number": float(n_items * self.width)})
-
-    def rows_sent(
-        self, triples: int, n_items: int, held: NDArray[np.int64], consent: Consent, release: Any
-    ) -> float:
-        """Distinct items among so many draws, as they are expected."""
-        others, own = n_items - held, self.own_draws(held, triples)
-        negative = others * (1.0 - (1.0 - 1.0 / others) ** own)
-        share = consent.share_positives.astype(np.float64)
-        return float((negative + release.positives_sent(held, share, own)).mean())
 
     def searched(self) -> Mapping[str, str]:
         server = {} if self.server_rate is None else {"server_rate": "log:0.03:0.3"}

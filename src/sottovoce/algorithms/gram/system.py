@@ -38,7 +38,7 @@ from typing import Any, ClassVar, Literal, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.algorithms.base import ALGORITHMS, AlgorithmSettings, Contributing, Schedule, Work
+from sottovoce.algorithms.base import ALGORITHMS, AlgorithmSettings, Contributing, Schedule
 from sottovoce.algorithms.gram import model, quality
 from sottovoce.algorithms.gram.kernels import add_factors, sum_pairs
 from sottovoce.algorithms.gram.sums import RunningSums
@@ -191,22 +191,6 @@ class GramConfig(AlgorithmSettings):
             raise ConfigError(
                 'noise = "factorised" and pairs_from run in simulation alone by now; leave them out'
             )
-
-    def work(self, plan: Schedule, n_items: int, release: Any) -> Work:
-        """Of a stage, on average: pairs are those of the items of each device."""
-        entries = float(plan.positives * plan.cohort_size / plan.devices)
-        each, stages = entries / plan.cohort_size, len(self.shares)
-        pairs = entries * (each + 1.0) / 2.0 / stages
-        head = float(min(self.most_head, n_items))
-        return Work(
-            {"device": float(plan.cohort_size), "entry": entries, "pair": pairs},
-            {"round": 1.0, "number": float(n_items * self.width), "head": head**3 / stages},
-        )
-
-    def numbers_sent(self, n_items: int) -> tuple[int, ...]:
-        learnt = (n_items + 1, numbers_of(min(self.most_head, n_items), True))
-        asked = (quality.NUMBERS,) if self.quality_share else ()
-        return (*learnt[: len(self.shares) - len(asked)], *asked)
 
     def most_numbers(self, n_items: int) -> int:
         return max(n_items + 1, numbers_of(min(self.most_head, n_items), True))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.algorithms.base import ALGORITHMS, Schedule, Work
+from sottovoce.algorithms.base import ALGORITHMS, Schedule
 from sottovoce.algorithms.uc.options import FilterConfig as FilterConfig
 from sottovoce.algorithms.uc.options import UCOptions
 from sottovoce.core.consent import Consent
@@ -43,27 +43,6 @@ class UCConfig(UCOptions):
         from sottovoce.algorithms.uc.rows import ModelLayout
 
         return ModelLayout.of(self, n_items).n_rows
-
-    def work(self, plan: Schedule, n_items: int, release: Any) -> Work:
-        steps = float(plan.cohort_size * self.local_epochs)
-        cells = steps * self.pairs * (1 + self.negatives) * self.embedding_size
-        numbers = float(self.model_rows(n_items) * self.width)
-        shared = {"device": float(plan.cohort_size), "step": steps, "cell": cells}
-        return Work(shared, {"round": 1.0, "number": numbers})
-
-    def rows_sent(
-        self, triples: int, n_items: int, held: NDArray[np.int64], consent: Consent, release: Any
-    ) -> float:
-        """Distinct items among so many pairs, as they are expected, and the networks: who hides an
-        attribute leaves its filter out."""
-        from sottovoce.algorithms.uc.rows import ModelLayout
-
-        drawn, others = self.local_epochs * self.pairs, n_items - held
-        share = consent.share_positives.astype(np.float64)
-        positive = release.positives_sent(held, share, drawn)
-        negative = others * (1.0 - (1.0 - 1.0 / others) ** (drawn * self.negatives))
-        networks = ModelLayout.of(self, n_items).network_rows(~self.hidden(consent))
-        return float((positive + negative + networks).mean())
 
     @property
     def counts_senders(self) -> bool:
