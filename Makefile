@@ -133,7 +133,7 @@ lock: $(VENV)/.dev
 	$(LOCK) -c constraints.txt pyproject.toml requirements/build.in -o requirements/core.lock
 	$(LOCK) -c constraints.txt pyproject.toml requirements/build.in --extra web -o requirements/web.lock
 	$(LOCK) -c constraints.txt pyproject.toml requirements/build.in requirements/torch-needs.in \
-	  --extra web --extra flower --extra attacks --extra tune --extra frames --extra mlflow --extra docs --extra dev -o requirements/dev.lock
+	  --extra web --extra flower --extra attacks --extra tune --extra frames --extra docs --extra dev -o requirements/dev.lock
 	$(LOCK) -c constraints.txt requirements/torch.in -o requirements/torch.lock
 
 clean:

@@ -54,7 +54,7 @@ def test_the_lists_have_what_the_package_asks_for():
     assert set(lists) == {"core", "web", "dev", "torch", "torch-cpu", "fuzz"}
     assert names(*core) | build <= lists["core"] <= lists["web"]
     assert names(*extras["web"]) <= lists["web"] <= lists["dev"]
-    for extra in ("flower", "attacks", "tune", "frames", "mlflow", "docs", "dev"):
+    for extra in ("flower", "attacks", "tune", "frames", "docs", "dev"):
         assert names(*extras[extra]) <= lists["dev"], extra
     assert names(*extras["torch"]) == lists["torch-cpu"] <= lists["torch"]
     # The build for processors alone is installed without looking at what it needs.

@@ -55,7 +55,6 @@ if TYPE_CHECKING:
     from sottovoce.interface.systems import UCFedRec as UCFedRec
     from sottovoce.runs.card import Card as Card
     from sottovoce.runs.read import Recommendation as Recommendation
-    from sottovoce.runs.tracking import to_mlflow as to_mlflow
     from sottovoce.runs.train import run_experiment as run_experiment
 
 __version__ = "0.2.0"
@@ -100,7 +99,6 @@ _HOMES = {
     "open_run": "interface.fitting",
     "run_experiment": "runs.train",
     "split": "interface.data",
-    "to_mlflow": "runs.tracking",
 }
 
 __all__ = sorted([*_HOMES, "__version__"])

@@ -160,7 +160,7 @@ def test_every_extra_that_is_named_is_there_and_has_the_library():
             one for name in extras.split(",") for one in project["optional-dependencies"][name]
         ]
         library = {"sklearn": "scikit-learn", "threadpoolctl": "scikit-learn",
-                   "apsw": "apsw-sqlite3mc", "mlflow": "mlflow-skinny"}  # fmt: skip
+                   "apsw": "apsw-sqlite3mc"}  # fmt: skip
         wanted = library.get(module, module.replace("_", "-"))
         assert any(re.match(rf"{wanted}\b", one) for one in brought), module
 

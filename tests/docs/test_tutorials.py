@@ -23,7 +23,6 @@ SLOW_HOW_TO = frozenset(
     [
         "compare-and-latex",
         "epsilon-per-user",
-        "mlflow-and-pandas",
         "own-component",
         "resume-a-run",
         "same-numbers",

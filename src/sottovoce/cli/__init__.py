@@ -32,7 +32,6 @@ from sottovoce.cli import (
     device_page,
     device_terms,
     docs,
-    exporting,
     keys,
     output,
     published,
@@ -204,9 +203,6 @@ app.command()(views.recommend)
 app.command()(views.ledger)
 app.command()(views.report)
 app.command()(attack.attack)
-export_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
-export_app.command("mlflow")(exporting.mlflow)
-app.add_typer(export_app, name="export", help="Give finished runs to other tools.")
 app.command()(published.reproduce)
 app.command()(published.benchmark)
 app.command()(published.bench)

@@ -23,7 +23,6 @@ EXTRA_OF = {
     **dict.fromkeys(("sklearn", "threadpoolctl"), "attacks"),
     "optuna": "tune",
     **dict.fromkeys(("pandas", "polars"), "frames"),
-    "mlflow": "mlflow",
     **dict.fromkeys(("implicit", "cornac"), "dev"),
     **dict.fromkeys(
         (
