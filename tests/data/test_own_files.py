@@ -6,6 +6,7 @@ import bz2
 import csv
 import gzip
 import io
+import json
 import lzma
 import shutil
 import tracemalloc
@@ -179,6 +180,93 @@ def test_other_times_and_what_is_none() -> None:
         "2024-02-30": None, "2024-05-01T25:00Z": None, "noon": None, "": None, "05/01/2024": None,
     }  # fmt: skip
     assert dict(zip(told, seconds_of_texts(pa.array(told)).to_pylist(), strict=True)) == told
+
+
+TWO_DAYS = [1714521600, 1735603200]  # 1 May and 31 December 2024
+
+
+@pytest.mark.parametrize(
+    ("values", "seconds"),
+    [
+        (["1/5/2024", "31/12/2024"], TWO_DAYS),
+        (["05/01/2024", "12/31/2024"], TWO_DAYS),
+        (["01.05.2024", "31.12.2024"], TWO_DAYS),
+        (["01-05-2024 00:00", "31-12-2024 10:30:05"], [TWO_DAYS[0], TWO_DAYS[1] + 37805]),
+    ],
+)
+def test_the_file_tells_how_days_are_written(
+    tmp_path: Path, values: list[str], seconds: list[int]
+) -> None:
+    (tmp_path / "t.csv").write_text("user;item;when\n" + f"a;1;{values[0]}\na;2;{values[1]}\n")
+    table = import_path(tmp_path / "t.csv").interactions
+    assert table.timestamps is not None
+    assert table.timestamps.tolist() == seconds
+
+
+def test_days_that_can_be_read_in_two_ways_are_asked_about(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("user,item,when\na,1,01/05/2024\na,2,06/07/2024\n")
+    with pytest.raises(ConfigError, match=r"'01/05/2024' can be read in two ways; say --dates day"):
+        import_path(tmp_path / "t.csv")
+    for order, first in (("day-first", 1714521600), ("month-first", 1704412800)):
+        table = import_path(tmp_path / "t.csv", dates=order).interactions
+        assert table.timestamps is not None
+        assert table.timestamps[0] == first
+    (tmp_path / "t.csv").write_text("user,item,when\na,1,31/05/2024\na,2,06/17/2024\n")
+    with pytest.raises(CorruptData, match=r"line 3: column when: '06/17/2024' is no time"):
+        import_path(tmp_path / "t.csv")
+
+
+def test_decimal_commas_and_large_ids(tmp_path: Path) -> None:
+    ids = [str(2**63 + 7), "123e4567-e89b-12d3-a456-426614174000"]
+    rows = "".join(
+        f"{user};{ids[0]};{rating}\n" for user, rating in zip(ids, ("3,5", "-1"), strict=True)
+    )
+    (tmp_path / "t.csv").write_text("user;item;rating\n" + rows)
+    assert rows_of(import_path(tmp_path / "t.csv")) == {
+        (ids[0], ids[0], 3.5, 0),
+        (ids[1], ids[0], -1.0, 0),
+    }
+    (tmp_path / "t.csv").write_text("user;item;rating\na;b;1,234\n")  # or one thousand
+    with pytest.raises(CorruptData, match="line 2: column rating: '1,234' is not a finite number"):
+        import_path(tmp_path / "t.csv")
+
+
+JSON_ROWS = st.lists(
+    st.tuples(IDS, IDS | st.integers(0, 9), st.floats(-9, 9, width=16)), min_size=1
+)
+
+
+@pytest.mark.usefixtures("small")
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(rows=JSON_ROWS, listed=st.booleans(), packed=st.booleans())
+def test_any_events_come_back_from_json(
+    tmp_path: Path, rows: list[tuple[str, str | int, float]], listed: bool, packed: bool
+) -> None:
+    objects = [{"user": u, "item": i, "rating": r, "seen": [1]} for u, i, r in rows]
+    lines = [json.dumps(one) for one in objects]
+    content = (json.dumps(objects) if listed else "\n".join(lines)).encode()
+    file = tmp_path / ("t.json.gz" if packed else "t.json")
+    file.write_bytes(gzip.compress(content, 1) if packed else content)
+    expected = collapsed([(u, str(i), r, 0) for u, i, r in rows])
+    assert rows_of(import_path(file)) == expected
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        ('{"user": 1, "item": 2}\n{"user": 1\n', "line 2 is no JSON"),
+        ('{"user": 1, "item": 2}\n[1, 2]\n', "line 2 must be an object"),
+        ('{"user": 1, "item": 2}\n{"user": 1, "item": true}\n', "row 2: item must be a text or"),
+        ('{"user": 1, "item": 2}\n{"user": 1}\n', "line 2: column item: is empty"),
+        ('[{"user": 1, "item": 2}, 3]', "entry 2 must be an object"),
+        ("[]", "has no rows"),
+        (" ", "is empty"),
+    ],
+)
+def test_bad_json_is_named_with_line_and_reason(tmp_path: Path, content: str, reason: str) -> None:
+    (tmp_path / "t.jsonl").write_text(content)
+    with pytest.raises(CorruptData, match=reason):
+        import_path(tmp_path / "t.jsonl")
 
 
 @pytest.mark.parametrize(

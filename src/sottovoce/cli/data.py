@@ -122,6 +122,12 @@ def bring(
     delimiter: Annotated[
         str | None, typer.Option(help="Table: the text that separates its fields; `tab` for a tab.")
     ] = None,
+    dates: Annotated[
+        Literal["day-first", "month-first"] | None,
+        typer.Option(
+            help="Table: how days such as 03/04/2024 are written, if the file does not tell."
+        ),
+    ] = None,
     skip_bad: Annotated[
         bool, typer.Option("--skip-bad", help="Leave out rows that cannot be read; count them.")
     ] = False,
@@ -135,10 +141,11 @@ def bring(
     NAME is what to call it, PATH a downloaded zip, a folder or one file.
 
     It knows MovieLens (100k, 1M, 10M, CSV), Foursquare TIST2015, Douban Book, RecBole's atomic
-    files and lists with a user per line (LightGCN). It also reads tables: delimited text or
-    Parquet, also packed (gz, bz2, xz, zst), with or without a line of names, in one file or as a
-    ready split. It says what it took for what, and writes to $SOTTOVOCE_DATA, else to the user
-    cache. The licences of downloads do not allow you to pass these data on.
+    files and lists with a user per line (LightGCN). It also reads tables: delimited text,
+    Parquet or JSON (an object per line, or a list), also packed (gz, bz2, xz, zst), with or without
+    a line of names, in one file or as a ready split. It says what it took for what, and writes to
+    $SOTTOVOCE_DATA, else to the user cache. The licences of downloads do not allow you to pass
+    these data on.
 
     \b
     Examples:
@@ -173,6 +180,7 @@ def bring(
             delimiter=_delimiter(delimiter),
             header=header,
             names=[part.strip() for part in columns.split(",")] if columns else (),
+            dates=dates,
             skip_bad=skip_bad,
             parts={part: file for part, file in parts.items() if file is not None},
         )

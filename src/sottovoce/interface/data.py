@@ -17,6 +17,7 @@ from sottovoce.data.importers.columns import id_column
 from sottovoce.data.importers.table import read_table
 from sottovoce.data.sources import TOWN, available
 from sottovoce.data.splitting import Split
+from sottovoce.data.times import DayOrder
 from sottovoce.errors import CorruptData, DataNotFound, UsageError
 from sottovoce.experiment import Experiment
 from sottovoce.interface.speech import spoken
@@ -45,6 +46,7 @@ def load(
     delimiter: str | None = None,
     header: bool = True,
     names: Sequence[str] = (),
+    dates: DayOrder | None = None,
     kind: str = "auto",
     residents: int | None = None,
 ) -> Dataset:
@@ -54,9 +56,9 @@ def load(
     a time and a rating ("user_id", "movieId", "timestamp", "stars" …). Nothing is written anywhere.
 
     Args:
-        source: A CSV, TSV or Parquet file, an official download such as `ml-1m.zip`, a folder; the
-            name of a prepared data set ("movielens-100k") or "town", the generated one; or a frame
-            of pandas, Polars or pyarrow, or a dictionary of columns.
+        source: A CSV, TSV, Parquet or JSON file, an official download such as `ml-1m.zip`, a
+            folder; the name of a prepared data set ("movielens-100k") or "town", the generated one;
+            or a frame of pandas, Polars or pyarrow, or a dictionary of columns.
         columns: Which column plays which role, if names leave it open, such as
             `{"user": "uid", "timestamp": "-"}`; roles are user, item, timestamp, rating and split,
             and "-" leaves a role out.
@@ -70,6 +72,8 @@ def load(
         delimiter: What separates the fields of a text file, if it cannot be guessed.
         header: Whether the first line of a text file names its columns.
         names: Names of the columns of a text file without such a line.
+        dates: How days such as 03/04/2024 are written, "day-first" or "month-first", if the file
+            does not tell.
         kind: Which importer reads the file; by default the one that knows it.
         residents: How many people live in the generated town.
 
@@ -90,7 +94,7 @@ def load(
         "min_user_items": min_user_items,
         "min_item_users": min_item_users,
     }
-    text = {"delimiter": delimiter, "header": header, "names": tuple(names)}
+    text = {"delimiter": delimiter, "header": header, "names": tuple(names), "dates": dates}
     with spoken():
         if residents is not None and source != TOWN:
             raise UsageError('residents is for "town", the generated data set')
@@ -126,7 +130,7 @@ def _imported(
                 f"{', '.join(available())}"
             )
         return import_path(path, kind, columns=columns, name=name, skip_bad=skip_bad, **text)
-    request = Request(name=name, columns=columns or {}, skip_bad=skip_bad)
+    request = Request(name=name, columns=columns or {}, skip_bad=skip_bad, dates=text["dates"])
     return read_table(arrow(source, "the frame"), request, name or "frame")
 
 

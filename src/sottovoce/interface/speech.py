@@ -13,6 +13,7 @@ _OPTIONS = (
     (r"--columns ([\w,]+)", r'names="\1".split(",")'),
     (r"--no-header", "header=False"),
     (r"--skip-bad", "skip_bad=True"),
+    (r"--dates ([\w-]+)", r'dates="\1"'),
     (r"--delimiter tab", r'delimiter="\\t"'),
     (r"--device (\w+)", r'device="\1"'),
     (r"--out\b", "out="),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypedDict, Unpack
+from typing import Any, TypedDict, Unpack, get_args
 
 from sottovoce.data.assembly import Keep, RawTables
 from sottovoce.data.dataset import PARTS, Dataset
@@ -12,6 +12,7 @@ from sottovoce.data.gathering import Report
 from sottovoce.data.importers.base import IMPORTERS, Download, Imported, Importer, Piece, Request
 from sottovoce.data.importers.files import Archive
 from sottovoce.data.prepared import require_place
+from sottovoce.data.times import DayOrder
 from sottovoce.errors import ConfigError, CorruptData, DataError, DataNotFound
 
 __all__ = [
@@ -60,6 +61,8 @@ class ImportOptions(TypedDict, total=False):
     names: Sequence[str]
     skip_bad: bool
     """Whether rows that cannot be read are left out, and counted, rather than refused."""
+    dates: DayOrder | None
+    """The order of days with slashes; without one the file must tell."""
     parts: Mapping[str, Path | str] | None
     """The files of a ready split (train, test, perhaps validation), in place of a path."""
 
@@ -98,6 +101,8 @@ def _understood(
     columns, delimiter = asked.get("columns") or {}, asked.get("delimiter")
     header, names = asked.get("header", True), tuple(asked.get("names", ()))
     skip_bad, pieces = asked.get("skip_bad", False), _pieces(asked.get("parts") or {})
+    if asked.get("dates") not in (None, *get_args(DayOrder)):
+        raise ConfigError(f"dates must be day-first or month-first, not {asked.get('dates')!r}")
     if keep not in ("first", "last"):
         raise ConfigError(f"keep must be first or last, not {keep!r}")
     if (path is None) == (not pieces):
@@ -116,10 +121,12 @@ def _understood(
 
     if country is not None and not importer.takes_country:
         raise ConfigError(f"country applies to {takers('takes_country')} alone; {shown} is {kind}")
-    if (columns or delimiter or names or not header) and not importer.takes_columns:
+    if (columns or delimiter or names or not header or asked.get("dates")) and not (
+        importer.takes_columns
+    ):
         raise ConfigError(
-            f"columns, names, a header and a delimiter apply to {takers('takes_columns')} alone; "
-            f"{shown} is {kind}"
+            "columns, names, a header, a delimiter and dates apply to "
+            f"{takers('takes_columns')} alone; {shown} is {kind}"
         )
     if (pieces or skip_bad) and not importer.takes_parts:
         raise ConfigError(
@@ -128,7 +135,8 @@ def _understood(
         )
     request = Request(
         None if pieces else only, asked.get("name"), keep, country, columns, delimiter, header,
-        names, skip_bad, pieces, asked.get("min_user_items"), asked.get("require_attribute"),
+        names, skip_bad, asked.get("dates"), pieces, asked.get("min_user_items"),
+        asked.get("require_attribute"),
     )  # fmt: skip
     return importer, archive, request
 

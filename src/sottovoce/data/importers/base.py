@@ -20,6 +20,7 @@ from sottovoce.data.importers.columns import PART_WORDS
 from sottovoce.data.importers.files import Archive, bare
 from sottovoce.data.prepared import placed, read_prepared, write_prepared
 from sottovoce.data.splitting import keep_active, keep_known
+from sottovoce.data.times import DayOrder
 from sottovoce.errors import DataError
 from sottovoce.registry import Component, Registry
 
@@ -58,6 +59,8 @@ class Request:
     """Of a table without such a line: names for its columns."""
     skip_bad: bool = False
     """Whether rows that cannot be read are left out, and counted."""
+    dates: DayOrder | None = None
+    """The order of days with slashes, such as 31/12/2024; told by the file if it can be."""
     pieces: tuple[Piece, ...] = ()
     """The files of a ready split, where they were named one by one."""
     min_user_items: int | None = None

@@ -16,11 +16,13 @@ from sottovoce.data.dataset import PARTS
 from sottovoce.data.gathering import EventBatch
 from sottovoce.data.importers.columns import PART_WORDS
 from sottovoce.data.importers.files import TextNotes
-from sottovoce.data.times import are_days, seconds_of_texts
-from sottovoce.errors import CorruptData
+from sottovoce.data.times import DayOrder, an_ambiguous_day, are_days, day_order, seconds_of_texts
+from sottovoce.errors import ConfigError, CorruptData
 
 _UNITS = ("seconds", "milliseconds", "microseconds", "nanoseconds")
 _NUMBER = r"^\s*[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?\s*$"
+_COMMA = r"^(\s*[+-]?\d+),(\d{1,2}|\d{4,})(\s*)$"
+"""A decimal comma. Three digits after it may be thousands, and are refused."""
 
 Mask = NDArray[np.bool_]
 
@@ -31,6 +33,8 @@ class Converter:
     their line, or, with `skip_bad`, left out and counted."""
 
     skip_bad: bool = False
+    dates: DayOrder | None = None
+    """The order of days with slashes; None until it is known."""
     notes: TextNotes = field(default_factory=TextNotes)
     times: str = ""
     """How times are written, once it is known: "numbers", "days", "texts", or "stamps" of Arrow."""
@@ -58,7 +62,7 @@ class Converter:
             bad.append((role, _empty(columns[role]), "is empty: every event needs both ids"))
         times, ratings, parts = None, None, None
         if "timestamp" in columns:
-            times, wrong = self._seconds(columns["timestamp"])
+            times, wrong = self._seconds(columns["timestamp"], where)
             bad.append(
                 ("timestamp", wrong, "is no time (ISO texts such as 2024-05-01T10:00:00+02:00, or "
                  "numbers since 1970); it must hold times")
@@ -100,7 +104,8 @@ class Converter:
     def told(self) -> str:
         """How times were read, in words."""
         if self.times == "texts":
-            return "ISO texts (those without a zone as UTC)"
+            days = f", days with slashes {self.dates}" if self.dates else ""
+            return f"ISO texts (those without a zone as UTC{days})"
         if self.times == "stamps":
             return "time stamps"
         if self.times == "days":
@@ -118,7 +123,7 @@ class Converter:
                 if long > 1000 or odd:  # then it is worth a look at each
                     check_ids(column.to_pylist(), f"{where}, column {names[role]}")
 
-    def _seconds(self, column: Any) -> tuple[NDArray[np.int64], Mask]:
+    def _seconds(self, column: Any, where: str) -> tuple[NDArray[np.int64], Mask]:
         kind = column.type
         if pa.types.is_timestamp(kind) or pa.types.is_date(kind):
             self.times = "stamps"
@@ -133,7 +138,15 @@ class Converter:
                 self.times = "days"
         if self.times == "numbers" and numbers is not None:
             return numbers, wrong
-        told = seconds_of_texts(texts(column, "times"))
+        written = texts(column, "times")
+        if self.dates is None:
+            self.dates = day_order(written)
+            if self.dates is None and (day := an_ambiguous_day(written)) is not None:
+                raise ConfigError(
+                    f"{where}: {day!r} can be read in two ways; say --dates day-first or "
+                    "--dates month-first"
+                )
+        told = seconds_of_texts(written, self.dates)
         return _filled(told), _nulls(told)
 
 
@@ -185,6 +198,7 @@ def _floats(column: Any) -> Any:
     try:
         return pc.cast(column, pa.float64())
     except pa.ArrowInvalid:
+        column = pc.replace_substring_regex(column, _COMMA, r"\1.\2\3")
         fits = pc.match_substring_regex(column, _NUMBER)
         some = pc.if_else(fits, pc.utf8_trim_whitespace(column), None)
         return pc.cast(some, pa.float64())

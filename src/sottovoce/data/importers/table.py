@@ -1,5 +1,5 @@
-"""Any table of events: delimited text or Parquet, packed or not, with its columns named or guessed;
-one file, or the files of a ready split."""
+"""Any table of events: delimited text, Parquet or JSON, packed or not, with its columns named or
+guessed; one file, or the files of a ready split."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 
 from sottovoce.data.dataset import PARTS, Dataset
 from sottovoce.data.gathering import EventBatch
+from sottovoce.data.importers import objects
 from sottovoce.data.importers.base import (
     IMPORTERS,
     EventStream,
@@ -41,7 +42,7 @@ from sottovoce.data.importers.files import (
 from sottovoce.data.importers.rows import Converter
 from sottovoce.errors import ConfigError, CorruptData, DataNotFound
 
-SUFFIXES = (".csv", ".tsv", ".txt", ".dat", ".parquet", ".data", ".rating")
+SUFFIXES = (".csv", ".tsv", ".txt", ".dat", ".parquet", ".data", ".rating", ".jsonl", ".ndjson")
 _PEEK = 1 << 16
 _ROWS = 100
 _AT_ONCE = 1 << 19
@@ -62,6 +63,8 @@ def plan_table(piece: Piece, request: Request) -> TablePlan:
     """Looks at the first rows of a file."""
     if bare(piece.base).lower().endswith(".parquet"):
         return _plan_parquet(piece, request)
+    if bare(piece.base).lower().endswith(objects.SUFFIXES):
+        return _plan_json(piece, request)
     return _plan_text(piece, request)
 
 
@@ -78,6 +81,23 @@ def _plan_parquet(piece: Piece, request: Request) -> TablePlan:
     for number, name in enumerate(names):
         column = [] if first is None else first.column(number).to_pylist()
         sample[name] = [str(value) for value in column if value is not None]
+    return TablePlan(piece, names, choose_columns(names, request.columns, piece.where, sample))
+
+
+def _plan_json(piece: Piece, request: Request) -> TablePlan:
+    if not request.header or request.names or request.delimiter:
+        raise ConfigError(
+            f"{piece.where} is JSON, which names its fields: leave --no-header, --columns and "
+            "--delimiter out"
+        )
+    rows = next(objects.blocks_of(piece, TextNotes()), [])[:_ROWS]
+    if not rows:
+        raise CorruptData(f"{piece.where} has no rows")
+    names = tuple(dict.fromkeys(name for _, row in rows for name in row))
+    sample = {
+        name: [str(row[name]) for _, row in rows if isinstance(row.get(name), str | int | float)]
+        for name in names
+    }
     return TablePlan(piece, names, choose_columns(names, request.columns, piece.where, sample))
 
 
@@ -162,7 +182,7 @@ def stream_tables(
             f"{first.piece.where} is a part of a split, and has a column {first.chosen['split']!r} "
             "that says which; leave that out with --column split=-, or give one file"
         )
-    converter = Converter(request.skip_bad)
+    converter = Converter(request.skip_bad, request.dates)
     stream = EventStream(iter(()), _decided(plans))
     stream.batches = _batches(plans, converter, stream, report)
     return stream
@@ -193,7 +213,7 @@ def _batches(
     by_piece = {id(plan.piece): plan for plan in plans}
     for piece, here in counted([plan.piece for plan in plans], report):
         plan = by_piece[id(piece)]
-        yield from (_of_text if plan.layout else _of_parquet)(plan, converter, here)
+        yield from _reader(plan)(plan, converter, here)
     stream.bare_times = converter.bare_times
     notes = converter.notes
     if "timestamp" in stream.decided:
@@ -205,6 +225,12 @@ def _batches(
             f"{notes.skipped:,} rows that could not be read, the first in line "
             f"{notes.first_skipped:,}"
         )
+
+
+def _reader(plan: TablePlan) -> Callable[..., Iterator[EventBatch]]:
+    if plan.layout is not None:
+        return _of_text
+    return _of_json if bare(plan.piece.base).lower().endswith(objects.SUFFIXES) else _of_parquet
 
 
 def encoding(notes: TextNotes) -> str:
@@ -224,6 +250,19 @@ def _of_text(
     for block in blocks:
         columns = {role: block.table[name] for role, name in plan.chosen.items()}
         yield converter.batch(columns, plan.chosen, piece.where, block.line_of, part=piece.part)
+
+
+def _of_json(
+    plan: TablePlan, converter: Converter, report: Callable[[int, int], None]
+) -> Iterator[EventBatch]:
+    piece = plan.piece
+    for block in objects.blocks_of(piece, converter.notes, report):
+        found = objects.texts_of(block, [*plan.chosen.values()], piece.where)
+        columns = {role: found[name] for role, name in plan.chosen.items()}
+        numbers = [n for n, _ in block]
+        yield converter.batch(
+            columns, plan.chosen, piece.where, numbers.__getitem__, part=piece.part
+        )
 
 
 def _of_parquet(
@@ -254,7 +293,7 @@ def read_table(table: pa.Table, request: Request, where: str) -> Dataset:
     if not table.num_rows:
         raise CorruptData(f"{where} has no rows")
     chosen = choose_columns(names, request.columns, where, sample)
-    converter = Converter(request.skip_bad)
+    converter = Converter(request.skip_bad, request.dates)
     stream = EventStream(iter(()), {})
 
     def batches() -> Iterator[EventBatch]:
@@ -332,7 +371,7 @@ def _parquet(piece: Piece) -> Iterator[pq.ParquetFile]:
 
 @IMPORTERS.register("table")
 class PlainTable(Streamed):
-    """Any table with a row per event: delimited text or Parquet, one file or a ready split."""
+    """A table with a row per event: delimited text, Parquet or JSON, one file or a ready split."""
 
     listed_at = 1000  # it takes whatever nobody else knows
     takes_columns = True
