@@ -579,9 +579,6 @@ def unknown_words(root: Any, line: str) -> str:
         if missing:
             return f"there is no command {missing[0]}"
         commands = [c.commands[name] for c in groups for name in names if name in c.commands]
-        hidden = [command.name for command in commands if command.hidden]
-        if hidden:
-            return f"{hidden[0]} is a former name"
         known = known.union(*map(_options, commands))
     for group in commands:
         if group is not root:  # a whole group is spoken of, with an option of some of its commands

@@ -169,14 +169,3 @@ def test_an_owner_reads_who_sees_what(tmp_path):
     assert "cut to a length of 0.5" in words
     assert "1.5 times that length" in words
     assert "no noise" not in words
-
-
-@pytest.mark.parametrize(("old", "new"), [("masker", "helper"), ("proxy", "shuffler")])
-def test_a_command_under_its_former_name_says_what_it_is_called_now(place, capsys, old, new):
-    folder = str(place / "none")
-    assert call(["serve", old, folder]) == call(["serve", new, folder]) != 0
-    first, second, third = capsys.readouterr().err.strip().splitlines()
-    assert first == f"`sottovoce serve {old}` is called `sottovoce serve {new}` now"
-    assert second == third
-    assert call(["serve", "--help"]) == 0
-    assert f"\n  {old} " not in capsys.readouterr().out

@@ -302,33 +302,6 @@ def test_as_a_process_of_its_own(here, store):
     assert json.loads(done.stdout)["takes_part"] is False
 
 
-@pytest.mark.parametrize("command", ["join", *COMMANDS[1:4], "show", *COMMANDS[5:]])
-def test_the_former_name_says_what_it_is_called_now(store, capsys, command, tmp_path):
-    more = {
-        "join": [tmp_path / "invitation.json"],
-        "consent": ["--takes-part"],
-        "interact": ["film 0", "--liked"],
-        "leave": ["--yes"],
-    }
-    now = "status" if command == "show" else command
-    assert call(["user", "consent", str(store), "--takes-part", "--json"]) == 0
-    capsys.readouterr()
-    arguments = [str(store), *map(str, more.get(command, [])), "--json"]
-    assert call(["user", command, *arguments]) == 0
-    former = capsys.readouterr()
-    assert former.err == f"`sottovoce user {command}` is called `sottovoce device {now}` now\n"
-    assert call(["device", now, *arguments]) == 0
-    told = capsys.readouterr()
-    assert told.err == ""
-    assert json.loads(former.out).keys() == json.loads(told.out).keys()
-
-
-def test_the_former_name_is_in_no_help(capsys):
-    call(["--help"])
-    assert "device" in (out := capsys.readouterr().out)
-    assert "\n  user " not in out
-
-
 def test_a_choice_that_means_nothing_to_data_owners_is_refused(store, ask):
     assert "--refuse" in ask("consent", store, "--epsilon", "1", code=2)["error"]
     assert "--refuse" in ask("consent", store, "--hide", "age", code=2)["error"]

@@ -253,7 +253,6 @@ def test_commands_are_lines_after_a_prompt_or_all():
         ("sottovoce serve jump", "there is no command jump"),
         ("sottovoce run FILE --sets a=b", "there is no option --sets"),
         ("sottovoce data list|jump", "there is no command jump"),
-        ("sottovoce serve proxy DIR", "proxy is a former name"),
         ("sottovoce recommend RUN --engine https", "there is no option --engine"),
     ],
 )

@@ -52,7 +52,6 @@ from sottovoce.cli import (
     tuning,
     views,
 )
-from sottovoce.cli.options import renamed
 from sottovoce.core.installed import EXTRA_OF, needs
 from sottovoce.core.words import Said
 from sottovoce.errors import RunError, SottovoceError, Told, UsageError
@@ -245,11 +244,6 @@ serve_app.command("flower")(serve_flower.flower)
 serve_app.command("nginx")(serve_flower.nginx)
 serve_app.command("backup")(copies.backup)
 serve_app.command("restore")(copies.restore)
-for old, new, command in (
-    ("proxy", "shuffler", serve_shuffler.shuffler),
-    ("masker", "helper", serve_helper.helper),
-):
-    serve_app.command(old, hidden=True)(renamed(command, f"serve {old}", f"serve {new}"))
 app.add_typer(serve_app, name="serve", help="Run a party of a real federation as a service.")
 keys_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 keys_app.command("init")(keys.init)
@@ -284,16 +278,3 @@ device_app.command("restore")(copies.restore_store)
 app.add_typer(
     device_app, name="device", help="Everything that a person does: her data and her choices."
 )
-
-user_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
-for command, old, new in (
-    (device_join.join, "join", "join"),
-    (device.consent, "consent", "consent"),
-    (device_owners.send, "send", "send"),
-    (device_owners.interact, "interact", "interact"),
-    (device.status, "show", "status"),
-    (device.recommend, "recommend", "recommend"),
-    (device_owners.leave, "leave", "leave"),
-):
-    user_app.command(old)(renamed(command, f"user {old}", f"device {new}"))
-app.add_typer(user_app, name="user", hidden=True)

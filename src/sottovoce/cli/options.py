@@ -281,21 +281,6 @@ def served(port: int, words: str = "") -> Callable[[Callable[..., Any]], Callabl
     return decorate
 
 
-def renamed(command: Callable[..., None], old: str, new: str) -> Callable[..., None]:
-    """The command under its former name, which says what it is called now."""
-
-    @functools.wraps(command)
-    def alias(**given: Any) -> None:
-        output.note(f"`sottovoce {old}` is called `sottovoce {new}` now")
-        command(**given)
-
-    return alias
-
-
-_SPELLINGS = {"takes_part": ("--takes-part/--no-takes-part",)}
-"""Other names of options, by which users of data owners knew them."""
-
-
 def with_choices(command: Callable[..., None]) -> Callable[..., None]:
     """The command with an option for each field of a choice that has one, behind its first
     parameter. It gets those that were given, as keywords."""
@@ -303,8 +288,7 @@ def with_choices(command: Callable[..., None]) -> Callable[..., None]:
     for field in fields(Choice):
         kind = FIELDS[field.name]
         if kind.option:
-            spellings = (kind.option, *_SPELLINGS.get(field.name, ()))
-            option = typer.Option(*spellings, help=kind.help, metavar=kind.metavar)
+            option = typer.Option(kind.option, help=kind.help, metavar=kind.metavar)
             hint: Any = Annotated[types[field.name] | None, option]
             options.append(
                 inspect.Parameter(
