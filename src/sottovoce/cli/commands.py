@@ -130,10 +130,10 @@ class Commands(UserDict[str, Any]):
     """Commands by name. Each is a function that makes it until it is asked for."""
 
     def __getitem__(self, name: str) -> click.Command:
-        found = self.data[name]
-        if not isinstance(found, click.Command):
-            found = self.data[name] = found()
-        return found
+        made = self.data[name]
+        command: click.Command = made if isinstance(made, click.Command) else made()
+        self.data[name] = command
+        return command
 
 
 class _Command(typer.core.TyperCommand):
