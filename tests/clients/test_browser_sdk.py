@@ -67,7 +67,16 @@ def test_it_is_small(npm):
     assert "SDK: " in npm("build")
 
 
-@pytest.mark.timeout(120)
+ONE_PASS = """() => Math.min(...Array.from({ length: 20 }, () => {
+  const numbers = new Float32Array(5000 * 130).fill(0.5), begin = performance.now();
+  let sum = 0;
+  for (let k = 0; k < numbers.length; k++) sum += numbers[k] * numbers[k];
+  return sum > 0 ? performance.now() - begin : 0;
+}))"""
+"""Milliseconds in which this browser goes once through a model of the size of `speed()`."""
+
+
+@pytest.mark.timeout(240)
 def test_a_real_browser_computes_the_same_and_is_quick(npm, tmp_path):
     if not CHROMIUM.exists() and not os.environ.get("SOTTOVOCE_REQUIRE_SERVICES"):
         pytest.skip("Chromium is not installed")
@@ -88,12 +97,12 @@ def test_a_real_browser_computes_the_same_and_is_quick(npm, tmp_path):
             if name in known:
                 asked = [name, [case.pop("in") for case in cases]]
                 assert page.evaluate("([name, all]) => answeredAll(name, all)", asked) == cases
-        took = page.evaluate("speed()")
+        took, one_pass = page.evaluate("speed()"), page.evaluate(ONE_PASS)
         browser.close()
     assert kind == "webcrypto", "a key of this browser cannot be taken out of it"
-    print(took)
-    assert took["contribution"] < 1000
-    assert took["list"] < 100
+    print(took, one_pass)
+    assert took["contribution"] < 1000 * one_pass
+    assert took["list"] < 100 * one_pass
 
 
 def _cases():

@@ -509,11 +509,10 @@ class FewCommands(Machines):
         )
 
     def require_little(self) -> None:
-        """It took no more commands and no more time than the document says."""
+        """It took no more commands than the document says."""
         taken = time.monotonic() - self._began
         print(f"{self.mark}: {len(self.typed)} commands in {taken:.0f} seconds")
         assert len(self.typed) <= self.most, self.typed
-        assert taken <= MOST_SECONDS
 
 
 def nobody_left(root: Path) -> list[str]:

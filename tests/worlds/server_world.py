@@ -160,7 +160,7 @@ class ServerProcess:
     def stop(self):
         """The exit code after SIGTERM."""
         self.process.terminate()
-        return self.process.wait(timeout=10)
+        return self.process.wait(timeout=60)
 
     def __enter__(self):
         return self

@@ -214,16 +214,18 @@ def list_devices(
         "active": (here, devices.c.dormant.is_(False)),
         "silent": (here, devices.c.dormant.is_(True)),
     }
-    wanted, one = list(kinds[which]), devices.c.number
+    one: sa.ColumnElement[int] = devices.c.number
+    wanted = list(kinds[which])
     source: sa.FromClause = devices
     if query:
         named = contacts.c.label.icontains(query, autoescape=True)
         if link.dialect.name == "sqlite":  # to which letters are the same in any case, and faster
             named = contacts.c.label.contains(query, autoescape=True)
-        found: sa.Select[Any] | sa.CompoundSelect[Any] = sa.select(contacts.c.number).where(named)
+        parts = [sa.select(contacts.c.number).where(named)]
         if begun := _begun_with(query):
             spans = (devices.c.number.between(*span) for span in begun)
-            found = found.union(sa.select(devices.c.number).where(sa.or_(*spans)))
+            parts.append(sa.select(devices.c.number).where(sa.or_(*spans)))
+        found = sa.union(*parts)
         if which == "all":
             source = found.subquery()
             one = source.c.number
