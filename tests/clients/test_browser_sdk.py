@@ -31,19 +31,16 @@ def npm():
     return asked
 
 
-@pytest.mark.timeout(120)
 def test_types_hold(npm):
     npm("types")
 
 
-@pytest.mark.timeout(120)
 def test_a_tab_computes_what_the_vectors_say_and_refuses_the_rest(npm):
     said = npm("test", "--", *CORE, SOTTOVOCE_FUZZ="300")
     assert "# fail 0" in said
     assert "# pass 0" not in said
 
 
-@pytest.mark.timeout(120)
 def test_both_languages_compute_the_same(npm):
     """A few random inputs; the long run has ten thousand."""
     _compared(npm, 20)
@@ -61,7 +58,6 @@ def test_whatever_comes_is_read_or_refused(npm):
     assert "# fail 0" in npm("test", "--", "fuzz", SOTTOVOCE_FUZZ="100000")
 
 
-@pytest.mark.timeout(120)
 def test_it_is_small(npm):
     """The build fails where it is not."""
     assert "SDK: " in npm("build")
@@ -76,7 +72,6 @@ ONE_PASS = """() => Math.min(...Array.from({ length: 20 }, () => {
 """Milliseconds in which this browser goes once through a model of the size of `speed()`."""
 
 
-@pytest.mark.timeout(240)
 def test_a_real_browser_computes_the_same_and_is_quick(npm, tmp_path):
     if not CHROMIUM.exists() and not os.environ.get("SOTTOVOCE_REQUIRE_SERVICES"):
         pytest.skip("Chromium is not installed")

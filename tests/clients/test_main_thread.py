@@ -4,7 +4,6 @@ page's own thread is never held up for long."""
 import json
 
 import numpy as np
-import pytest
 from chromium import browser  # noqa: F401
 from people_world import Shop
 from tab_world import Documents, until
@@ -16,7 +15,6 @@ from sottovoce.stores.helper_folder import init_helper
 from sottovoce.wire.invitations import Invitation
 from sottovoce.wire.terms import Terms
 
-pytestmark = pytest.mark.timeout(180)
 ITEMS, HEAD, OWN = 5000, 500, 200
 STATE = "async () => (await device.status()).report?.state"
 BUSY = "() => { let sum = 0; for (let k = 0; k < 5e8; k++) sum += k; return sum; }"

@@ -321,7 +321,7 @@ def check_whole(federation, stores):
 
 
 @pytest.mark.parametrize(
-    "kills", [3, pytest.param(25, marks=[pytest.mark.slow, pytest.mark.timeout(600)])]
+    "kills", [3, pytest.param(25, marks=[pytest.mark.slow, pytest.mark.timeout(900)])]
 )
 def test_killed_at_random_points_nothing_is_lost(serve, processes, folder, tmp_path, kills):
     federation = Federation(rounds=8 * kills, devices=2)

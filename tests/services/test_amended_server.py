@@ -143,7 +143,7 @@ def test_killed_in_the_middle_of_a_change(tmp_path, point):
             with contextlib.suppress(OSError, AssertionError):
                 for number in range(5, USERS):
                     client.post("/v1/reports", fleet.report(number, view))
-        assert server.process.wait(timeout=30) != 0
+        assert server.process.wait(timeout=120) != 0
     with ServerProcess(tmp_path, program=RUN) as server:
         folder = open_folder(tmp_path)
         with Client(folder, server.port) as client:

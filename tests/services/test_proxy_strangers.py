@@ -266,7 +266,7 @@ class Raw:
         for turn in (0, 1):
             try:
                 if self.link is None:
-                    raw = socket.create_connection(("127.0.0.1", self.port), timeout=30)
+                    raw = socket.create_connection(("127.0.0.1", self.port), timeout=120)
                     raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                     self.link = self.context.wrap_socket(raw, server_hostname="127.0.0.1")
                 return self._ask(payload)
@@ -391,7 +391,7 @@ def test_the_command(tmp_path, capsys):
                 assert (code, "another process" in words) == (7, True)
             finally:
                 process.terminate()
-                process.communicate(timeout=20)
+                process.communicate(timeout=120)
             assert process.returncode == 0
             assert not (folder / "proxy.json").exists()
         assert os.stat(folder).st_mode & 0o077 == 0

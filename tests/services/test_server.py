@@ -54,7 +54,7 @@ def test_deadline_abandon_retry_and_coming_back(tmp_path):
         rounds=1,
         cohort_size=USERS,
         min_fraction=0.5,
-        deadline_seconds=2.0,
+        deadline_seconds=8.0,
         dormant_after=1,
     )
     fleet = Fleet()

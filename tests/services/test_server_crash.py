@@ -100,14 +100,14 @@ def test_a_full_disk_is_told_and_survived(tmp_path):
 
 def test_a_disk_that_is_full_when_a_round_closes(tmp_path):
     """The round is closed when there is room again, with the same model."""
-    folder, fleet = new_folder(tmp_path, rounds=1, deadline_seconds=4.0, min_fraction=0.5), Fleet()
+    folder, fleet = new_folder(tmp_path, rounds=1, deadline_seconds=8.0, min_fraction=0.5), Fleet()
     with ServerProcess(tmp_path) as server, Client(folder, server.port) as client:
         fleet.enrol(folder, client)
         client.wait(round=0, state="open")
         fleet.run_round(client, range(7))
         pid, (_, hard) = server.process.pid, resource.getrlimit(resource.RLIMIT_FSIZE)
         resource.prlimit(pid, resource.RLIMIT_FSIZE, (1, hard))
-        time.sleep(5.0)
+        time.sleep(9.0)
         assert client.round()["round"] == 0
         resource.prlimit(pid, resource.RLIMIT_FSIZE, (hard, hard))
         client.wait(round=1, state="finished")

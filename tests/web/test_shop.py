@@ -35,7 +35,6 @@ FEW = [
 ]
 """A smaller town, which is there sooner, and loud enough that so few can be learnt from."""
 """On a machine that does other things, too; alone, the demo is ready within 20 seconds."""
-pytestmark = pytest.mark.timeout(300)
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -205,6 +204,7 @@ def test_a_visitor_clicks_takes_part_and_sees_her_list_change(tmp_path):
         expect(page.locator(".strip .left")).to_contain_text("Something left this device once")
 
 
+@pytest.mark.slow
 def test_the_page_narrow_dark_by_keyboard_and_when_the_server_is_killed(tmp_path):
     narrow = {"width": 360, "height": 740}
     options = {"viewport": narrow, "color_scheme": "dark"}
@@ -321,6 +321,7 @@ def around(tmp_path):
     return {str(one) for one in tmp_path.rglob("*")} - {str(tmp_path / n) for n in ("tmp", "home")}
 
 
+@pytest.mark.slow
 def test_a_thousand_residents_are_ready_and_ctrl_c_leaves_nothing(tmp_path):
     before = around(tmp_path)
     with demo(tmp_path, whole=True) as process:
@@ -342,6 +343,7 @@ def test_a_thousand_residents_are_ready_and_ctrl_c_leaves_nothing(tmp_path):
     assert around(tmp_path) == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
 def test_however_it_ends_nothing_runs_on(tmp_path, how, monkeypatch):
     before = around(tmp_path)
@@ -363,6 +365,7 @@ def test_however_it_ends_nothing_runs_on(tmp_path, how, monkeypatch):
         assert around(tmp_path) == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGHUP])
 def test_it_can_be_stopped_before_it_is_ready(tmp_path, how):
     before = around(tmp_path)
@@ -379,6 +382,7 @@ def test_it_can_be_stopped_before_it_is_ready(tmp_path, how):
     assert around(tmp_path) == before
 
 
+@pytest.mark.slow
 def test_a_folder_of_her_own_stays_and_a_second_start_goes_on(tmp_path):
     out, profile = tmp_path / "mine", tmp_path / "profile"
     with opened(out) as (town, link), browsing(link, profile=profile) as page:
@@ -475,6 +479,7 @@ def test_what_is_wrong_is_said_in_one_sentence_and_nothing_is_touched(tmp_path):
         assert "go with --web" in done.stderr
 
 
+@pytest.mark.slow
 def test_whoever_is_killed_is_started_again_and_rounds_go_on(tmp_path):
     with opened(tmp_path / "shop") as (town, _):
         until(lambda: (town.facts() or {}).get("round", 0) >= 3, watch=town.watch)

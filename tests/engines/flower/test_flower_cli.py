@@ -495,7 +495,7 @@ def test_an_operator_and_three_gateways_by_the_commands(town, tmp_path, nginx):
             env=environment,
             capture_output=True,
             text=True,
-            timeout=200,
+            timeout=800,
         )
         assert done.returncode == 0, done.stderr
         said = json.loads(done.stdout)

@@ -246,7 +246,7 @@ def test_a_node_that_stays_away_is_missing_and_the_others_go_on(town, tmp_path, 
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)  # two federations' starts, each some ten processes
+@pytest.mark.timeout(900)  # two federations' starts, each some ten processes
 @pytest.mark.parametrize("down", [1.0, 20.0])
 def test_a_superlink_that_is_killed_is_followed_by_a_run_from_the_checkpoint(
     town, tmp_path, nginx, down
