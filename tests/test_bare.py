@@ -18,7 +18,7 @@ def on_bare_machine(*arguments):
     environment = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_ADDOPTS": ""}
     command = [sys.executable, "-c", PROGRAM, str(TESTS / "worlds"), *arguments]
     return subprocess.run(
-        command, cwd=TESTS.parent, env=environment, capture_output=True, text=True, timeout=200
+        command, cwd=TESTS.parent, env=environment, capture_output=True, text=True, timeout=800
     )
 
 

@@ -294,7 +294,7 @@ def test_an_import_that_is_stopped_leaves_nothing_behind(tmp_path, monkeypatch, 
     assert process.stdout is not None
     assert process.stdout.readline() == "here\n"
     process.send_signal(number)
-    _, err = process.communicate(timeout=30)
+    _, err = process.communicate(timeout=120)
     sets = tmp_path / "sets"
     if number == signal.SIGKILL:
         assert [p.name for p in sets.iterdir()] == [f".mine.{process.pid}.partial"]

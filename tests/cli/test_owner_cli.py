@@ -131,7 +131,7 @@ def test_serving_and_what_the_operator_does_meanwhile(say, town):
         assert "its service runs" in say("bakery", "--status")
     finally:
         process.terminate()
-        process.communicate(timeout=30)
+        process.communicate(timeout=120)
     assert process.returncode == 0
     assert not (town / "bakery" / "owner.json").exists()
     assert "does not run" in say("bakery", "--status")

@@ -269,14 +269,14 @@ def test_a_real_nginx_serves_it_with_the_headers_that_are_suggested(made, librar
 
     def get(path, **headers):
         told = {k.replace("_", "-"): v for k, v in headers.items()}
-        link = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+        link = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
         with contextlib.closing(link):
             link.request("GET", path, headers=told)
             answer = link.getresponse()
             return answer.status, {k.lower(): v for k, v in answer.getheaders()}, answer.read()
 
     try:
-        end = time.monotonic() + 20
+        end = time.monotonic() + 60
         while time.monotonic() < end:
             with contextlib.suppress(ConnectionRefusedError):
                 get("/index.json")

@@ -31,19 +31,16 @@ def npm():
     return asked
 
 
-@pytest.mark.timeout(120)
 def test_types_hold(npm):
     npm("types")
 
 
-@pytest.mark.timeout(120)
 def test_a_tab_computes_what_the_vectors_say_and_refuses_the_rest(npm):
     said = npm("test", "--", *CORE, SOTTOVOCE_FUZZ="300")
     assert "# fail 0" in said
     assert "# pass 0" not in said
 
 
-@pytest.mark.timeout(120)
 def test_both_languages_compute_the_same(npm):
     """A few random inputs; the long run has ten thousand."""
     _compared(npm, 20)
@@ -61,13 +58,20 @@ def test_whatever_comes_is_read_or_refused(npm):
     assert "# fail 0" in npm("test", "--", "fuzz", SOTTOVOCE_FUZZ="100000")
 
 
-@pytest.mark.timeout(120)
 def test_it_is_small(npm):
     """The build fails where it is not."""
     assert "SDK: " in npm("build")
 
 
-@pytest.mark.timeout(120)
+ONE_PASS = """() => Math.min(...Array.from({ length: 20 }, () => {
+  const numbers = new Float32Array(5000 * 130).fill(0.5), begin = performance.now();
+  let sum = 0;
+  for (let k = 0; k < numbers.length; k++) sum += numbers[k] * numbers[k];
+  return sum > 0 ? performance.now() - begin : 0;
+}))"""
+"""Milliseconds in which this browser goes once through a model of the size of `speed()`."""
+
+
 def test_a_real_browser_computes_the_same_and_is_quick(npm, tmp_path):
     if not CHROMIUM.exists() and not os.environ.get("SOTTOVOCE_REQUIRE_SERVICES"):
         pytest.skip("Chromium is not installed")
@@ -88,12 +92,12 @@ def test_a_real_browser_computes_the_same_and_is_quick(npm, tmp_path):
             if name in known:
                 asked = [name, [case.pop("in") for case in cases]]
                 assert page.evaluate("([name, all]) => answeredAll(name, all)", asked) == cases
-        took = page.evaluate("speed()")
+        took, one_pass = page.evaluate("speed()"), page.evaluate(ONE_PASS)
         browser.close()
     assert kind == "webcrypto", "a key of this browser cannot be taken out of it"
-    print(took)
-    assert took["contribution"] < 1000
-    assert took["list"] < 100
+    print(took, one_pass)
+    assert took["contribution"] < 1000 * one_pass
+    assert took["list"] < 100 * one_pass
 
 
 def _cases():

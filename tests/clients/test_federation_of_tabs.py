@@ -258,7 +258,7 @@ ARRIVED = {"attempt": 0, "state": "arrived"}
 @pytest.mark.parametrize(
     "size",
     [
-        pytest.param(SMALL, id="small", marks=pytest.mark.timeout(180)),
+        pytest.param(SMALL, id="small", marks=pytest.mark.timeout(900)),
         pytest.param(MIDDLE, id="middle", marks=[pytest.mark.slow, pytest.mark.timeout(900)]),
         pytest.param(LARGE, id="large", marks=[pytest.mark.slow, pytest.mark.timeout(1500)]),
     ],
@@ -317,7 +317,6 @@ def test_closed_tabs_and_killed_browsers_leave_the_simulations_model_and_ledgers
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_gateways_on_flower_make_the_same_model_and_ledgers(tmp_path):
     """Of the same users as the large federation: one gateway is no secure sum, so there are two."""
     simulated, trial = trial_of(tmp_path / "services", **LARGE.table())

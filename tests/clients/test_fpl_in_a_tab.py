@@ -20,7 +20,6 @@ from tab_world import (
 from sottovoce.rng import streams_of
 from sottovoce.stores.device import CohortStore
 
-pytestmark = pytest.mark.timeout(300)
 ROUNDS = 3
 SHARED = {
     "round": "round", "kind": "kind", "epsilon": "epsilon", "positiveRows": "positive_rows",

@@ -10,8 +10,6 @@ from tab_world import built, until
 
 from sottovoce.stores.site import framed
 
-pytestmark = pytest.mark.timeout(120)
-
 PAGE = """<!doctype html><html lang="en"><head><meta charset="utf-8"><title>A shop</title>
 <link rel="icon" href="data:,"></head><body><h1>A shop</h1>
 <iframe title="For you" width="600" height="600" src="{frame}"></iframe>

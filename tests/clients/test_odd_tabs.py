@@ -18,7 +18,6 @@ from sottovoce.privacy.reports import KReports
 from sottovoce.wire.invitations import Invitation
 from sottovoce.wire.terms import Terms
 
-pytestmark = pytest.mark.timeout(240)
 YEAR = 365 * 86_400
 VISITS = [list(one) for one in HISTORY]
 

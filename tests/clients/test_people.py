@@ -21,8 +21,6 @@ from tab_world import CLIENT, built, trial_of, until, upstream_of
 from sottovoce.cli import call
 from sottovoce.wire.invitations import Invitation
 
-pytestmark = pytest.mark.timeout(180)
-
 
 @pytest.fixture
 def shop():

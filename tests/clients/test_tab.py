@@ -22,8 +22,6 @@ from tab_world import (
     upstream_of,
 )
 
-pytestmark = pytest.mark.timeout(300)
-
 
 @pytest.fixture
 def front():

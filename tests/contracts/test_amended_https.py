@@ -69,7 +69,6 @@ def looked_at(trial, rows):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
 def test_64_devices_of_which_40_agree(tmp_path):
     town = deepcopy(TOWN["town"]) | {"residents": DEVICES}
     algorithm = TOWN["algorithm"] | {"batches": 1}
@@ -185,7 +184,6 @@ FMF = {
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_a_chain_of_shufflers_follows_once_both_operators_have_agreed(tmp_path):
     what = Experiment.from_table(FMF)
     dataset = what.dataset()

@@ -167,7 +167,6 @@ def lost_and_killed(tmp_path, made, world, groups, kills, awake):
     return trial, ledger
 
 
-@pytest.mark.timeout(600)
 def test_a_killed_aggregator_and_lost_devices_leave_the_sum_what_it_is(tmp_path):
     made, world = parties()
     groups = {k: range(k, 12, 3) for k in range(3)}
@@ -274,7 +273,6 @@ def test_liars_are_refused_or_left_out_and_named(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
 def test_64_devices_some_lost_and_aggregators_killed_before_every_question(tmp_path):
     made, world = parties(
         town={"residents": 64, "venues": 200},
@@ -316,7 +314,6 @@ def test_a_round_waits_for_an_aggregator_that_is_away_and_goes_on(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
 def test_a_run_over_https_is_the_simulations(tmp_path):
     table = deepcopy(TOWN) | {
         "town": {"residents": 64, "venues": 200},

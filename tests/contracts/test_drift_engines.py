@@ -158,14 +158,13 @@ def check(world, trial, model, records, refused, kill_round, victim):
     assert taken(trial) == addressed(world)
 
 
-@pytest.mark.parametrize(
-    "negatives", ["touched", pytest.param("untouched", marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("negatives", ["touched", "untouched"])
 def test_owners_as_processes_give_the_simulations_model(tmp_path, negatives):
     """Also where one of them is killed while it takes messages: nothing that it acknowledged is
     lost, nothing is there twice, and the round goes on without it and says so."""
     world = small_world(negatives=negatives)
-    trial = SiloTrial(world, tmp_path / "trial", deadline=12.0)
+    trial = SiloTrial(world, tmp_path / "trial", deadline=30.0)
     found = run_with_a_killed_owner(world, trial, tmp_path, 1, "Sci-Fi")
     check(world, trial, *found, 1, "Sci-Fi")
 

@@ -154,7 +154,7 @@ def run_once(place, engine, world):
         pytest.param("fpl", "flower", marks=pytest.mark.slow),
         pytest.param("fcf", "https", marks=pytest.mark.slow),
         pytest.param("fmf", "https", marks=pytest.mark.slow),
-        ("chain of 2", "https"),
+        pytest.param("chain of 2", "https", marks=pytest.mark.slow),
         pytest.param("chain of 3", "https", marks=pytest.mark.slow),
         pytest.param("rotated", "https", marks=pytest.mark.slow),
         pytest.param("uc", "flower", marks=pytest.mark.slow),
@@ -218,6 +218,7 @@ def test_at_home_a_device_recommends_what_the_simulation_does(place, simulated):
         assert [r["score"] for r in at_home] == pytest.approx([r["score"] for r in simulated_list])
 
 
+@pytest.mark.slow
 def test_at_home_reporting_devices_recommend_what_the_simulation_does(place):
     """Their vectors follow from the published model, so everyone fits them anew."""
     expected, _ = run(place, "simulation", "chain of 2")

@@ -75,6 +75,7 @@ def ran(engine, place):
     return RunFolder.open(place / engine), told
 
 
+@pytest.mark.slow
 def test_three_gateways_give_the_simulations_model_and_ledger(tmp_path):
     expected, told = ran("simulation", tmp_path)
     got, told_there = ran("flower", tmp_path)
@@ -121,7 +122,7 @@ def kill_conductor(folder):
             held = {link.resolve() for link in (process / "fd").iterdir()}
             if (folder / LOCK).resolve() in held:
                 os.kill(int(process.name), signal.SIGKILL)
-    end = time.monotonic() + 20
+    end = time.monotonic() + 60
     while conducted(folder):
         assert time.monotonic() < end
         time.sleep(0.05)
@@ -137,7 +138,7 @@ def fold(simulated, rows):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)  # a federation's start, some ten processes, and a second run
+@pytest.mark.timeout(900)  # a federation's start, some ten processes, and a second run
 def test_a_gateway_away_for_a_stage_and_a_helper_and_a_server_that_are_killed(tmp_path):
     table = tomllib.loads(TOWN)
     table["service"]["min_devices"] = 10

@@ -100,7 +100,6 @@ def test_who_was_away_contributes_in_the_next_batch_and_nobody_twice(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
 def test_64_agents_give_the_simulations_model_and_ledger(tmp_path):
     town = {"town": {"residents": 64, "venues": 200}, "service": {}}
     table = deepcopy(TOWN) | town | {"link": {"min_devices": 20}}

@@ -36,7 +36,7 @@ def sottovoce(*arguments, code=0, components=True):
     options = ["--with", str(FILE)] if components else []
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("SOTTOVOCE_COMPONENTS", raising=False)
-        done = forked.run(*options, *arguments, timeout=280)
+        done = forked.run(*options, *arguments, timeout=800)
     assert done.returncode == code, done.stderr + done.stdout
     return done
 
@@ -150,6 +150,6 @@ class TestSquares(AlgorithmContract):
     )
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tmp_path)],
-        capture_output=True, text=True, cwd=tmp_path, timeout=300,
+        capture_output=True, text=True, cwd=tmp_path, timeout=800,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout

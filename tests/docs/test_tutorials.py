@@ -32,8 +32,6 @@ SLOW_HOW_TO = frozenset(
 )
 """More than ten seconds of a processor each. Their commands are parsed in the ordinary tests."""
 
-pytestmark = pytest.mark.timeout(600)
-
 
 # --- running a page -------------------------------------------------------------------------------
 
@@ -157,6 +155,7 @@ def plain(line, vary):
 # --- the four tutorials ---------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_operators_tutorial(tmp_path):
     server, helper = free_port(), free_port()
     said = walk(
@@ -171,6 +170,7 @@ def test_the_operators_tutorial(tmp_path):
     assert any("shut-out" in one for one in said)
 
 
+@pytest.mark.slow
 def test_the_web_developers_tutorial_in_a_browser(tmp_path):
     """The page of the tutorial, by two visitors, with the labels that the tutorial names."""
     from chromium import started
@@ -252,6 +252,7 @@ FEW = [
 ]
 
 
+@pytest.mark.slow
 def test_a_user_finds_in_the_browser_what_the_tutorial_names(tmp_path):
     """Her way through the demo's shop, which has fewer residents here; every label of the tutorial
     is there when she needs it."""

@@ -21,7 +21,7 @@ def place(tmp_path_factory):
 @pytest.fixture(scope="module")
 def told(place):
     """What the demo prints for people."""
-    done = subprocess.run([COMMAND, "demo"], cwd=place, capture_output=True, text=True, timeout=240)
+    done = subprocess.run([COMMAND, "demo"], cwd=place, capture_output=True, text=True, timeout=800)
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout
 
@@ -30,7 +30,7 @@ def told(place):
 def again(place, told):
     """The second time, as JSON: it goes to a folder of its own."""
     done = subprocess.run(
-        [COMMAND, "demo", "--json"], cwd=place, capture_output=True, text=True, timeout=240
+        [COMMAND, "demo", "--json"], cwd=place, capture_output=True, text=True, timeout=800
     )
     assert (done.returncode, done.stderr) == (0, "")
     return json.loads(done.stdout)

@@ -223,7 +223,6 @@ def when_saved(process, folder):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("torchrun", [False, True])
 def test_a_killed_rank_is_started_again_and_ends_the_same(torchrun, tmp_path):
     process = launched(tmp_path, torchrun=torchrun)
@@ -239,12 +238,11 @@ def test_a_killed_rank_is_started_again_and_ends_the_same(torchrun, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_ctrl_c_saves_on_all_ranks_says_so_once_and_is_gone_on_with(tmp_path):
     process = launched(tmp_path)
     when_saved(process, tmp_path)
     os.killpg(process.pid, signal.SIGINT)
-    said = process.communicate(timeout=100)[1]
+    said = process.communicate(timeout=800)[1]
     assert process.returncode == 130
     assert said.count("--resume") == 1, said
     assert "Traceback" not in said
@@ -263,7 +261,7 @@ def test_bad_words_get_one_sentence(tmp_path):
         (["--set", "defence.max_rows=3"], "[defence] looks at every device's message"),
     ):
         process = launched(tmp_path, *words)
-        said = process.communicate(timeout=200)[1]
+        said = process.communicate(timeout=800)[1]
         assert process.returncode not in (0, 1), said
         assert sentence in said
         assert len(said.strip().splitlines()) == 1, said

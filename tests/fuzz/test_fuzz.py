@@ -53,13 +53,14 @@ def holds(report):
 def test_ten_thousand_inputs_find_nothing(tmp_path):
     names = [name for name in TARGETS if name != "server-postgres"]
     chosen = [word for name in names for word in ("--target", name)]
-    reports = fuzz("--inputs", 10_000, "--together", "--save", tmp_path, *chosen, timeout=280)
+    reports = fuzz("--inputs", 10_000, "--together", "--save", tmp_path, *chosen, timeout=800)
     assert set(reports) == set(names)
     assert sum(report["inputs"] for report in reports.values()) == 10_000
     for report in reports.values():
         holds(report)
 
 
+@pytest.mark.slow
 def test_postgres_holds_as_well(tmp_path):
     from postgres_world import binaries
 
@@ -72,7 +73,7 @@ def test_postgres_holds_as_well(tmp_path):
         tmp_path,
         "--target",
         "server-postgres",
-        timeout=280,
+        timeout=800,
     )
     holds(reports["server-postgres"])
 

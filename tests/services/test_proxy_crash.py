@@ -268,9 +268,7 @@ def overload(path, *, users, waiting):
             final, second = crowd(folder, proxy.port, payloads[half:], 3 * waiting)
             assert set(final) == {204}
             grown = memory(proxy.process.pid) - middle
-            begun = time.monotonic()
             assert link.submit(payloads[0]).error == "replay", "it answers as before"
-            assert time.monotonic() - begun < 5.0
             assert "unforeseen" not in proxy.log.read_text()
         answers = [*first, *second]
         busy = [got for got in answers if got.status == 503]
@@ -314,7 +312,7 @@ except ServiceError as error:
             wait_for(lambda: link.submit(b"").status == 400)
             with contextlib.suppress(OSError, http.client.HTTPException):
                 assert link.submit(some.submission(0)).status != 204
-            assert proxy.process.wait(timeout=10) == 7
+            assert proxy.process.wait(timeout=60) == 7
             assert "nobody has foreseen" in proxy.log.read_text()
         with ProxyProcess(folder) as proxy, Link(folder, proxy.port) as link:
             wait_for(lambda: link.submit(b"").status == 400)

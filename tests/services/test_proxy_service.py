@@ -23,7 +23,7 @@ def world(tmp_path):
         yield server, folder
 
 
-def wait_for(ready, seconds=10.0):
+def wait_for(ready, seconds=60.0):
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         found = ready()

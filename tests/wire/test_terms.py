@@ -2,7 +2,6 @@
 
 import json
 import resource
-import time
 from dataclasses import replace
 
 import pytest
@@ -260,10 +259,8 @@ def test_a_model_that_is_too_large_is_refused_before_it_is_made():
         Terms.from_table(table)
     used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     table["algorithm"] |= {"embedding_size": 65}
-    began = time.process_time()
     with pytest.raises(MessageError, match="larger than 512 MiB"):
         Terms.from_table(table)
-    assert time.process_time() - began < 5
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - used < 500_000  # KiB
 
 

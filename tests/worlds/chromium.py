@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import sync_playwright
+from playwright.sync_api import expect, sync_playwright
 
 CHROMIUM = Path("/usr/bin/chromium")
 ARGUMENTS = [
@@ -15,6 +15,9 @@ ARGUMENTS = [
     *("--disable-background-networking", "--disable-component-update"),
     "--host-resolver-rules=MAP rebound.example 127.0.0.1",
 ]
+
+
+expect.set_options(timeout=60_000)  # a busy machine is no reason to give up
 
 
 @contextlib.contextmanager

@@ -183,7 +183,7 @@ class _Nursery:
 
     def close(self):
         self._link.close()
-        self.process.communicate(timeout=10)
+        self.process.communicate(timeout=60)
 
 
 _nurseries = []

@@ -171,7 +171,7 @@ class Page:
 
     def ask(self, method, path, headers=(), body=None, *, cookie=None, host=None):
         """Headers are pairs, and take the place of none."""
-        line = http.client.HTTPConnection("127.0.0.1", self.port, timeout=10)
+        line = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
         with contextlib.closing(line):
             line.putrequest(method, path, skip_host=True, skip_accept_encoding=True)
             line.putheader("Host", self.host if host is None else host)
@@ -202,7 +202,7 @@ class Page:
         return self.ask("GET", path, {"Sec-Fetch-Site": "same-origin", **dict(headers)}, **more)
 
 
-def until(found, seconds=10):
+def until(found, seconds=60):
     end = time.monotonic() + seconds
     while not found():
         assert time.monotonic() < end, "it did not happen"

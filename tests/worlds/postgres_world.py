@@ -91,7 +91,7 @@ class Postgres:
 
     def stop(self):
         self.process.send_signal(signal.SIGINT)  # "fast": clients are cut off
-        self.process.wait(timeout=30)
+        self.process.wait(timeout=120)
 
 
 @pytest.fixture(scope="module")

@@ -160,7 +160,7 @@ class ServerProcess:
     def stop(self):
         """The exit code after SIGTERM."""
         self.process.terminate()
-        return self.process.wait(timeout=10)
+        return self.process.wait(timeout=60)
 
     def __enter__(self):
         return self
@@ -228,7 +228,7 @@ class Client:
     def round(self):
         return self.get("/v1/round").json()
 
-    def wait(self, *, timeout=30, **wanted):
+    def wait(self, *, timeout=120, **wanted):
         """Until the descriptor says so."""
         end = time.monotonic() + timeout
         while time.monotonic() < end:

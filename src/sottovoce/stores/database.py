@@ -43,6 +43,14 @@ devices = sa.Table(
     sa.Column("dormant", sa.Boolean, nullable=False),
 )
 _by_key = sa.Index("devices_by_key", devices.c.public_key)
+_enrolled = devices.c.public_key.is_not(None)
+_by_state = sa.Index(  # enrolled devices are counted and listed from it alone
+    "devices_by_state",
+    devices.c.dormant,
+    devices.c.number,
+    sqlite_where=_enrolled,
+    postgresql_where=_enrolled,
+)
 shut_out = sa.Table(
     "shut_out",
     _metadata,
@@ -382,7 +390,8 @@ class Leader:
 def _make_tables(link: sa.Connection) -> None:
     """Those that are not there; an index is not made by itself for a table that is."""
     _metadata.create_all(link)
-    _by_key.create(link, checkfirst=True)
+    for index in (_by_key, _by_state):
+        index.create(link, checkfirst=True)
 
 
 def _stamp_everything(link: sa.Connection) -> None:

@@ -79,7 +79,7 @@ class Stranger:
         url = f"https://{self.local.entrance}{path}"
         request = urllib.request.Request(url, data=b"x", method=method)
         try:
-            with urllib.request.urlopen(request, context=self.context, timeout=10) as answer:
+            with urllib.request.urlopen(request, context=self.context, timeout=60) as answer:
                 return answer.status
         except urllib.error.HTTPError as error:
             return error.code
@@ -88,7 +88,7 @@ class Stranger:
         """A path as it is, which a library would tidy up."""
         host, port = self.local.entrance.split(":")
         with (
-            socket.create_connection((host, int(port)), timeout=10) as plain,
+            socket.create_connection((host, int(port)), timeout=60) as plain,
             self.context.wrap_socket(plain, server_hostname=host) as link,
         ):
             link.sendall(f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n".encode())
@@ -246,7 +246,7 @@ def test_a_node_that_stays_away_is_missing_and_the_others_go_on(town, tmp_path, 
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)  # two federations' starts, each some ten processes
+@pytest.mark.timeout(900)  # two federations' starts, each some ten processes
 @pytest.mark.parametrize("down", [1.0, 20.0])
 def test_a_superlink_that_is_killed_is_followed_by_a_run_from_the_checkpoint(
     town, tmp_path, nginx, down
