@@ -7,6 +7,7 @@ Both run the same statements. A transaction is on the disk when it returns.
 from __future__ import annotations
 
 import contextlib
+import json
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,6 +24,10 @@ SCHEMA = 3
 """The version of the tables. A database of a later one is left alone."""
 MOST_ROUNDS = 2**31 - 1
 """Of a federation: models name rounds in 32 bits."""
+SHUT_OUT_WHY = "shut_out_why:"
+"""Of a fact, before the number of a device that the server itself has shut out."""
+DOUBLED = "doubled_keys"
+"""Of a fact: numbers that were dropped because their key has another number, each with that one."""
 _UNSTAMPED = 2
 """The version in which contents had no stamps."""
 
@@ -42,7 +47,7 @@ devices = sa.Table(
     sa.Column("missed", sa.Integer, nullable=False),
     sa.Column("dormant", sa.Boolean, nullable=False),
 )
-_by_key = sa.Index("devices_by_key", devices.c.public_key)
+_one_key = sa.Index("devices_one_key", devices.c.public_key, unique=True)
 shut_out = sa.Table(
     "shut_out",
     _metadata,
@@ -382,7 +387,35 @@ class Leader:
 def _make_tables(link: sa.Connection) -> None:
     """Those that are not there; an index is not made by itself for a table that is."""
     _metadata.create_all(link)
-    _by_key.create(link, checkfirst=True)
+    if _one_key.name not in {one["name"] for one in sa.inspect(link).get_indexes(devices.name)}:
+        if link.dialect.name == "postgresql":  # another process may be enrolling
+            link.execute(sa.text("LOCK TABLE devices IN SHARE ROW EXCLUSIVE MODE"))
+        _drop_doubled_keys(link)
+        _one_key.create(link)
+        link.execute(sa.text("DROP INDEX IF EXISTS devices_by_key"))
+
+
+def _drop_doubled_keys(link: sa.Connection) -> None:
+    """Earlier releases could enrol one key under two numbers. The lowest number that is not shut
+    out keeps it; the others lose the key and are shut out."""
+    key, number = devices.c.public_key, devices.c.number
+    several = sa.select(key).where(key.is_not(None)).group_by(key).having(sa.func.count() > 1)
+    out = set(link.execute(sa.select(shut_out.c.number)).scalars())
+    owners: dict[bytes, list[int]] = {}
+    for row in link.execute(sa.select(number, key).where(key.in_(several))):
+        owners.setdefault(bytes(row.public_key), []).append(row.number)
+    dropped: dict[int, int] = {}
+    for numbers in owners.values():
+        first, *others = sorted(numbers, key=lambda one: (one in out, one))
+        dropped |= dict.fromkeys(others, first)
+    for one, first in sorted(dropped.items()):
+        link.execute(devices.update().where(number == one).values(public_key=None))
+        if one not in out:
+            why = f"the server has shut this device out, because its key is that of device {first}"
+            link.execute(shut_out.insert().values(number=one))
+            link.execute(meta.insert().values(key=f"{SHUT_OUT_WHY}{one}", value=why))
+    if dropped:
+        link.execute(meta.insert().values(key=DOUBLED, value=json.dumps(sorted(dropped.items()))))
 
 
 def _stamp_everything(link: sa.Connection) -> None:

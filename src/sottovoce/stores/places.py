@@ -63,6 +63,10 @@ def give_place(link: sa.Connection, public_key: bytes, most: int) -> int | None:
     # There is no token: this is the hash of one that nobody knows.
     nobody = secrets.token_bytes(32)
     row = {"number": number, "token_hash": nobody, "missed": 0, "dormant": False}
-    link.execute(devices.insert().values(**row, public_key=public_key))
+    try:
+        with records.only_number(link):
+            link.execute(devices.insert().values(**row, public_key=public_key))
+    except records.KeyInUse:  # with an invitation, just now
+        return records.number_of_key(link, public_key)
     link.execute(places.insert().values(number=number))
     return number

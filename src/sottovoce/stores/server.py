@@ -3,7 +3,9 @@ caller's; none of them decides when a round ends."""
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import json
 import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,8 +17,10 @@ import sqlalchemy as sa
 from numpy.typing import NDArray
 from sqlalchemy.dialects import postgresql, sqlite
 
-from sottovoce.errors import ServiceError
+from sottovoce.errors import MessageError, ServiceError
 from sottovoce.stores.database import (
+    DOUBLED,
+    SHUT_OUT_WHY,
     devices,
     genuine,
     meta,
@@ -37,6 +41,8 @@ PUBLISHED = "published"
 """Of a fact: the version by which devices recommend, where that is not always the newest model."""
 ROSTER = "roster"
 """Of a fact: another one whenever somebody was shut out or let in again."""
+LAST_CALL = "last_call"
+"""Of a fact: the attempt in which no device begins a report any more (`call_last`)."""
 VERSION = "version:"
 """Of facts, before the number of a version that is kept."""
 
@@ -65,6 +71,7 @@ _CURRENT = (
         sa.select(meta.c.value).where(meta.c.key == "terms").scalar_subquery().label("terms"),
         sa.select(meta.c.value).where(meta.c.key == "catalogue").scalar_subquery().label("named"),
         sa.select(meta.c.value).where(meta.c.key == ROSTER).scalar_subquery().label(ROSTER),
+        sa.select(meta.c.value).where(meta.c.key == LAST_CALL).scalar_subquery().label(LAST_CALL),
         rounds.c.attempt,
         rounds.c.state,
         rounds.c.goal,
@@ -118,6 +125,8 @@ class Position:
     """Name of the catalogue that is published."""
     roster: str = ""
     """Another one whenever somebody was shut out or let in again."""
+    last_call: bool = False
+    """Whether the round is open for reports that are on their way alone."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -204,6 +213,7 @@ def position(link: sa.Connection) -> Position:
     if row.state == "abandoned":
         return Position(round, row.attempt + 1, idle, target, **fixed)
     key, counts = bytes(row.report_key or b""), (row.goal, row.asked, row.reported)
+    fixed["last_call"] = row.last_call == f"{round}.{row.attempt}"
     return Position(round, row.attempt, row.state, target, *counts, key, **fixed)
 
 
@@ -264,6 +274,11 @@ def move_round(
         here = _is(round_times, round, attempt)
         link.execute(round_times.update().where(*here).values(ended=moment()))
     return moved.rowcount == 1
+
+
+def call_last(link: sa.Connection, round: int, attempt: int) -> None:
+    """From now on devices are not asked to begin a report for this attempt; what comes counts."""
+    set_fact(link, LAST_CALL, f"{round}.{attempt}")
 
 
 def outcome(link: sa.Connection, round: int, attempt: int) -> Literal["goal", "deadline"]:
@@ -494,8 +509,6 @@ _WELCOME = devices.c.number.not_in(sa.select(shut_out.c.number))
 _INVITED = sa.select(devices.c.number).where(
     devices.c.token_hash == sa.bindparam("token"), _WELCOME
 )
-_WHY = "shut_out_why:"
-"""Of a fact, before the number of a device that the server itself has shut out."""
 
 
 def token_hash(token: bytes) -> bytes:
@@ -532,10 +545,21 @@ def is_invited(link: sa.Connection, token: bytes) -> bool:
     return link.execute(_INVITED, {"token": token_hash(token)}).first() is not None
 
 
+class KeyInUse(MessageError):
+    """A key that another number has. One device has one number."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "this key has enrolled under another number; a device uses one invitation, and every "
+            "device has a key of its own"
+        )
+
+
 def enrol(link: sa.Connection, token: bytes, public_key: bytes) -> int | None:
     """The device's number, or None where the token is not good for this key, or for nobody since
     the number was shut out. The same token and key may come again: the first answer can have been
-    lost."""
+    lost. Raises `KeyInUse` if another number has the key, also if that was enrolled just now by
+    another process."""
     row = link.execute(
         sa.select(devices.c.number, devices.c.public_key)
         .where(devices.c.token_hash == token_hash(token), _WELCOME)
@@ -544,12 +568,32 @@ def enrol(link: sa.Connection, token: bytes, public_key: bytes) -> int | None:
     if row is None or (row.public_key is not None and bytes(row.public_key) != public_key):
         return None
     if row.public_key is None:
-        if number_of_key(link, public_key) is not None:  # one device is one number
-            return None
-        link.execute(
-            devices.update().where(devices.c.number == row.number).values(public_key=public_key)
-        )
+        here = devices.update().where(devices.c.number == row.number)
+        with only_number(link):
+            link.execute(here.values(public_key=public_key))
     return int(row.number)
+
+
+@contextlib.contextmanager
+def only_number(link: sa.Connection) -> Iterator[None]:
+    """Give a key to a number within. Raises `KeyInUse`, and leaves the transaction as it was, if
+    another number has it."""
+    try:
+        with link.begin_nested():
+            yield
+    except sa.exc.IntegrityError:
+        raise KeyInUse from None
+
+
+def take_doubled(link: sa.Connection) -> list[tuple[int, int]]:
+    """Numbers that were dropped because another number has their key, each with that one. They are
+    returned once, to be named in the log."""
+    found = fact(link, DOUBLED)
+    if found is None:
+        return []
+    drop_fact(link, DOUBLED)
+    _new_roster(link)
+    return [(one, first) for one, first in json.loads(found)]
 
 
 def number_of_key(link: sa.Connection, public_key: bytes) -> int | None:
@@ -563,6 +607,16 @@ def public_keys(link: sa.Connection) -> dict[int, bytes]:
         sa.select(devices.c.number, devices.c.public_key).where(devices.c.public_key.is_not(None))
     )
     return {row.number: bytes(row.public_key) for row in rows}
+
+
+def keys_of(link: sa.Connection, numbers: Sequence[int]) -> dict[int, bytes]:
+    """The enrolled keys of these devices."""
+    found: dict[int, bytes] = {}
+    for part in in_parts(numbers):
+        here = devices.c.number.in_(part), devices.c.public_key.is_not(None)
+        rows = link.execute(sa.select(devices.c.number, devices.c.public_key).where(*here))
+        found |= {row.number: bytes(row.public_key) for row in rows}
+    return found
 
 
 def public_key(link: sa.Connection, number: int) -> bytes | None:
@@ -602,7 +656,7 @@ def shut(link: sa.Connection, numbers: Sequence[int], why: str = "") -> None:
         _new_roster(link)
     if why:
         for number in new:
-            set_fact(link, f"{_WHY}{number}", why)
+            set_fact(link, f"{SHUT_OUT_WHY}{number}", why)
 
 
 def readmit(link: sa.Connection, numbers: Sequence[int], *, unheard: bool = True) -> None:
@@ -614,7 +668,7 @@ def readmit(link: sa.Connection, numbers: Sequence[int], *, unheard: bool = True
             away = sa.case((devices.c.missed > 0, devices.c.missed), else_=1)
             link.execute(devices.update().where(*here).values(missed=away, dormant=True))
         link.execute(shut_out.delete().where(shut_out.c.number.in_(part)))
-        link.execute(meta.delete().where(meta.c.key.in_([f"{_WHY}{n}" for n in part])))
+        link.execute(meta.delete().where(meta.c.key.in_([f"{SHUT_OUT_WHY}{n}" for n in part])))
     _new_roster(link)
 
 
@@ -627,9 +681,9 @@ def why_shut(link: sa.Connection, numbers: Sequence[int]) -> dict[int, str]:
     """Why the server has shut these devices out; nothing of those whom the operator has."""
     told: dict[int, str] = {}
     for part in in_parts(numbers):
-        names = [f"{_WHY}{number}" for number in part]
+        names = [f"{SHUT_OUT_WHY}{number}" for number in part]
         rows = link.execute(sa.select(meta.c.key, meta.c.value).where(meta.c.key.in_(names)))
-        told |= {int(row.key.removeprefix(_WHY)): row.value for row in rows}
+        told |= {int(row.key.removeprefix(SHUT_OUT_WHY)): row.value for row in rows}
     return told
 
 

@@ -21,6 +21,7 @@ from sottovoce.services.server.places import Places
 from sottovoce.services.server.state import RoundSnapshot, RoundState
 from sottovoce.stores import operating
 from sottovoce.stores import server as records
+from sottovoce.stores.coordinator import longest_message
 from sottovoce.stores.database import Database
 from sottovoce.stores.server import Submission
 from sottovoce.stores.server_folder import admit
@@ -31,13 +32,11 @@ from sottovoce.wire.masked import (
     binding,
     decode_masked,
     is_signed,
-    message_bytes,
     model_name,
 )
 from sottovoce.wire.refusals import Refused, read_or_refuse
-from sottovoce.wire.reports import decode_report, longest_report
+from sottovoce.wire.reports import decode_report
 from sottovoce.wire.signing import (
-    OVERHEAD,
     SIGNATURE_BYTES,
     Envelope,
     Purpose,
@@ -104,11 +103,7 @@ class Checks:
     @property
     def longest(self) -> int:
         """Bytes of the longest message that can be a report."""
-        if self._terms.link.checking is not None:
-            return OVERHEAD + shared.message_bytes(shared.most_elements(self._terms))
-        if self._terms.secure_sum is not None:
-            return OVERHEAD + message_bytes(self._terms, self._terms.most_numbers)
-        return OVERHEAD + longest_report(self._terms.max_rows, self._terms.width)
+        return longest_message(self._terms)
 
     def enrolled(self, number: int, public_key: bytes) -> None:
         """Believe this key from now on. Earlier releases enrolled some with which everybody can
@@ -349,11 +344,14 @@ class Enrolments:
             raise _not_good()
         if not is_proven(key, self._federation, token, signature):
             raise Refused("bad_signature", "the enrolment was not signed with the key it brings")
-        with self._database.writing() as link:
-            number = records.enrol(link, token, key)
-            if number is not None:
-                operating.enrolled(link, number)
-                records.seen(link, [number])
+        try:
+            with self._database.writing() as link:
+                number = records.enrol(link, token, key)
+                if number is not None:
+                    operating.enrolled(link, number)
+                    records.seen(link, [number])
+        except records.KeyInUse as error:
+            raise Refused("duplicate", str(error)) from None
         if number is None:
             raise _not_good()
         return number

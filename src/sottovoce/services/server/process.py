@@ -28,7 +28,7 @@ from sottovoce.stores.database import Database
 from sottovoce.stores.keys import ReportKeys, RoleTokens, drop_half_tokens
 from sottovoce.stores.operating import TROUBLE, LastContacts, keep_since, note_act
 from sottovoce.stores.places import place_rules, set_place_rules
-from sottovoce.stores.server import drop_fact, raise_target
+from sottovoce.stores.server import drop_fact, raise_target, take_doubled
 from sottovoce.stores.server_folder import ServerFolder, ShufflerSecrets, open_folder
 
 _WATCH_SHARED, _WATCH_ALONE = 0.2, 1.0
@@ -104,6 +104,9 @@ class ServerService(Service[ServerFolder, ServerLimits]):
             if self.skip_to_round is not None:
                 coordinator.skip_to(link, self.skip_to_round)
             decided = self._decide_places(link)
+            doubled = take_doubled(link)
+        for number, first in doubled:
+            start.log.warning("one key under two numbers", dropped=number, kept=first)
         if decided:
             start.log.warning("open places", detail=decided)
         folder.write_down(catalogue)
@@ -311,7 +314,12 @@ class RoundsThread:
         if event.what == "amended":
             self._log.info("terms changed", round=event.round)
             return
-        words = {"opened": "round opened", "closing": "round is closing"}
+        words = {
+            "opened": "round opened",
+            "last_call": "round takes in what is on its way",
+            "closing": "round is closing",
+            "reopened": "round is open again",
+        }
         self._log.info(
             words.get(event.what, "round over"),
             outcome=event.what,
