@@ -1,16 +1,22 @@
 """Several server processes on one PostgreSQL, which the test starts by itself."""
 
 import contextlib
+import json
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
+import sqlalchemy as sa
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from server_world import (
     USERS,
     Client,
     Fleet,
     ServerProcess,
     acting,
+    enrolment,
     new_folder,
     selected,
     simulated,
@@ -18,7 +24,8 @@ from server_world import (
 
 from sottovoce.errors import ServiceError, UsageError
 from sottovoce.stores import server as records
-from sottovoce.stores.database import Database
+from sottovoce.stores.database import Database, devices
+from sottovoce.stores.server_folder import invite
 from sottovoce.stores.stamps import STAMP_BYTES
 
 
@@ -133,7 +140,6 @@ def test_concurrent_reports_of_one_device_count_once(postgres):
     database.create()
     with database.writing() as link:
         records.open_round(link, 0, 0, 5, np.arange(5))
-    from concurrent.futures import ThreadPoolExecutor
 
     def send(turn):
         mark = bytes([turn]) * 16
@@ -146,6 +152,71 @@ def test_concurrent_reports_of_one_device_count_once(postgres):
     with database.reading() as link:
         assert list(records.bodies(link, 0, 0)) == [[(3, b"body")]]
     database.close()
+
+
+def test_one_key_posted_to_two_servers_at_once_gets_one_number(tmp_path, postgres):
+    """Two invitations with one key, at the same moment, both got 200: then two messages of one
+    device were in every sum, and the helper refused all of them."""
+    url, races = postgres.fresh("key"), 12
+    folder = new_folder(tmp_path, min_devices=races + 1)
+    with (
+        ServerProcess(tmp_path, database=url) as one,
+        ServerProcess(tmp_path, database=url) as two,
+        Client(folder, one.port) as first,
+        Client(folder, two.port) as second,
+        contextlib.closing(folder.database(url)) as database,
+        ThreadPoolExecutor(2) as pool,
+    ):
+        invitations = invite(folder, database, "https://127.0.0.1:1", range(2 * races))
+        together = threading.Barrier(2, timeout=30)
+
+        def post(client, invitation, key):
+            body = enrolment(invitation, key)
+            together.wait()
+            return client.post("/v1/enrol", body)
+
+        for race in range(races):
+            key, mine = Ed25519PrivateKey.generate(), invitations[2 * race : 2 * race + 2]
+            got = list(pool.map(post, (first, second), mine, (key, key)))
+            assert sorted(answer.status for answer in got) == [200, 400]
+            won = [answer.status for answer in got].index(200)
+            assert got[1 - won].error == "duplicate"
+            assert "under another number" in got[1 - won].json()["detail"]
+            # Wherever the loser asks again, and whoever lost the answer.
+            for client in (first, second):
+                again = client.post("/v1/enrol", enrolment(mine[1 - won], key))
+                assert (again.status, again.error) == (400, "duplicate")
+                assert client.post("/v1/enrol", enrolment(mine[won], key)).status == 200
+        with database.reading() as link:
+            assert records.count_keys(link) == races
+
+
+def test_doubled_keys_of_an_earlier_release_are_dropped_and_named(tmp_path, postgres):
+    url = postgres.fresh("doubled")
+    folder, fleet = new_folder(tmp_path, rounds=2, min_devices=USERS - 2), Fleet()
+    with ServerProcess(tmp_path, database=url) as server, Client(folder, server.port) as client:
+        fleet.enrol(folder, client, url)
+    with contextlib.closing(folder.database(url)) as database, database.writing() as link:
+        link.execute(sa.text("DROP INDEX devices_one_key"))
+        link.execute(sa.text("CREATE INDEX devices_by_key ON devices (public_key)"))
+        key, here = records.public_key(link, 2), devices.c.number.in_([5, 7])
+        link.execute(devices.update().where(here).values(public_key=key))
+    with ServerProcess(tmp_path, database=url) as server, Client(folder, server.port) as client:
+        told = [line for line in server.log.read_text().splitlines() if "two numbers" in line]
+        assert [(line["dropped"], line["kept"]) for line in map(json.loads, told)] == [
+            (5, 2),
+            (7, 2),
+        ]
+        client.wait(round=0, state="open")
+        view = client.model(0)
+        for number in range(USERS):
+            got = client.post("/v1/reports", fleet.report(number, view))
+            assert got.status == (401 if number in (5, 7) else 204)
+    with contextlib.closing(folder.database(url)) as database, database.reading() as link:
+        assert records.why_shut(link, records.shut_numbers(link)) == {
+            n: "the server has shut this device out, because its key is that of device 2"
+            for n in (5, 7)
+        }
 
 
 def test_an_attempt_that_cannot_be_is_late_and_no_failure(tmp_path, postgres):
