@@ -22,6 +22,7 @@ from sottovoce.stores import search as searches
 from sottovoce.stores import server as records
 from sottovoce.stores import sums
 from sottovoce.stores.database import devices
+from sottovoce.stores.one_key import KeyInUse, only_number, take_doubled
 from sottovoce.wire.masked import (
     SEALED_SEED_BYTES,
     decode_mask_sum,
@@ -312,17 +313,6 @@ def test_a_helper_that_opens_hardly_any_seed_has_nobody_shut_out(world):
     assert here.shut_numbers() == []
 
 
-def test_a_seed_that_opens_no_more_names_its_device(world):
-    here = world(rounds=2)
-    here.step()
-    here.report(*EVERYONE)
-    content = b'{"error": "undecryptable", "detail": "", "which": [2]}'
-    here.change = lambda told: Answer(409, "", content)
-    here.step()
-    assert here.step() == ["sum_refused", "opened"]
-    assert "the seeds of devices 2, which it could open before" in here.events[0].trouble
-
-
 def test_who_is_asked_by_a_list_gets_the_time_of_a_round_again(world):
     here = world(rounds=2, cohort_size=4, min_fraction=0.0, deadline_seconds=60.0, over_selection=1)
     here.step()
@@ -381,12 +371,12 @@ def test_a_server_that_finds_doubled_keys_drops_and_names_them(world):
     here.database.require()
     here.database.require()
     with here.database.writing() as link:
-        assert records.take_doubled(link) == [(6, 1)]
-        assert records.take_doubled(link) == []
+        assert take_doubled(link) == [(6, 1)]
+        assert take_doubled(link) == []
         assert records.public_key(link, 6) is None
         assert records.why_shut(link, [6]) == {6: double_of}
         again = devices.update().where(devices.c.number == 6)
-        with pytest.raises(records.KeyInUse), records.only_number(link):
+        with pytest.raises(KeyInUse), only_number(link):
             link.execute(again.values(public_key=records.public_key(link, 1)))
     here.step()
     assert here.step()[0] == "goal", "what it had sent in the open round is dropped, too"

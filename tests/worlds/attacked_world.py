@@ -35,7 +35,7 @@ def check(status, log):
     assert [(one["round"], one["attempt"]) for one in status["rounds"]] == [
         (round, 0) for round in range(ROUNDS)
     ]
-    assert {one["outcome"] for one in status["rounds"]} == {"deadline"}
+    assert {one["outcome"] for one in status["rounds"]} <= {"goal", "deadline"}
     assert [one["reported"] for one in status["rounds"]] == [len(HONEST) + 1] * ROUNDS
     assert len(lines(log, outcome="reopened")) == ROUNDS, "one for each attacker's submission"
     for round, attacker in enumerate(ATTACKERS):

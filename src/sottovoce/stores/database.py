@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import secrets
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,6 +27,8 @@ MOST_ROUNDS = 2**31 - 1
 """Of a federation: models name rounds in 32 bits."""
 SHUT_OUT_WHY = "shut_out_why:"
 """Of a fact, before the number of a device that the server itself has shut out."""
+ROSTER = "roster"
+"""Of a fact: another one whenever somebody was shut out or let in again."""
 DOUBLED = "doubled_keys"
 """Of a fact: numbers that were dropped because their key has another number, each with that one."""
 _UNSTAMPED = 2
@@ -415,6 +418,8 @@ def _drop_doubled_keys(link: sa.Connection) -> None:
             link.execute(shut_out.insert().values(number=one))
             link.execute(meta.insert().values(key=f"{SHUT_OUT_WHY}{one}", value=why))
     if dropped:
+        link.execute(meta.delete().where(meta.c.key == ROSTER))  # devices look who is out
+        link.execute(meta.insert().values(key=ROSTER, value=secrets.token_hex(8)))
         link.execute(meta.insert().values(key=DOUBLED, value=json.dumps(sorted(dropped.items()))))
 
 

@@ -3,9 +3,7 @@ caller's; none of them decides when a round ends."""
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import json
 import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,9 +15,9 @@ import sqlalchemy as sa
 from numpy.typing import NDArray
 from sqlalchemy.dialects import postgresql, sqlite
 
-from sottovoce.errors import MessageError, ServiceError
+from sottovoce.errors import ServiceError
 from sottovoce.stores.database import (
-    DOUBLED,
+    ROSTER,
     SHUT_OUT_WHY,
     devices,
     genuine,
@@ -32,6 +30,7 @@ from sottovoce.stores.database import (
     stamped,
     submissions,
 )
+from sottovoce.stores.one_key import KeyInUse, only_number
 
 RECEIPT_ROUNDS = 3
 """For so many rounds it is remembered whose submission was accepted."""
@@ -39,8 +38,6 @@ AT_ONCE = 500
 """Rows that are asked for or written together."""
 PUBLISHED = "published"
 """Of a fact: the version by which devices recommend, where that is not always the newest model."""
-ROSTER = "roster"
-"""Of a fact: another one whenever somebody was shut out or let in again."""
 LAST_CALL = "last_call"
 """Of a fact: the attempt in which no device begins a report any more (`call_last`)."""
 VERSION = "version:"
@@ -545,21 +542,11 @@ def is_invited(link: sa.Connection, token: bytes) -> bool:
     return link.execute(_INVITED, {"token": token_hash(token)}).first() is not None
 
 
-class KeyInUse(MessageError):
-    """A key that another number has. One device has one number."""
-
-    def __init__(self) -> None:
-        super().__init__(
-            "this key has enrolled under another number; a device uses one invitation, and every "
-            "device has a key of its own"
-        )
-
-
 def enrol(link: sa.Connection, token: bytes, public_key: bytes) -> int | None:
     """The device's number, or None where the token is not good for this key, or for nobody since
     the number was shut out. The same token and key may come again: the first answer can have been
-    lost. Raises `KeyInUse` if another number has the key, also if that was enrolled just now by
-    another process."""
+    lost. None, too, if another number has the key, even if another process enrols that one at the
+    same moment."""
     row = link.execute(
         sa.select(devices.c.number, devices.c.public_key)
         .where(devices.c.token_hash == token_hash(token), _WELCOME)
@@ -569,31 +556,12 @@ def enrol(link: sa.Connection, token: bytes, public_key: bytes) -> int | None:
         return None
     if row.public_key is None:
         here = devices.update().where(devices.c.number == row.number)
-        with only_number(link):
-            link.execute(here.values(public_key=public_key))
+        try:
+            with only_number(link):
+                link.execute(here.values(public_key=public_key))
+        except KeyInUse:
+            return None
     return int(row.number)
-
-
-@contextlib.contextmanager
-def only_number(link: sa.Connection) -> Iterator[None]:
-    """Give a key to a number within. Raises `KeyInUse`, and leaves the transaction as it was, if
-    another number has it."""
-    try:
-        with link.begin_nested():
-            yield
-    except sa.exc.IntegrityError:
-        raise KeyInUse from None
-
-
-def take_doubled(link: sa.Connection) -> list[tuple[int, int]]:
-    """Numbers that were dropped because another number has their key, each with that one. They are
-    returned once, to be named in the log."""
-    found = fact(link, DOUBLED)
-    if found is None:
-        return []
-    drop_fact(link, DOUBLED)
-    _new_roster(link)
-    return [(one, first) for one, first in json.loads(found)]
 
 
 def number_of_key(link: sa.Connection, public_key: bytes) -> int | None:
@@ -607,16 +575,6 @@ def public_keys(link: sa.Connection) -> dict[int, bytes]:
         sa.select(devices.c.number, devices.c.public_key).where(devices.c.public_key.is_not(None))
     )
     return {row.number: bytes(row.public_key) for row in rows}
-
-
-def keys_of(link: sa.Connection, numbers: Sequence[int]) -> dict[int, bytes]:
-    """The enrolled keys of these devices."""
-    found: dict[int, bytes] = {}
-    for part in in_parts(numbers):
-        here = devices.c.number.in_(part), devices.c.public_key.is_not(None)
-        rows = link.execute(sa.select(devices.c.number, devices.c.public_key).where(*here))
-        found |= {row.number: bytes(row.public_key) for row in rows}
-    return found
 
 
 def public_key(link: sa.Connection, number: int) -> bytes | None:

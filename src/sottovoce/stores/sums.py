@@ -14,6 +14,7 @@ import sqlalchemy as sa
 from sottovoce.stores import search as searches
 from sottovoce.stores import server as records
 from sottovoce.stores.database import (
+    devices,
     genuine,
     left_out,
     stamped,
@@ -85,6 +86,16 @@ def there(link: sa.Connection, round: int, attempt: int) -> int:
     """How many are in the sum, or wait to be; who was left out is not."""
     query = sa.select(sa.func.count()).where(*_is(summed_seeds, round, attempt))
     return int(link.execute(query).scalar() or 0) + waiting(link, round, attempt)
+
+
+def keys_of(link: sa.Connection, numbers: Sequence[int]) -> dict[int, bytes]:
+    """The enrolled keys of these devices."""
+    found: dict[int, bytes] = {}
+    for part in records.in_parts(numbers):
+        here = devices.c.number.in_(part), devices.c.public_key.is_not(None)
+        rows = link.execute(sa.select(devices.c.number, devices.c.public_key).where(*here))
+        found |= {row.number: bytes(row.public_key) for row in rows}
+    return found
 
 
 def next_ones(

@@ -23,6 +23,7 @@ from sottovoce.stores import operating
 from sottovoce.stores import server as records
 from sottovoce.stores.coordinator import longest_message
 from sottovoce.stores.database import Database
+from sottovoce.stores.one_key import KEY_IN_USE
 from sottovoce.stores.server import Submission
 from sottovoce.stores.server_folder import admit
 from sottovoce.wire import shared
@@ -344,14 +345,13 @@ class Enrolments:
             raise _not_good()
         if not is_proven(key, self._federation, token, signature):
             raise Refused("bad_signature", "the enrolment was not signed with the key it brings")
-        try:
-            with self._database.writing() as link:
-                number = records.enrol(link, token, key)
-                if number is not None:
-                    operating.enrolled(link, number)
-                    records.seen(link, [number])
-        except records.KeyInUse as error:
-            raise Refused("duplicate", str(error)) from None
+        with self._database.writing() as link:
+            number = records.enrol(link, token, key)
+            if number is None and records.number_of_key(link, key) is not None:
+                raise Refused("duplicate", KEY_IN_USE)
+            if number is not None:
+                operating.enrolled(link, number)
+                records.seen(link, [number])
         if number is None:
             raise _not_good()
         return number

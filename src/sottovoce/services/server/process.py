@@ -26,9 +26,10 @@ from sottovoce.stores.catalogue import catalogue_name, require_catalogue
 from sottovoce.stores.coordinator import Awaiting, Coordinator
 from sottovoce.stores.database import Database
 from sottovoce.stores.keys import ReportKeys, RoleTokens, drop_half_tokens
+from sottovoce.stores.one_key import take_doubled
 from sottovoce.stores.operating import TROUBLE, LastContacts, keep_since, note_act
 from sottovoce.stores.places import place_rules, set_place_rules
-from sottovoce.stores.server import drop_fact, raise_target, take_doubled
+from sottovoce.stores.server import drop_fact, raise_target
 from sottovoce.stores.server_folder import ServerFolder, ShufflerSecrets, open_folder
 
 _WATCH_SHARED, _WATCH_ALONE = 0.2, 1.0

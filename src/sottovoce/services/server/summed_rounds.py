@@ -200,7 +200,7 @@ class SumCoordinator(Coordinator, ABC):
         """Those of these numbers, each with the key that signed its message, whose key is another
         number's: the helper and the aggregators refuse the whole set if a key is twice in it."""
         with leader.reading() as link:
-            keys = records.keys_of(link, list(devices))
+            keys = sums.keys_of(link, list(devices))
         seen, out = set[bytes](), dict[int, str]()
         for number, key in sorted(devices.items()):
             if key in seen or keys.get(number) != key:
