@@ -11,6 +11,18 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from attacked_world import (
+    ATTACKERS,
+    DEVICES,
+    EARLY,
+    HONEST,
+    LAST,
+    ROUNDS,
+    RULES,
+    check,
+    lines,
+    reopened,
+)  # fmt: skip
 from checked_world import forged
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from forwarder import Forwarder
@@ -290,6 +302,47 @@ def test_64_devices_some_lost_and_aggregators_killed_before_every_question(tmp_p
     )  # fmt: skip
     assert trial.killed[1] >= 8
     assert len(table.user) == 56 + 48
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_bad_bit_in_every_round_of_a_checked_sum(tmp_path):
+    algorithm = {"name": "gram", "popularity_share": 0.3, "least_head": 12, "batches": 10}
+    _, world = parties(
+        algorithm=algorithm,
+        service={"min_devices": 1, **RULES},
+        link={"name": "checked-sum", "min_devices": len(HONEST)},
+    )
+
+    def two(bits, form):
+        bits[3] = 2
+
+    trial = HttpsTrial(world, tmp_path / "services", 0)
+    log = tmp_path / "services" / "logs" / "server.log"
+    with trial.running():
+        trial.operator().raise_target(ROUNDS)
+        devices = {row: Liar(trial, row) for row in range(DEVICES)}
+        client = devices[0].client
+        for round, attacker in enumerate(ATTACKERS):
+            client.wait(state="open", round=round, timeout=120)
+            messages = {n: devices[n].made() for n in HONEST}
+            messages[attacker] = devices[attacker].made(two)
+            for n in (*EARLY, attacker):
+                assert devices[n].send(*messages[n], round=round).status == 204
+            reopened(log, round)
+            assert devices[LAST].send(*messages[LAST], round=round).status == 204
+        client.wait(state="finished", round=ROUNDS, timeout=120)
+        status = client.status()
+        for one in devices.values():
+            one.client.close()
+    check(status, log)
+    assert status["refused"]["out_of_range"] == ROUNDS
+    # Each aggregator has told one part of every round's sum, over the five honest devices.
+    for number in OTHERS:
+        told = lines(tmp_path / "services" / "logs" / f"aggregator-{number}.log", left_out=0)
+        assert [(one["round"], one["devices"]) for one in told] == [
+            (round, len(HONEST)) for round in range(ROUNDS)
+        ]
 
 
 @pytest.mark.slow

@@ -376,21 +376,45 @@ def test_an_aggregator_that_has_lost_some_costs_them(world):
 
 
 def test_below_the_minimum_after_the_checks_nothing_is_opened(world):
-    world.honest(*range(LEAST - 1))
+    total = world.honest(*range(LEAST - 1))
     bits = world.bits()
     bits[0] = 5
     world.send(BAD, world.body(BAD, bits))
-    what = world.finish()
-    assert what == ["sum_refused"]
-    assert world.events[0].trouble == (
-        "round 0 does not count: 3 good submissions are left, and a sum needs 4; the aggregators "
-        "were not asked"
+    assert world.finish() == ["reopened"]
+    assert world.events[0].notices == (
+        "3 good submissions are left, and a sum needs 4; the aggregators were not asked; the round "
+        "is open again",
+        f"what devices {BAD} have shared is beyond the bounds that are checked; left out",
     )
-    assert f"devices {BAD}" in world.events[0].notices[0]
     assert [path for _, path, _ in world.asked].count("/v1/parts") == 0
     assert [app.answering.told.times for app in world.apps.values()] == [0, 0]
-    assert world.position().round == 2, "the next batch; nobody is asked for the same again"
+    assert (world.position().round, world.position().state) == (0, "open")
     assert not world.view().items.any()
+    # The others have paid, and need not send again; one more makes the sum.
+    assert world.step() == []
+    assert world.send(BAD) == "second_submission"
+    total += world.honest(LEAST)
+    expected = world.model_after(total, LEAST)
+    assert "deadline" in world.finish()
+    assert np.array_equal(world.view().items, expected)
+    assert world.out() == {BAD: "out_of_range"}
+
+
+def test_bad_devices_one_by_one_never_cost_the_others_their_round(world):
+    """Each closes the round once, and cannot send again."""
+    total = world.honest(*range(LEAST - 1))
+    for bad in range(LEAST, DEVICES):
+        bits = world.bits()
+        bits[bad] = 2
+        assert world.send(bad, world.body(bad, bits)) == "accepted"
+        assert world.finish() == ["reopened"]
+        world.restart()
+        assert world.step() == []
+    total += world.honest(LEAST - 1)
+    expected = world.model_after(total, LEAST)
+    assert "goal" in world.finish()
+    assert np.array_equal(world.view().items, expected)
+    assert set(world.out()) == set(range(LEAST, DEVICES))
 
 
 def test_a_round_below_its_minimum_waits(world):

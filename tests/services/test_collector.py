@@ -199,6 +199,40 @@ def test_at_the_deadline_one_batch_is_enough_and_none_is_waited_for(world):
     assert here.step() == ["closing"]
 
 
+def test_a_batch_of_which_a_part_is_here_is_waited_for_a_while(world):
+    """Its devices have paid; the shuffler is sending the rest."""
+    here = world(rounds=3, deadline_seconds=60.0, grace_seconds=20.0)
+    for tail_comes in (True, False):
+        here.step()
+        now = here.position()
+        reports, rest = here.hand_over(0), some_reports(4, 1)
+        first, last = parts_of(rest, now.report_key, round=now.round, tier=1, parts=2)
+        here.accept(first)
+        here.time += 79
+        assert here.step() == []
+        if tail_comes:
+            assert here.accept(last) is True
+            assert here.close_round() == ["goal", "opened"]
+            assert np.array_equal(here.model(1), folded([{0: reports, 1: rest}]))
+        else:
+            here.time += 1
+            assert here.close_round() == ["deadline", "opened"]
+
+
+def test_junk_of_one_device_costs_a_batch_nothing_else(world):
+    """Whatever does not open, or comes twice, is left out; the others' reports count."""
+    here = world(rounds=2, deadline_seconds=60.0)
+    here.step()
+    now, reports = here.position(), some_reports(4, 2)
+    (part,) = parts_of(reports, now.report_key)
+    mine = K * SEALED_BYTES
+    here.accept(replace(part, body=part.body[:-mine] + secrets.token_bytes(mine)))
+    here.time += 61
+    assert here.close_round() == ["deadline", "opened"]
+    assert here.refused() == {"undecryptable": K}
+    assert [(p.reported, p.outcome) for p in here.past()] == [(4, "deadline")]
+
+
 def test_half_a_batch_is_not_counted(world):
     here = world()
     here.step()

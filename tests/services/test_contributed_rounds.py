@@ -124,6 +124,31 @@ def test_whose_seeds_do_not_open_do_not_make_a_minimum(world):
     assert world.position().round == 1
 
 
+def test_no_stage_of_a_batch_is_lost_to_a_device_whose_seed_does_not_open(world):
+    """Three batches of two stages; in each somebody else spoils the minimum after the deadline.
+    Those who are good contribute once, and wait for one more."""
+    assert world.step() == ["opened"]
+    for round in range(6):
+        bad = 4 + round % 4
+        assert world.send(0, 1, 2) == ["accepted"] * 3
+        world.send(bad, foreign=True)
+        world.time += 1000.0
+        assert world.step() == ["closing"]
+        assert world.step() == ["reopened"]
+        assert world.step() == []
+        assert world.send(0, 1, 2, bad) == ["second_submission"] * 4
+        assert world.send(3) == ["accepted"]
+        assert world.step() == ["closing"]
+        assert "deadline" in world.step()
+        assert (world.position().round, world.position().attempt) == (round + 1, 0)
+    assert world.position().state == "finished"
+    with world.database.reading() as at:
+        past = records.past_rounds(at)
+        assert [(one.reported, one.outcome) for one in past] == [(5, "deadline")] * 6
+        assert records.refused(at) == {"undecryptable": 6}
+        assert records.shut_numbers(at) == []
+
+
 def test_a_round_ends_when_its_sum_has_no_room_for_another(world):
     world.step()
     assert world.send(0, 1, 2, 3, 4, most=3)[-2:] == ["busy", "busy"]

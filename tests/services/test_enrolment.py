@@ -194,6 +194,17 @@ def test_an_invited_stranger_cannot_lock_out_the_holder_of_a_key(door):
     assert door.enrolled == {1: raw(victim), 0: raw(own)}
 
 
+def test_a_key_has_one_number_and_its_second_invitation_is_refused_clearly(door):
+    first, second = invited(door, 0, 1)
+    key = Ed25519PrivateKey.generate()
+    assert door.bring(enrolment(first, key)) == 0
+    with pytest.raises(Refused, match="this key has enrolled under another number") as refused:
+        door.ask("POST", "/v1/enrol", enrolment(second, key).encode())
+    assert (refused.value.reason, refused.value.status) == ("duplicate", 400)
+    assert door.bring(enrolment(first, key)) == 0, "the answer may have been lost"
+    assert door.bring(enrolment(second, Ed25519PrivateKey.generate())) == 1, "it is still good"
+
+
 def test_nobodys_key_cannot_be_enrolled(door):
     (invitation,) = invited(door, 0)
     signature = forged(b"").hex()

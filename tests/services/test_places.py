@@ -145,7 +145,7 @@ def test_numbers_are_given_in_the_order_of_arrival_and_once_for_a_key(door):
     assert door.visitor() == 1
     (invitation,) = invite(door.folder, door.database, "https://127.0.0.1:1")
     assert invitation.number == 2
-    assert door.bring(enrolment(invitation, key)) == "bad_token", "nor another by an invitation"
+    assert door.bring(enrolment(invitation, key)) == "duplicate", "nor another by an invitation"
     assert door.visitor() == 3
     with door.database.reading() as link:
         assert stored.count_places(link) == 3

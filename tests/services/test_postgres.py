@@ -1,16 +1,20 @@
 """Several server processes on one PostgreSQL, which the test starts by itself."""
 
 import contextlib
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from server_world import (
     USERS,
     Client,
     Fleet,
     ServerProcess,
     acting,
+    enrolment,
     new_folder,
     selected,
     simulated,
@@ -19,6 +23,7 @@ from server_world import (
 from sottovoce.errors import ServiceError, UsageError
 from sottovoce.stores import server as records
 from sottovoce.stores.database import Database
+from sottovoce.stores.server_folder import invite
 from sottovoce.stores.stamps import STAMP_BYTES
 
 
@@ -133,7 +138,6 @@ def test_concurrent_reports_of_one_device_count_once(postgres):
     database.create()
     with database.writing() as link:
         records.open_round(link, 0, 0, 5, np.arange(5))
-    from concurrent.futures import ThreadPoolExecutor
 
     def send(turn):
         mark = bytes([turn]) * 16
@@ -146,6 +150,67 @@ def test_concurrent_reports_of_one_device_count_once(postgres):
     with database.reading() as link:
         assert list(records.bodies(link, 0, 0)) == [[(3, b"body")]]
     database.close()
+
+
+def test_one_key_posted_to_two_servers_at_once_gets_one_number(tmp_path, postgres):
+    """Two invitations with one key, at the same moment, both got 200: then two messages of one
+    device were in every sum, and the helper refused all of them."""
+    url, races = postgres.fresh("key"), 12
+    folder = new_folder(tmp_path, min_devices=races + 1)
+    with (
+        ServerProcess(tmp_path, database=url) as one,
+        ServerProcess(tmp_path, database=url) as two,
+        Client(folder, one.port) as first,
+        Client(folder, two.port) as second,
+        contextlib.closing(folder.database(url)) as database,
+        ThreadPoolExecutor(2) as pool,
+    ):
+        invitations = invite(folder, database, "https://127.0.0.1:1", range(2 * races))
+        together = threading.Barrier(2, timeout=30)
+
+        def post(client, invitation, key):
+            body = enrolment(invitation, key)
+            together.wait()
+            return client.post("/v1/enrol", body)
+
+        for race in range(races):
+            key, mine = Ed25519PrivateKey.generate(), invitations[2 * race : 2 * race + 2]
+            got = list(pool.map(post, (first, second), mine, (key, key)))
+            assert sorted(answer.status for answer in got) == [200, 400]
+            won = [answer.status for answer in got].index(200)
+            assert got[1 - won].error == "duplicate"
+            assert "under another number" in got[1 - won].json()["detail"]
+            # Wherever the loser asks again, and whoever lost the answer.
+            for client in (first, second):
+                again = client.post("/v1/enrol", enrolment(mine[1 - won], key))
+                assert (again.status, again.error) == (400, "duplicate")
+                assert client.post("/v1/enrol", enrolment(mine[won], key)).status == 200
+        with database.reading() as link:
+            assert records.count_keys(link) == races
+
+
+def test_what_is_on_its_way_at_the_deadline_counts_whichever_server_it_reaches(tmp_path, postgres):
+    """Three of eight were enough, and the other five got `late` for what they had booked."""
+    url = postgres.fresh("grace")
+    rules = {"deadline_seconds": 2.0, "grace_seconds": None, "min_fraction": 0.375}
+    folder, fleet = new_folder(tmp_path, rounds=1, **rules), Fleet()
+    with (
+        ServerProcess(tmp_path, database=url) as one,
+        ServerProcess(tmp_path, database=url) as two,
+        Client(folder, one.port) as first,
+        Client(folder, two.port) as second,
+    ):
+        fleet.enrol(folder, first, url)
+        for client in (first, second):
+            client.wait(round=0, state="open")
+        sent = [fleet.report(number, first.model(0)) for number in range(USERS)]
+        assert [first.post("/v1/reports", body).status for body in sent[:3]] == [204] * 3
+        second.wait(round=0, state="waiting")
+        late = [(first, second)[n % 2].post("/v1/reports", body) for n, body in enumerate(sent[3:])]
+        assert [answer.status for answer in late] == [204] * 5
+        first.wait(round=1, state="finished")
+        (past,) = first.status()["rounds"]
+        assert (past["reported"], past["missing"], past["outcome"]) == (USERS, [], "goal")
 
 
 def test_an_attempt_that_cannot_be_is_late_and_no_failure(tmp_path, postgres):

@@ -5,18 +5,23 @@ import contextlib
 import io
 import secrets
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
+from attacked_world import ATTACKERS, DEVICES, EARLY, HONEST, LAST, ROUNDS, RULES, check, reopened
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from secure_sum_world import summed_terms
+from secure_sum_world import SeedKeeper, summed_terms
 from server_world import ITEMS, SEED, Client, ServerProcess, enrolment, program, quick_rules
 
 from sottovoce.cli import call
 from sottovoce.core.links import SecureSum
 from sottovoce.core.masking import masked
+from sottovoce.core.messages import cut_sum
 from sottovoce.engines.trial import prepare_helper
-from sottovoce.rng import Streams
+from sottovoce.parties.secure_sum import summed
+from sottovoce.parties.server import Server
+from sottovoce.rng import Streams, streams_of
 from sottovoce.stores.helper_folder import create_helper, helper_introduction
 from sottovoce.stores.server_folder import create_folder, invite
 from sottovoce.wire.masked import binding, encode_masked, model_name, seal_seed
@@ -36,7 +41,7 @@ class MaskerProcess(ServerProcess):
 class Town:
     """The folders of both services, and what devices know."""
 
-    def __init__(self, path, link):
+    def __init__(self, path, link, rounds=60, **rules):
         root = Streams.from_seed(SEED).key
         link = prepare_helper(path, link, root)
         names = {"url": link.url, "authority": link.authority, "groups": link.groups}
@@ -46,9 +51,9 @@ class Town:
             self.path,
             self.terms,
             [(f"v{n}", f"Venue {n}") for n in range(ITEMS)],
-            rounds=60,
+            rounds=rounds,
             root_key=root,
-            rules=quick_rules(min_devices=USERS),
+            rules=quick_rules(**{"min_devices": USERS, **rules}),
         )
         create_helper(self.masker, helper_introduction(self.folder))
         self.keys = [Ed25519PrivateKey.generate() for _ in range(USERS)]
@@ -60,10 +65,16 @@ class Town:
             got = client.post("/v1/enrol", enrolment(one, self.keys[one.number]))
             assert got.status == 200, got.body
 
-    def message(self, number, round, attempt, items, values):
+    def message(self, number, round, attempt, items, values, *, foreign=False):
+        """A report, with a seed that was sealed for another round if it is `foreign`."""
         key, seed = self.keys[number], secrets.token_bytes(32)
         bound = binding(self.terms, round, attempt, model_name(items))
         record = seal_seed(seed, key, self.terms.secure_sum, bound)
+        if foreign:
+            keeper = SeedKeeper(key)
+            other = binding(self.terms, round + 1, attempt, model_name(items))
+            sealed = seal_seed(seed, key, self.terms.secure_sum, other).sealed
+            record = keeper.signed(replace(record, sealed=sealed), bound)
         hidden = masked(values, seed, self.terms.bits)
         body = encode_masked(self.terms, hidden, record, round, attempt)
         return self.sealed(number, round, attempt, body)
@@ -142,6 +153,40 @@ def test_services_that_are_killed_again_and_again_find_who_sends_garbage(tmp_pat
         client.close()
         server.kill()
         masker.kill()
+
+
+@pytest.mark.slow
+def test_a_seed_that_cannot_be_opened_in_every_round_of_a_secure_sum(tmp_path):
+    link = SecureSum(min_devices=len(HONEST))
+    town = Town(tmp_path, link, ROUNDS, min_devices=1, **RULES)
+    values = np.random.default_rng(1).integers(-(2**18), 2**18, (ROUNDS, DEVICES, ITEMS, 5))
+    plan = town.folder.plan
+    expected = Server.start(town.terms.build(), ITEMS, streams_of(plan.root_key))
+    with (
+        ServerProcess(town.path) as server,
+        MaskerProcess(town.masker),
+        Client(town.folder, server.port) as client,
+    ):
+        town.enrol(client)
+        for round, attacker in enumerate(ATTACKERS):
+            client.wait(state="open", round=round, timeout=120)
+            items = client.model(round).items
+            messages = {
+                n: town.message(n, round, 0, items, values[round, n], foreign=n == attacker)
+                for n in (*HONEST, attacker)
+            }
+            for n in (*EARLY, attacker):
+                assert client.post("/v1/reports", messages[n]).status == 204
+            reopened(server.log, round)
+            assert client.post("/v1/reports", messages[LAST]).status == 204
+            sums = values[round, list(HONEST)].sum(axis=0)
+            limit = plan.value_limit
+            expected.fold(cut_sum(summed(round, sums, len(HONEST)), limit))
+        client.wait(state="finished", round=ROUNDS, timeout=120)
+        assert np.array_equal(client.model(ROUNDS).items, expected.items), "to the last bit"
+        status = client.status()
+        check(status, server.log)
+        assert status["refused"]["undecryptable"] == ROUNDS
 
 
 # --- masked reports behind a right model name -----------------------------------------------------

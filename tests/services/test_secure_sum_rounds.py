@@ -1,11 +1,15 @@
 """Rounds of a secure sum without a network: the server over its database, the proxy's application,
 and whatever goes wrong between the two."""
 
+import json
+from dataclasses import replace
+
 import numpy as np
 import pytest
+import sqlalchemy as sa
 from scipy import stats
 from secure_sum_world import LEAST, NOISY, SeedKeeper, SummedWorld, folded, question
-from server_world import USERS, simulated
+from server_world import USERS, acting, simulated
 
 from sottovoce.algorithms.fpl.system import FPLConfig
 from sottovoce.core.links import SecureSum
@@ -14,6 +18,10 @@ from sottovoce.engines.client import Answer
 from sottovoce.engines.helper_client import HelperClient
 from sottovoce.errors import ConfigError, ServiceError, UsageError
 from sottovoce.parties.helper import noise_of
+from sottovoce.stores import search as searches
+from sottovoce.stores import server as records
+from sottovoce.stores import sums
+from sottovoce.stores.database import devices
 from sottovoce.wire.masked import (
     SEALED_SEED_BYTES,
     decode_mask_sum,
@@ -239,10 +247,116 @@ def test_where_too_few_can_be_opened_the_proxy_is_not_asked_for_their_sum(world)
     here.report(2, 3)
     here.time += 61
     here.step()
-    assert here.step() == ["sum_refused", "opened"]
-    assert "2 good submissions" in here.events[0].trouble
+    assert here.step() == ["reopened"]
+    assert here.events[0].notices == (
+        "2 good submissions are left, and a sum needs 3; the helper was not asked; the round is "
+        "open again",
+        "the helper could not open the seeds of devices 0, 1; left out",
+    )
     assert (len(here.seeds_asked), here.asked) == (1, [])
-    assert here.position().round == 1
+    # Those who are good need not send again, and those who were left out cannot.
+    here.time += 1000
+    assert here.step() == []
+    assert (here.position().round, here.position().attempt, here.position().state) == (0, 0, "open")
+    assert here.report(0) == ["second_submission"]
+    here.report(4)
+    assert here.step() == ["closing"]
+    assert here.step() == ["deadline", "opened"]
+    assert "devices 0, 1; left out" in here.events[0].notices[0]
+    assert np.array_equal(here.model(), folded([((2, 3, 4), (2, 3, 4))]))
+    assert here.refused() == {"undecryptable": 2}
+
+
+def test_whoever_sends_what_cannot_be_used_in_three_rounds_is_shut_out(world):
+    here = world(rounds=6)
+    here.step()
+    others = tuple(n for n in EVERYONE if n != 3)
+    for round in range(3):
+        made = here.keepers[3].record(here.terms, round, sealed_for=(here.terms, 9, 0))
+        here.report(3, record=made)
+        assert run_round(here, *others) == ["goal", "opened"]
+        assert here.events[0].notices[0] == (
+            "the helper could not open the seeds of devices 3; left out"
+        )
+        assert here.shut_numbers() == ([3] if round == 2 else [])
+        here.restart()
+    assert here.events[0].notices[1] == "device 3 was shut out: it was left out of 3 rounds"
+    assert here.position().asked == USERS - 1
+    with here.database.reading() as link:
+        why = records.why_shut(link, [3])[3]
+    assert why == (
+        "the server has shut this device out, because what it sent could not be used in 3 rounds"
+    )
+    # An operator who lets it in again has nothing left against it.
+    acting(here.database).readmit([3])
+    with here.database.writing() as link:
+        assert sums.offended(link, [3]) == {}
+
+
+def test_a_helper_that_opens_hardly_any_seed_has_nobody_shut_out(world):
+    """Honest devices are not to blame for a key that was lost."""
+    here = world(rounds=9)
+    here.step()
+    here.seeds_change = lambda told: Answer(200, "", b'{"which": [0, 1, 2, 3, 4]}')
+    for _ in range(5):
+        here.report(*EVERYONE)
+        here.step()
+        assert here.step() == ["goal", "opened"]
+        assert "devices 0, 1, 2, 3, 4; left out" in here.events[0].notices[0]
+    assert here.shut_numbers() == []
+    here.seeds_change = lambda told: Answer(200, "", json.dumps({"which": [*EVERYONE]}).encode())
+    here.report(*EVERYONE)
+    here.step()
+    assert here.step() == ["sum_refused", "opened"], "there is nobody to keep the round open for"
+    assert "devices 0, 1, 2, 3, 4, 5, 6, 7; left out" in here.events[0].notices[0]
+    assert here.shut_numbers() == []
+
+
+def test_who_is_asked_by_a_list_gets_the_time_of_a_round_again(world):
+    here = world(rounds=2, cohort_size=4, min_fraction=0.0, deadline_seconds=60.0, over_selection=1)
+    here.step()
+    here.report(0, 1)
+    made = here.keepers[2].record(here.terms, 0, sealed_for=(here.terms, 9, 0))
+    here.report(2, record=made)
+    here.time += 61
+    here.step()
+    assert here.step() == ["reopened"]
+    here.time += 59
+    assert here.step() == []
+    here.time += 2
+    assert here.step() == ["abandoned", "opened"]
+    assert here.events[0].notices == ("the helper could not open the seeds of devices 2; left out",)
+    assert (here.position().round, here.position().attempt) == (0, 1)
+
+
+# --- one key under two numbers --------------------------------------------------------------------
+
+
+def double(here, number, first):
+    """Write the key of `first` under another number, too, past the index that forbids it."""
+    with here.database.writing() as link:
+        link.execute(sa.text("DROP INDEX devices_one_key"))
+        key = records.public_key(link, first)
+        at = devices.c.number == number
+        link.execute(devices.update().where(at).values(public_key=key))
+    here.keepers[number] = here.keepers[first]
+
+
+@pytest.mark.parametrize("searching", [False, True], ids=["one sum", "groups"])
+def test_a_key_under_two_numbers_costs_no_round(world, searching):
+    here = world(rounds=3, link={"groups": 2} if searching else None)
+    double(here, 6, 1)
+    if searching:
+        with here.database.writing() as link:
+            searches.keep(link, replace(searches.found(link), on=True))
+    here.step()
+    for n in EVERYONE:
+        here.keepers[n].seeds = {}  # two messages of one device have their own seeds
+        here.report(n)
+    here.step()
+    assert here.step()[0] == "goal"
+    assert "devices 6 have the key of another one; left out" in here.events[0].notices
+    assert here.refused() == {"doubled_key": 1}
 
 
 def test_a_refusal_of_the_proxy_gives_the_round_up(world):

@@ -217,7 +217,8 @@ def test_a_helper_that_confirms_a_seed_and_cannot_open_it_later_costs_the_round(
     before = here.model()
     assert finish(here) == ["sum_refused", "opened"]
     assert here.events[0].trouble == (
-        "round 0 does not count: the helper cannot open seeds that it could open before"
+        "round 0 does not count: the helper cannot open the seeds of devices 3, which it could "
+        "open before"
     )
     assert np.array_equal(here.model(), before)
     assert [rows(here, table) for table in TABLES] == [0, 0, 0]

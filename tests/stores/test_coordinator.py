@@ -1,23 +1,30 @@
 """Rounds without a network: when they open, how they end, and what a crash leaves behind."""
 
+import json
 import secrets
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from server_world import ITEMS, SEED, USERS, Fleet, acting, quick_rules, simulated, terms
 
+from sottovoce.algorithms.fpl.system import FPLConfig
+from sottovoce.core.links import SecureSum
 from sottovoce.core.messages import ModelView
 from sottovoce.errors import ServiceError, UsageError
 from sottovoce.parties.defence import Defence
-from sottovoce.parties.server import NO_DEFENCE, Server
+from sottovoce.parties.server import NO_DEFENCE, RoundRules, Server
+from sottovoce.privacy.mechanisms import ShareFraction
 from sottovoce.rng import Streams
+from sottovoce.services.server.state import RoundState
 from sottovoce.stores import server as records
 from sottovoce.stores import server as roster
-from sottovoce.stores.coordinator import Coordinator, Plan
+from sottovoce.stores.coordinator import Coordinator, Plan, longest_message
 from sottovoce.stores.database import Database
 from sottovoce.stores.server import Submission
 from sottovoce.wire.signing import open_envelope
+from sottovoce.wire.terms import Terms
 
 
 class World:
@@ -151,6 +158,127 @@ def test_the_deadline_ends_a_round_with_enough_reports(world):
     over = here.past()[0]
     assert (over.outcome, over.reported, over.missing) == ("deadline", 4, (3, 4, 6, 7))
     assert over.seconds == 61.0
+
+
+# --- grace after the deadline ---------------------------------------------------------------------
+
+
+def descriptor(here):
+    """What devices read of the round."""
+    state = RoundState(here.database, here.plan)
+    return json.loads(state.refresh().descriptor.body)["state"]
+
+
+def test_after_its_deadline_a_round_takes_in_what_is_on_its_way(world):
+    """A round that ended at its deadline, or at the report that made up its minimum, refused what
+    devices had paid for and were sending."""
+    here = world(rounds=2, min_fraction=0.375, deadline_seconds=60.0, grace_seconds=20.0)
+    here.step()
+    here.report(0, 1, 2)
+    here.time += 59
+    assert here.step() == []
+    assert descriptor(here) == "open"
+    here.time += 2
+    assert here.step() == ["last_call"]
+    assert 0 < here.coordinator.seconds_left() <= 20.0
+    assert descriptor(here) == "waiting", "nobody begins a report that may be late"
+    assert here.report(3, 4) == ["accepted"] * 2
+    assert here.step() == []
+    here.time += 19
+    assert here.report(5) == ["accepted"]
+    assert here.step() == []
+    here.time += 1
+    assert here.step() == ["deadline", "opened"]
+    assert descriptor(here) == "open"
+    assert [(p.reported, p.missing) for p in here.past()] == [(6, (6, 7))]
+
+
+def test_too_few_at_the_deadline_may_be_enough_after_it(world):
+    here = world(rounds=2, min_fraction=0.5, deadline_seconds=60.0, grace_seconds=20.0)
+    here.step()
+    here.report(0, 1, 2)
+    here.time += 61
+    assert here.step() == ["last_call"]
+    here.report(3)
+    here.time += 20
+    assert here.step() == ["deadline", "opened"]
+    here.time += 61
+    assert here.step() == ["last_call"]
+    here.time += 20
+    assert here.step() == ["abandoned", "opened"]
+
+
+def test_nobody_is_waited_for_when_all_are_there(world):
+    here = world(rounds=3, min_fraction=0.5, deadline_seconds=60.0, grace_seconds=20.0)
+    here.step()
+    here.report(*range(USERS))
+    assert here.step() == ["goal", "opened"]
+    here.report(*range(USERS - 1))
+    here.time += 61
+    assert here.step() == ["last_call"]
+    here.report(USERS - 1)
+    assert here.step() == ["goal", "opened"]
+
+
+def test_a_device_that_has_just_come_is_waited_for(world):
+    """It is asked when it reports; all who were asked before may be there a moment earlier."""
+    *first, last = range(USERS)
+    here = world(rounds=3, devices=last, min_devices=last, grace_seconds=20.0)
+    here.step()
+    here.enrol([last])
+    here.report(*first)
+    assert here.step() == ["last_call"]
+    late = replace(here.submission(last), joined=True)
+    with here.database.writing() as link:
+        assert records.accept(link, [late]) == ["accepted"]
+    assert here.step() == ["goal", "opened"]
+    here.report(*first)
+    assert here.step() == []
+    here.time += 61
+    assert here.step() == ["last_call"]
+    here.time += 20
+    assert here.step() == ["deadline", "opened"]
+
+
+def test_another_process_that_takes_over_begins_the_deadline_and_the_grace_anew(world):
+    here = world(rounds=2, min_fraction=0.375, deadline_seconds=60.0, grace_seconds=20.0)
+    here.step()
+    here.report(0, 1, 2)
+    here.time += 61
+    assert here.step() == ["last_call"]
+    here.restart()
+    assert here.step() == []
+    assert descriptor(here) == "open"
+    here.time += 61
+    assert here.step() == ["last_call"]
+    here.time += 20
+    assert here.step() == ["deadline", "opened"]
+
+
+@pytest.mark.parametrize(
+    ("rules", "seconds"),
+    [
+        ({}, 30.0),
+        ({"deadline_seconds": 12.0}, 12.0),
+        ({"poll_seconds": 600.0}, 35.0),
+        ({"grace_seconds": 0.0}, 0.0),
+        ({"grace_seconds": 90.0, "deadline_seconds": 12.0}, 90.0),
+    ],
+)
+def test_the_grace_is_the_time_of_the_slowest_line(world, rules, seconds):
+    here = world()
+    plan = replace(here.plan, rules=RoundRules(**{"poll_seconds": 1.0, **rules}))
+    assert plan.grace == seconds
+
+
+def test_long_messages_have_a_longer_grace():
+    """The model comes and the message goes on a line of 32 KiB a second."""
+    link = SecureSum(min_devices=3, url="https://h", key="00" * 32, bits=64)
+    big = Terms.of("town", 25_000, FPLConfig(embedding_size=20), 10, ShareFraction(), link)
+    plan = Plan(big, "all", 1, 1, RoundRules(poll_seconds=1.0))
+    assert longest_message(big) > 25_000 * 21 * 8
+    assert plan.grace == (25_000 * 21 * 4 + longest_message(big)) / 32768
+    assert 180 < plan.grace < 200
 
 
 def test_too_few_reports_abandon_the_attempt(world):

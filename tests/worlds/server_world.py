@@ -48,6 +48,7 @@ def quick_rules(**changes):
             "min_devices": USERS,
             "deadline_seconds": 60.0,
             "poll_seconds": 0.2,
+            "grace_seconds": 0.0,
             **changes,
         }
     )

@@ -44,6 +44,10 @@ class RoundRules:
     otherwise it is abandoned and tried again with others."""
     deadline_seconds: float = 600.0
     """How long a round waits for reports."""
+    grace_seconds: float | None = None
+    """How long it then waits for reports that are on their way, while no device begins another one.
+    If it is not given: as long as the slowest line takes that is waited for
+    (`stores.coordinator.Plan.grace`)."""
     min_devices: int = 1
     """Devices that must have enrolled before the first round opens."""
     poll_seconds: float = 60.0
@@ -61,6 +65,8 @@ class RoundRules:
         _within("over_selection", self.over_selection, 0.0, 10.0)
         _within("min_fraction", self.min_fraction, 0.0, 1.0)
         _within("deadline_seconds", self.deadline_seconds, 0.1, 30 * 86400.0)
+        if self.grace_seconds is not None:
+            _within("grace_seconds", self.grace_seconds, 0.0, 86400.0)
         _within("poll_seconds", self.poll_seconds, 0.01, 86400.0)
         for name in ("min_devices", "dormant_after"):
             if getattr(self, name) < 1:

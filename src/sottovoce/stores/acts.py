@@ -28,7 +28,7 @@ from sottovoce.errors import (
     UsageError,
 )
 from sottovoce.parties.places import PlaceRules
-from sottovoce.stores import amending, keys, operating, places, versions
+from sottovoce.stores import amending, keys, operating, places, sums, versions
 from sottovoce.stores import search as searches
 from sottovoce.stores import server as records
 from sottovoce.stores.catalogue import catalogue_name
@@ -170,6 +170,7 @@ class Acts:
                 raise UsageError(f"device {number} {since}; nothing was done")
             records.readmit(link, back, unheard=not self._folder.plan.proxied)
             searches.forgive(link, back)
+            sums.forgive(link, back)
             return {"numbers": back}
 
         return self._do("readmit", {"numbers": sorted(set(numbers))}, key, act)

@@ -25,20 +25,26 @@ from sottovoce.stores import amending, operating, versions
 from sottovoce.stores import server as records
 from sottovoce.stores.amending import GATHERING, Waits
 from sottovoce.stores.database import MOST_ROUNDS, Leader
-from sottovoce.wire.reports import decode_report
+from sottovoce.wire import shared
+from sottovoce.wire.masked import message_bytes as masked_bytes
+from sottovoce.wire.reports import decode_report, longest_report
+from sottovoce.wire.signing import OVERHEAD
 from sottovoce.wire.terms import Terms
 
 CohortSize = int | Literal["all"]
 Clock = Callable[[], float]
 """Seconds that only go forward. The time of day plays no part."""
 Verdict = Literal["goal", "deadline", "abandoned"]
+SLOWEST_LINE, LEAST_SECONDS = 32 << 10, 30.0
+"""Bytes a second of the slowest line on which the longest message still gets through; and how long
+shorter ones may take."""
 _QUESTION_SECONDS = 2.0
 """After which others are asked again whether they keep proposed terms."""
 _GATHERING = -1
 """In the place of an attempt: before there is one."""
 What = Literal[
-    "opened", "closing", "goal", "deadline", "abandoned", "diverged", "wrong_sum", "sum_refused",
-    "published", "held_back", "amended",
+    "opened", "last_call", "closing", "reopened", "goal", "deadline", "abandoned", "diverged",
+    "wrong_sum", "sum_refused", "published", "held_back", "amended",
 ]  # fmt: skip
 
 
@@ -90,9 +96,42 @@ class Plan:
         return self.cohort_size == "all" or self.proxied or self.terms.contributes
 
     @property
+    def grace(self) -> float:
+        """Seconds for which a round waits after its deadline for reports that are on their way. A
+        device that has just seen that the round is open still fetches the model, and then sends
+        its message: this is the time for both on the slowest line that is waited for. A round that
+        is shorter than this does not wait for such a line."""
+        rules = self.rules
+        if rules.grace_seconds is not None:
+            return rules.grace_seconds
+        both = model_bytes(self.terms) + longest_message(self.terms)
+        line = max(LEAST_SECONDS, both / SLOWEST_LINE)
+        return min(rules.deadline_seconds, self.fresh_seconds + line)
+
+    @property
+    def fresh_seconds(self) -> int:
+        """How long a cache in front may repeat where the federation stands; devices ask much less
+        often."""
+        return int(min(5.0, self.rules.poll_seconds / 10))
+
+    @property
     def value_limit(self) -> int:
         """Where the values of reports are cut, in steps of the grid; noise must not be."""
         return self.terms.noise_limit or self.rules.value_limit
+
+
+def model_bytes(terms: Terms) -> int:
+    """Of a model, as it is published."""
+    return terms.n_rows * terms.width * np.dtype(np.float32).itemsize
+
+
+def longest_message(terms: Terms) -> int:
+    """Bytes of the longest message that can be a report."""
+    if terms.link.checking is not None:
+        return OVERHEAD + shared.message_bytes(shared.most_elements(terms))
+    if terms.secure_sum is not None:
+        return OVERHEAD + masked_bytes(terms, terms.most_numbers)
+    return OVERHEAD + longest_report(terms.max_rows, terms.width)
 
 
 class Awaiting(ServiceError):
@@ -124,8 +163,8 @@ class Coordinator:
         self._algorithm = plan.terms.build()
         self._guard = plan.defence.guard()
         self._watched: tuple[int, int] | None = None
-        self._since = 0.0
-        self._digest = plan.terms.digest()
+        self._since, self._called = 0.0, math.inf
+        self._digest, self._grace = plan.terms.digest(), plan.grace
         self._next_question = -math.inf
         self.looked: records.Position | None = None
         """Where the federation stood at the last look, if nothing was done then."""
@@ -208,8 +247,15 @@ class Coordinator:
             if now.state == "waiting":
                 opened = self._open(link, now.round, now.attempt)
                 return [] if opened is None else [opened]
-            outcome = self._verdict(link, now) if now.state == "open" else None
+            outcome = self._decision(link, now) if now.state == "open" else None
             if outcome is None:
+                return []
+            if outcome == "last_call":
+                records.call_last(link, now.round, now.attempt)
+                self._called = self._clock()
+                return [Event("last_call", now.round, now.attempt, now.asked, now.reported)]
+            if outcome == "go_on":
+                self._go_on(link)
                 return []
             if outcome == "abandoned":
                 return self._abandon(link, now, "abandoned")
@@ -265,7 +311,7 @@ class Coordinator:
         if now.state != "open" or now.reported or self._plan.proxied:
             return False
         self._watch(now.round, now.attempt)
-        return self._elapsed() >= self._plan.rules.deadline_seconds
+        return self._elapsed() >= self._plan.rules.deadline_seconds + self._grace
 
     def _ended(self, leader: Leader, now: records.Position) -> list[Event]:
         """What follows at once when nothing comes in any more."""
@@ -273,10 +319,39 @@ class Coordinator:
 
     def _due(self, link: sa.Connection, now: records.Position) -> bool:
         if now.state == "open":
-            return self._verdict(link, now) is not None
+            return self._decision(link, now) is not None
         if now.state == "waiting":
             return self._choose(link, now.round, now.attempt) is not None
         return now.state == "closing"
+
+    def _decision(
+        self, link: sa.Connection, now: records.Position
+    ) -> Verdict | Literal["last_call", "go_on"] | None:
+        """What to do with an open round now. Before it ends, devices that may have a report on
+        their way get the time to bring it; the round goes on if it cannot end any more."""
+        verdict = self._verdict(link, now)
+        if verdict is None:
+            return "go_on" if now.last_call else None
+        if not self._grace or self._all_in(link, now):
+            return verdict
+        if not now.last_call:
+            return "last_call"
+        self._called = min(self._called, self._clock())  # of another process: from now on
+        return verdict if self._clock() - self._called >= self._grace else None
+
+    def _go_on(self, link: sa.Connection) -> None:
+        """Devices may begin reports again."""
+        records.drop_fact(link, records.LAST_CALL)
+        self._called = math.inf
+
+    def _all_in(self, link: sa.Connection, now: records.Position) -> bool:
+        """Whether nothing that would count can be on its way."""
+        if now.reported < min(now.goal, now.asked):
+            return False
+        if not self._plan.asks_all:  # more are asked than are needed
+            return True
+        here = records.reporters(link, now.round, now.attempt)
+        return bool(np.isin(records.pool(link), here).all())
 
     def _verdict(self, link: sa.Connection, now: records.Position) -> Verdict | None:
         rules = self._plan.rules
@@ -293,13 +368,16 @@ class Coordinator:
         """Count the seconds of this attempt from now on, unless they are being counted."""
         if self._watched != (round, attempt):
             self._watched, self._since = (round, attempt), self._clock()
+            self._called = math.inf
 
     def _elapsed(self) -> float:
         return self._clock() - self._since
 
     def seconds_left(self) -> float:
-        """Until the deadline of the round that is being watched."""
-        return max(0.0, self._plan.rules.deadline_seconds - self._elapsed())
+        """Until the deadline of the round that is being watched, or the end of its grace."""
+        called = self._called + self._grace - self._clock()
+        due = self._plan.rules.deadline_seconds - self._elapsed()
+        return max(0.0, called if math.isfinite(called) else due)
 
     def _choose(
         self, link: sa.Connection, round: int, attempt: int

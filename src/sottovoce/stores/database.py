@@ -23,6 +23,10 @@ SCHEMA = 3
 """The version of the tables. A database of a later one is left alone."""
 MOST_ROUNDS = 2**31 - 1
 """Of a federation: models name rounds in 32 bits."""
+SHUT_OUT_WHY = "shut_out_why:"
+"""Of a fact, before the number of a device that the server itself has shut out."""
+ROSTER = "roster"
+"""Of a fact: another one whenever somebody was shut out or let in again."""
 _UNSTAMPED = 2
 """The version in which contents had no stamps."""
 
@@ -42,7 +46,7 @@ devices = sa.Table(
     sa.Column("missed", sa.Integer, nullable=False),
     sa.Column("dormant", sa.Boolean, nullable=False),
 )
-_by_key = sa.Index("devices_by_key", devices.c.public_key)
+_one_key = sa.Index("devices_one_key", devices.c.public_key, unique=True)
 _enrolled = devices.c.public_key.is_not(None)
 _by_state = sa.Index(  # enrolled devices are counted and listed from it alone
     "devices_by_state",
@@ -390,7 +394,7 @@ class Leader:
 def _make_tables(link: sa.Connection) -> None:
     """Those that are not there; an index is not made by itself for a table that is."""
     _metadata.create_all(link)
-    for index in (_by_key, _by_state):
+    for index in (_one_key, _by_state):
         index.create(link, checkfirst=True)
 
 

@@ -13,6 +13,7 @@ from sottovoce import config
 from sottovoce.parties.places import PlaceRules
 from sottovoce.stores import server as records
 from sottovoce.stores.database import devices, places
+from sottovoce.stores.one_key import KeyInUse, only_number
 from sottovoce.wire.invitations import MAX_NUMBER
 
 _PLACES, _CHALLENGE_KEY = "places", "challenge_key"
@@ -63,6 +64,10 @@ def give_place(link: sa.Connection, public_key: bytes, most: int) -> int | None:
     # There is no token: this is the hash of one that nobody knows.
     nobody = secrets.token_bytes(32)
     row = {"number": number, "token_hash": nobody, "missed": 0, "dormant": False}
-    link.execute(devices.insert().values(**row, public_key=public_key))
+    try:
+        with only_number(link):
+            link.execute(devices.insert().values(**row, public_key=public_key))
+    except KeyInUse:  # with an invitation, just now
+        return records.number_of_key(link, public_key)
     link.execute(places.insert().values(number=number))
     return number

@@ -11,7 +11,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from sottovoce.parties.searching import Search
-from sottovoce.stores.server import fact, set_fact
+from sottovoce.stores.server import drop_fact, fact, set_fact
 
 _SEARCH, _DRAWN = "search", "drawn_groups"
 
@@ -53,6 +53,11 @@ def drawn(link: sa.Connection, round: int, attempt: int) -> Drawn | None:
 def keep_drawn(link: sa.Connection, groups: Drawn) -> None:
     table = {name: getattr(groups, name) for name in Drawn.__slots__}
     set_fact(link, _DRAWN, json.dumps(table))
+
+
+def forget_drawn(link: sa.Connection) -> None:
+    """Groups of which nobody was asked for a sum are drawn anew."""
+    drop_fact(link, _DRAWN)
 
 
 def to_table(search: Search) -> dict[str, Any]:

@@ -17,6 +17,8 @@ from sqlalchemy.dialects import postgresql, sqlite
 
 from sottovoce.errors import ServiceError
 from sottovoce.stores.database import (
+    ROSTER,
+    SHUT_OUT_WHY,
     devices,
     genuine,
     meta,
@@ -28,6 +30,7 @@ from sottovoce.stores.database import (
     stamped,
     submissions,
 )
+from sottovoce.stores.one_key import KeyInUse, only_number
 
 RECEIPT_ROUNDS = 3
 """For so many rounds it is remembered whose submission was accepted."""
@@ -35,8 +38,8 @@ AT_ONCE = 500
 """Rows that are asked for or written together."""
 PUBLISHED = "published"
 """Of a fact: the version by which devices recommend, where that is not always the newest model."""
-ROSTER = "roster"
-"""Of a fact: another one whenever somebody was shut out or let in again."""
+LAST_CALL = "last_call"
+"""Of a fact: the attempt in which no device begins a report any more (`call_last`)."""
 VERSION = "version:"
 """Of facts, before the number of a version that is kept."""
 
@@ -65,6 +68,7 @@ _CURRENT = (
         sa.select(meta.c.value).where(meta.c.key == "terms").scalar_subquery().label("terms"),
         sa.select(meta.c.value).where(meta.c.key == "catalogue").scalar_subquery().label("named"),
         sa.select(meta.c.value).where(meta.c.key == ROSTER).scalar_subquery().label(ROSTER),
+        sa.select(meta.c.value).where(meta.c.key == LAST_CALL).scalar_subquery().label(LAST_CALL),
         rounds.c.attempt,
         rounds.c.state,
         rounds.c.goal,
@@ -118,6 +122,8 @@ class Position:
     """Name of the catalogue that is published."""
     roster: str = ""
     """Another one whenever somebody was shut out or let in again."""
+    last_call: bool = False
+    """Whether the round is open for reports that are on their way alone."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -204,6 +210,7 @@ def position(link: sa.Connection) -> Position:
     if row.state == "abandoned":
         return Position(round, row.attempt + 1, idle, target, **fixed)
     key, counts = bytes(row.report_key or b""), (row.goal, row.asked, row.reported)
+    fixed["last_call"] = row.last_call == f"{round}.{row.attempt}"
     return Position(round, row.attempt, row.state, target, *counts, key, **fixed)
 
 
@@ -264,6 +271,11 @@ def move_round(
         here = _is(round_times, round, attempt)
         link.execute(round_times.update().where(*here).values(ended=moment()))
     return moved.rowcount == 1
+
+
+def call_last(link: sa.Connection, round: int, attempt: int) -> None:
+    """From now on devices are not asked to begin a report for this attempt; what comes counts."""
+    set_fact(link, LAST_CALL, f"{round}.{attempt}")
 
 
 def outcome(link: sa.Connection, round: int, attempt: int) -> Literal["goal", "deadline"]:
@@ -494,8 +506,6 @@ _WELCOME = devices.c.number.not_in(sa.select(shut_out.c.number))
 _INVITED = sa.select(devices.c.number).where(
     devices.c.token_hash == sa.bindparam("token"), _WELCOME
 )
-_WHY = "shut_out_why:"
-"""Of a fact, before the number of a device that the server itself has shut out."""
 
 
 def token_hash(token: bytes) -> bytes:
@@ -535,7 +545,8 @@ def is_invited(link: sa.Connection, token: bytes) -> bool:
 def enrol(link: sa.Connection, token: bytes, public_key: bytes) -> int | None:
     """The device's number, or None where the token is not good for this key, or for nobody since
     the number was shut out. The same token and key may come again: the first answer can have been
-    lost."""
+    lost. None, too, if another number has the key, even if another process enrols that one at the
+    same moment."""
     row = link.execute(
         sa.select(devices.c.number, devices.c.public_key)
         .where(devices.c.token_hash == token_hash(token), _WELCOME)
@@ -544,11 +555,12 @@ def enrol(link: sa.Connection, token: bytes, public_key: bytes) -> int | None:
     if row is None or (row.public_key is not None and bytes(row.public_key) != public_key):
         return None
     if row.public_key is None:
-        if number_of_key(link, public_key) is not None:  # one device is one number
+        here = devices.update().where(devices.c.number == row.number)
+        try:
+            with only_number(link):
+                link.execute(here.values(public_key=public_key))
+        except KeyInUse:
             return None
-        link.execute(
-            devices.update().where(devices.c.number == row.number).values(public_key=public_key)
-        )
     return int(row.number)
 
 
@@ -602,7 +614,7 @@ def shut(link: sa.Connection, numbers: Sequence[int], why: str = "") -> None:
         _new_roster(link)
     if why:
         for number in new:
-            set_fact(link, f"{_WHY}{number}", why)
+            set_fact(link, f"{SHUT_OUT_WHY}{number}", why)
 
 
 def readmit(link: sa.Connection, numbers: Sequence[int], *, unheard: bool = True) -> None:
@@ -614,7 +626,7 @@ def readmit(link: sa.Connection, numbers: Sequence[int], *, unheard: bool = True
             away = sa.case((devices.c.missed > 0, devices.c.missed), else_=1)
             link.execute(devices.update().where(*here).values(missed=away, dormant=True))
         link.execute(shut_out.delete().where(shut_out.c.number.in_(part)))
-        link.execute(meta.delete().where(meta.c.key.in_([f"{_WHY}{n}" for n in part])))
+        link.execute(meta.delete().where(meta.c.key.in_([f"{SHUT_OUT_WHY}{n}" for n in part])))
     _new_roster(link)
 
 
@@ -627,9 +639,9 @@ def why_shut(link: sa.Connection, numbers: Sequence[int]) -> dict[int, str]:
     """Why the server has shut these devices out; nothing of those whom the operator has."""
     told: dict[int, str] = {}
     for part in in_parts(numbers):
-        names = [f"{_WHY}{number}" for number in part]
+        names = [f"{SHUT_OUT_WHY}{number}" for number in part]
         rows = link.execute(sa.select(meta.c.key, meta.c.value).where(meta.c.key.in_(names)))
-        told |= {int(row.key.removeprefix(_WHY)): row.value for row in rows}
+        told |= {int(row.key.removeprefix(SHUT_OUT_WHY)): row.value for row in rows}
     return told
 
 

@@ -5,6 +5,8 @@ caller's."""
 
 from __future__ import annotations
 
+import json
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 import sqlalchemy as sa
@@ -12,6 +14,7 @@ import sqlalchemy as sa
 from sottovoce.stores import search as searches
 from sottovoce.stores import server as records
 from sottovoce.stores.database import (
+    devices,
     genuine,
     left_out,
     stamped,
@@ -25,6 +28,9 @@ WAITING_BYTES, LEAST_WAITING = 16 << 20, 16
 """Of messages that wait to be added up: so many bytes, or so many messages if they are long."""
 _REMEMBERED = 1000
 """Rounds of which it is remembered who was left out."""
+_OFFENCES, MOST_OFFENCES = "offences", 3
+"""Of a fact: in how many rounds each device was left out by its own fault; and how many are too
+many."""
 _AT_ONCE = 16
 """Messages that are read together where all of them are looked at."""
 
@@ -41,8 +47,9 @@ def accept(
     for place in sorted(places):  # before anything is counted: processes take turns
         records.hold_round(link, *place)
     now = records.position(link)
-    reported = now.reported if (now.round, now.attempt) in places else 0
-    free = most - reported
+    free = most
+    if (now.round, now.attempt) in places:
+        free -= there(link, now.round, now.attempt)
     if not searches.found(link).on:  # in a search all wait until groups are drawn
         room = max(LEAST_WAITING, WAITING_BYTES // len(batch[0].body))
         free = min(free, room - sum(waiting(link, *place) for place in places))
@@ -81,6 +88,16 @@ def there(link: sa.Connection, round: int, attempt: int) -> int:
     return int(link.execute(query).scalar() or 0) + waiting(link, round, attempt)
 
 
+def keys_of(link: sa.Connection, numbers: Sequence[int]) -> dict[int, bytes]:
+    """The enrolled keys of these devices."""
+    found: dict[int, bytes] = {}
+    for part in records.in_parts(numbers):
+        here = devices.c.number.in_(part), devices.c.public_key.is_not(None)
+        rows = link.execute(sa.select(devices.c.number, devices.c.public_key).where(*here))
+        found |= {row.number: bytes(row.public_key) for row in rows}
+    return found
+
+
 def next_ones(
     link: sa.Connection, round: int, attempt: int, many: int, after: int = -1
 ) -> list[tuple[int, bytes]]:
@@ -115,15 +132,15 @@ def added(
     attempt: int,
     total: bytes,
     seeds: Mapping[int, bytes],
-    unopened: Sequence[int],
+    out: Mapping[int, str],
 ) -> None:
     """The messages of those whose sealed `seeds` these are were added to what is now `total`, and
-    are forgotten; so are those whose seeds are `unopened`, who are left out."""
+    are forgotten; so are those of who is left `out`, each for a reason."""
     stored = {"total": stamped(sums.c.total, total, round, attempt)}
     changed = link.execute(sums.update().where(*_is(sums, round, attempt)).values(**stored))
     if changed.rowcount == 0:
         link.execute(sums.insert().values(round=round, attempt=attempt, **stored))
-    taken(link, round, attempt, seeds, dict.fromkeys(unopened, "undecryptable"))
+    taken(link, round, attempt, seeds, out)
 
 
 def taken(
@@ -181,6 +198,25 @@ def out_since(link: sa.Connection, round: int) -> dict[tuple[int, int], dict[str
     ):
         found.setdefault((row.round, row.attempt), {})[row.reason] = int(row.many)
     return found
+
+
+def offended(link: sa.Connection, numbers: Sequence[int]) -> dict[int, int]:
+    """Counts that these devices were left out of a round once more by their own fault. Those who
+    were too often are returned, each with how often."""
+    found = records.fact(link, _OFFENCES)
+    counts = Counter[str](json.loads(found) if found else {})
+    counts.update(map(str, numbers))
+    if numbers:
+        records.set_fact(link, _OFFENCES, json.dumps(counts))
+    return {n: counts[str(n)] for n in numbers if counts[str(n)] >= MOST_OFFENCES}
+
+
+def forgive(link: sa.Connection, numbers: Sequence[int]) -> None:
+    """Nothing is counted against these devices any more."""
+    found = records.fact(link, _OFFENCES)
+    if found is not None:
+        left = {n: many for n, many in json.loads(found).items() if int(n) not in set(numbers)}
+        records.set_fact(link, _OFFENCES, json.dumps(left))
 
 
 def seeds(link: sa.Connection, round: int, attempt: int) -> dict[int, bytes]:

@@ -54,7 +54,7 @@ from sottovoce.services.server.shuffled_rounds import Collector
 from sottovoce.services.server.state import RoundSnapshot, RoundState
 from sottovoce.stores import server as records
 from sottovoce.stores import sums
-from sottovoce.stores.coordinator import Plan
+from sottovoce.stores.coordinator import LEAST_SECONDS, SLOWEST_LINE, Plan
 from sottovoce.stores.database import Database
 from sottovoce.stores.operating import LastContacts, Outcomes, note_act
 from sottovoce.stores.server import Decision, Submission
@@ -70,8 +70,6 @@ PAGES = (
 )
 """Addresses of which a device in a browser's tab has need."""
 _SMALL_BODY = 4096
-_SLOWEST = 32 << 10
-"""Bytes a second of the slowest line on which the largest report still gets through."""
 _AHEAD = 10
 """Rounds by which another process can be ahead of this one."""
 _BEARER = "the operator's token", "command"
@@ -105,6 +103,7 @@ class ServerLimits(Limits):
     enrol have places of their own."""
     guess_seconds: float = 1.0
     """How long an invitation that is not good waits for its answer."""
+    body_seconds: float = LEAST_SECONDS
     write_seconds: float = 60.0
 
 
@@ -197,8 +196,7 @@ class ServerApplication(HttpApplication[ServerLimits]):
         self._serve(routes, origins, PAGES)
         self._edition = 0
         self.follow(self.under(plan, catalogue))
-        # A cache in front may answer for so long; devices ask much less often.
-        fresh = int(min(5.0, plan.rules.poll_seconds / 10))
+        fresh = plan.fresh_seconds
         self._round_headers: Headers = [
             JSON,
             (b"cache-control", f"public, max-age={fresh}".encode()),
@@ -362,7 +360,7 @@ class ServerApplication(HttpApplication[ServerLimits]):
             with Share(self._unproven, sender_of(scope), self._announced(scope)) as share:
                 longest = self._checks.longest
                 # A masked update is large, and lines of phones are slow.
-                seconds = max(self._limits.body_seconds, longest / _SLOWEST)
+                seconds = max(self._limits.body_seconds, longest / SLOWEST_LINE)
                 payload = await read_body(scope, receive, longest, seconds, share)
                 submission = await self._checks.report(payload, self._queries)
                 share.move(self._proven, submission.number)

@@ -3,15 +3,16 @@ aggregators, passes on to the two others what devices share, and opens with them
 told (`parties.aggregator`).
 
 A submission is passed on in its round while that is open, and forgotten but for its record as soon
-as both have taken it. Who sends shares that do not fit is left out there and then, who is beyond
-the bounds when the round is closed; both are named. A round that an aggregator was asked about is
-never tried again: it is folded, or given up for the next one. While an aggregator is away, the
-round stays as it is; whoever asks again for the same gets the same answers.
+as both have taken it. A device whose shares do not fit is left out there and then, a device that is
+beyond the bounds when the round is closed; both are named. If too few are left, nobody is asked for
+a part of the sum, and the round is open again: a set with other devices in it has other coins, so
+nobody who comes later knows them. A round of whose sum an aggregator has told a part is never tried
+again: it is folded, or given up for the next one. While an aggregator is away, the round stays as
+it is; whoever asks again for the same gets the same answers.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -42,7 +43,14 @@ from sottovoce.parties.secure_sum import summed
 from sottovoce.services.aggregator import PART_BYTES, shares_in
 from sottovoce.services.server.asking import not_kept
 from sottovoce.services.server.checks import most_checked
-from sottovoce.services.server.summed_rounds import SumCoordinator, _Opened
+from sottovoce.services.server.summed_rounds import (
+    BAD_SHARES,
+    LOST,
+    OUT_OF_RANGE,
+    SumCoordinator,
+    _Opened,
+    _TooFew,
+)
 from sottovoce.stores import server as records
 from sottovoce.stores import sums
 from sottovoce.stores.aggregator_folder import OTHERS, aggregator_token, checked_link, first_rules
@@ -67,13 +75,6 @@ from sottovoce.wire.shared import (
 from sottovoce.wire.terms import Terms
 
 SHARES, COINS, CHECKS, PARTS = "/v1/shares", "/v1/coins", "/v1/checks", "/v1/parts"
-BAD_SHARES, OUT_OF_RANGE, LOST = "bad_shares", "out_of_range", "lost"
-"""Why somebody is left out."""
-_WORDS = {
-    BAD_SHARES: "the shares of devices {} are not what they have signed, sealed or committed to",
-    OUT_OF_RANGE: "what devices {} have shared is beyond the bounds that are checked",
-    LOST: "an aggregator has lost the shares of devices {}",
-}
 _AT_ONCE = 256
 T = TypeVar("T")
 
@@ -139,15 +140,21 @@ class CheckedCoordinator(SumCoordinator):
             if not part:
                 return
             read = {number: self._read(body, now, asked) for number, body in part}
-            out = {number for number, one in read.items() if one is None}
-            mine = [(n, one.record, one.travelled) for n, one in read.items() if one is not None]
+            out = {number: BAD_SHARES for number, one in read.items() if one is None}
+            devices = {n: one.record.device for n, one in read.items() if one is not None}
+            out |= self._doubled(leader, devices)
+            mine = [
+                (n, one.record, one.travelled)
+                for n, one in read.items()
+                if one is not None and n not in out
+            ]
             if mine:
                 question = encode_shares(asked.about, [(record, sent) for _, record, sent in mine])
                 for bad in self._of_all(question, SHARES, _bad):
-                    out |= {mine[at][0] for at in bad if at < len(mine)}
+                    out |= {mine[at][0]: BAD_SHARES for at in bad if at < len(mine)}
             kept = {n: record.content for n, record, _ in mine if n not in out}
             with leader.writing() as link:
-                sums.taken(link, *place, kept, dict.fromkeys(sorted(out), BAD_SHARES))
+                sums.taken(link, *place, kept, dict(sorted(out.items())))
 
     def _about(self, link: sa.Connection, now: records.Position) -> _Asked:
         view, model = self._model(link, now.round)
@@ -175,7 +182,7 @@ class CheckedCoordinator(SumCoordinator):
             with leader.reading() as link:
                 asked, seeds = self._about(link, now), sums.seeds(link, *place)
             if len(seeds) < self._least:
-                raise self._too_few(len(seeds))
+                raise _TooFew
             named = {SharedRecord.of(content).name: n for n, content in seeds.items()}
             names = tuple(sorted(named))
             ordered = [SharedRecord.of(seeds[named[name]]) for name in names]
@@ -196,11 +203,11 @@ class CheckedCoordinator(SumCoordinator):
                 sums.leave_out(link, *place, dict.fromkeys(gone, OUT_OF_RANGE))
         many = len(names) - len(gone)
         if many < self._least:
-            raise self._too_few(many)
+            raise _TooFew
         opened = self._sum(asked, names, coins, ordered, ~out)
         total = summed(now.round, opened[:, None], many)
         kept = [named[name] for name, one in zip(names, out, strict=True) if not one]
-        return _Opened(Drawn(*place, kept, [kept]), (False,), total, (), "")
+        return _Opened(Drawn(*place, kept, [kept]), (False,), total, "")
 
     def _coins(self, asked: _Asked, names: tuple[bytes, ...]) -> tuple[set[int], tuple[bytes, ...]]:
         """The coins of all three for a set; or the places of those that an aggregator lacks."""
@@ -293,20 +300,6 @@ class CheckedCoordinator(SumCoordinator):
             except MessageError as error:
                 raise WrongSum(f"aggregator {number}: {error}") from None
         return found
-
-    # --- what is said of devices ------------------------------------------------------------------
-
-    def _note(self, link: sa.Connection, now: records.Position) -> None:
-        out = sums.who_is_out(link, now.round, now.attempt)
-        self._notices = tuple(
-            _WORDS[reason].format(", ".join(str(n) for n, why in out.items() if why == reason))
-            + "; left out"
-            for reason in _WORDS
-            if reason in out.values()
-        )
-
-    def _counts(self, link: sa.Connection, now: records.Position) -> dict[str, int]:
-        return dict(Counter(sums.who_is_out(link, now.round, now.attempt).values()))
 
 
 def _told(number: int, answer: Answer) -> bytes:

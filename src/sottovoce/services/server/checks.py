@@ -21,7 +21,9 @@ from sottovoce.services.server.places import Places
 from sottovoce.services.server.state import RoundSnapshot, RoundState
 from sottovoce.stores import operating
 from sottovoce.stores import server as records
+from sottovoce.stores.coordinator import longest_message
 from sottovoce.stores.database import Database
+from sottovoce.stores.one_key import KEY_IN_USE
 from sottovoce.stores.server import Submission
 from sottovoce.stores.server_folder import admit
 from sottovoce.wire import shared
@@ -31,13 +33,11 @@ from sottovoce.wire.masked import (
     binding,
     decode_masked,
     is_signed,
-    message_bytes,
     model_name,
 )
 from sottovoce.wire.refusals import Refused, read_or_refuse
-from sottovoce.wire.reports import decode_report, longest_report
+from sottovoce.wire.reports import decode_report
 from sottovoce.wire.signing import (
-    OVERHEAD,
     SIGNATURE_BYTES,
     Envelope,
     Purpose,
@@ -104,11 +104,7 @@ class Checks:
     @property
     def longest(self) -> int:
         """Bytes of the longest message that can be a report."""
-        if self._terms.link.checking is not None:
-            return OVERHEAD + shared.message_bytes(shared.most_elements(self._terms))
-        if self._terms.secure_sum is not None:
-            return OVERHEAD + message_bytes(self._terms, self._terms.most_numbers)
-        return OVERHEAD + longest_report(self._terms.max_rows, self._terms.width)
+        return longest_message(self._terms)
 
     def enrolled(self, number: int, public_key: bytes) -> None:
         """Believe this key from now on. Earlier releases enrolled some with which everybody can
@@ -351,6 +347,8 @@ class Enrolments:
             raise Refused("bad_signature", "the enrolment was not signed with the key it brings")
         with self._database.writing() as link:
             number = records.enrol(link, token, key)
+            if number is None and records.number_of_key(link, key) is not None:
+                raise Refused("duplicate", KEY_IN_USE)
             if number is not None:
                 operating.enrolled(link, number)
                 records.seen(link, [number])

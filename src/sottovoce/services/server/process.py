@@ -311,7 +311,12 @@ class RoundsThread:
         if event.what == "amended":
             self._log.info("terms changed", round=event.round)
             return
-        words = {"opened": "round opened", "closing": "round is closing"}
+        words = {
+            "opened": "round opened",
+            "last_call": "round takes in what is on its way",
+            "closing": "round is closing",
+            "reopened": "round is open again",
+        }
         self._log.info(
             words.get(event.what, "round over"),
             outcome=event.what,

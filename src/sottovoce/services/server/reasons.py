@@ -158,6 +158,9 @@ def _of_reports(now: Situation, plan: Plan) -> Reason:
         what += f"; {needed} at least {least}"
     if plan.terms.contributes and there < sum_of:
         return _told("devices", now.opened, what, f"the round stays open until then: {_SILENT}")
+    if at.last_call:
+        what += "; its deadline is over, and what is on its way still counts"
+        return _told("devices", now.opened, what, f"wait: it ends within {plan.grace:.0f} seconds")
     ends = _deadline(now.opened, plan)
     if ends is None:
         return _told("devices", now.opened, what, "wait for the round's deadline")

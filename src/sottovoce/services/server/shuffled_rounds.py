@@ -366,11 +366,16 @@ class ShuffledCoordinator(Coordinator):
 
     def _verdict(self, link: sa.Connection, now: records.Position) -> Verdict | None:
         self._watch(now.round, now.attempt)
-        complete = sum(head.complete for head in heads(link, now.round))
+        there = heads(link, now.round)
+        complete = sum(head.complete for head in there)
         if complete == len(self._release.tiers):
             return "goal"
-        late = self._elapsed() >= self._plan.rules.deadline_seconds
-        return "deadline" if late and complete else None
+        late = self._elapsed() - self._plan.rules.deadline_seconds
+        begun = complete < len(there)  # the rest of a batch is on its way
+        return "deadline" if complete and late >= (self._grace if begun else 0.0) else None
+
+    def _all_in(self, link: sa.Connection, now: records.Position) -> bool:
+        return True  # devices send to the shuffler; what it has here is what counts
 
     def seconds_left(self) -> float:
         # After the deadline the first batch that is complete ends the round.

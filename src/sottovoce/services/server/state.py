@@ -148,7 +148,8 @@ class RoundState:
         return RoundSnapshot(position, asked, self._everyone, versions, told, before)
 
     def _describe(self, position: Position) -> Document:
-        state = "waiting" if position.state == "closing" else position.state
+        ending = position.state == "closing" or position.last_call
+        state = "waiting" if ending else position.state
         content: dict[str, Any] = {
             "protocol": PROTOCOL,
             "federation": self._plan.terms.federation,
@@ -173,5 +174,5 @@ class RoundState:
 
 
 def _same(new: Position, old: Position) -> bool:
-    names = "round", "attempt", "state", "published", "terms", "catalogue", "roster"
+    names = "round", "attempt", "state", "published", "terms", "catalogue", "roster", "last_call"
     return all(getattr(new, name) == getattr(old, name) for name in names)

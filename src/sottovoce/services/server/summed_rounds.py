@@ -5,8 +5,10 @@ A message is added up and forgotten as soon as the helper has said that it can o
 that the server keeps a sum and seeds, not messages. While somebody who spoils sums is looked for,
 messages wait until the round ends, since only then it is drawn who is summed with whom.
 
-A round that the helper was asked about is never tried again, because the helper answers for one set
-of devices in a round: it is folded, or given up for the next round. While the helper is away, the
+A submission whose seed the helper cannot open is dropped. If too few are left, nobody is asked for
+a sum: the round is open again, and the others' submissions stay. A round that the helper was asked
+about is never tried again, because the helper answers for one set of devices in a round: it is
+folded, or given up for the next round. While the helper is away, the
 round stays closing; whoever asks again for the same submissions gets the same answer. After a
 spoiled sum rounds are summed in groups until it is found out whose fault that is
 (`parties/secure_sum.py`).
@@ -17,7 +19,8 @@ from __future__ import annotations
 import math
 import secrets
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -67,6 +70,18 @@ from sottovoce.wire.masked import (
 )
 from sottovoce.wire.terms import Terms
 
+UNDECRYPTABLE, DOUBLED = "undecryptable", "doubled_key"
+BAD_SHARES, OUT_OF_RANGE, LOST = "bad_shares", "out_of_range", "lost"
+"""Why somebody is left out."""
+FAULTS = frozenset({UNDECRYPTABLE, DOUBLED, BAD_SHARES, OUT_OF_RANGE})
+"""Those of a device itself."""
+_WORDS = {
+    UNDECRYPTABLE: "the helper could not open the seeds of devices {}",
+    DOUBLED: "devices {} have the key of another one",
+    BAD_SHARES: "the shares of devices {} are not what they have signed, sealed or committed to",
+    OUT_OF_RANGE: "what devices {} have shared is beyond the bounds that are checked",
+    LOST: "an aggregator has lost the shares of devices {}",
+}
 _ENOUGH = 16
 """Messages that wait, for which it pays to write the sum anew."""
 _AT_ONCE, _BYTES_AT_ONCE = 256, 32 << 20
@@ -83,6 +98,10 @@ class _Elsewise(MessageError):
         self.without = without
 
 
+class _TooFew(Exception):
+    """So few good submissions are left that nobody may be asked for their sum."""
+
+
 @dataclass(frozen=True, slots=True, repr=False)
 class _Opened:
     """What was opened of a round."""
@@ -92,8 +111,6 @@ class _Opened:
     """Which of its groups."""
     total: SummedReports | None
     """Of the others; None where there are none."""
-    left_out: tuple[int, ...]
-    """Whose seeds the helper could not open."""
     why: str
     """What was wrong with a spoiled one."""
 
@@ -122,14 +139,6 @@ class SumCoordinator(Coordinator, ABC):
     def _open_sums(self, leader: Leader, now: records.Position) -> _Opened:
         """The sums of the round's updates."""
 
-    @abstractmethod
-    def _note(self, link: sa.Connection, now: records.Position) -> None:
-        """What the round says of its devices."""
-
-    @abstractmethod
-    def _counts(self, link: sa.Connection, now: records.Position) -> dict[str, int]:
-        """How many were left out of the round, by reason."""
-
     def start(self, link: sa.Connection) -> None:
         super().start(link)
         records.set_fact(link, "waits", "")  # since when it is away stays known, in case it is
@@ -156,17 +165,25 @@ class SumCoordinator(Coordinator, ABC):
 
     def _verdict(self, link: sa.Connection, now: records.Position) -> Verdict | None:
         verdict = super()._verdict(link, now)
-        late = self._elapsed() >= self._plan.rules.deadline_seconds
-        if now.reported >= self._most:
+        good = sums.there(link, now.round, now.attempt)
+        if good >= self._most:
             return "goal"
         if self._plan.terms.contributes:
             # Whoever has contributed is not asked for it again: the round waits for enough.
-            enough = sums.there(link, now.round, now.attempt) >= self._least
+            enough, late = good >= self._least, verdict is not None
             ended: Verdict = "goal" if verdict == "goal" else "deadline"
-            return ended if enough and (late or verdict == "goal") else None
-        if verdict in ("goal", "deadline") and now.reported < self._least:
-            return "abandoned" if late else None
-        return verdict
+            return ended if enough and late else None
+        if verdict is None or good >= self._least:
+            return verdict
+        # Others may still come in the place of those who were left out.
+        held = self._plan.asks_all and good < now.reported
+        everyone = now.reported >= now.asked
+        late = everyone or self._elapsed() >= self._plan.rules.deadline_seconds
+        return "abandoned" if late and not held else None
+
+    def _all_in(self, link: sa.Connection, now: records.Position) -> bool:
+        full = sums.there(link, now.round, now.attempt) >= self._most
+        return full or super()._all_in(link, now)
 
     def seconds_left(self) -> float:
         # A round of contributions may be open after its deadline.
@@ -178,6 +195,18 @@ class SumCoordinator(Coordinator, ABC):
         return super()._due(link, now)
 
     # --- adding up --------------------------------------------------------------------------------
+
+    def _doubled(self, leader: Leader, devices: Mapping[int, bytes]) -> dict[int, str]:
+        """Those of these numbers, each with the key that signed its message, whose key is another
+        number's: the helper and the aggregators refuse the whole set if a key is twice in it."""
+        with leader.reading() as link:
+            keys = sums.keys_of(link, list(devices))
+        seen, out = set[bytes](), dict[int, str]()
+        for number, key in sorted(devices.items()):
+            if key in seen or keys.get(number) != key:
+                out[number] = DOUBLED
+            seen.add(key)
+        return out
 
     def step(self, leader: Leader) -> list[Event]:
         self._add_some(leader)
@@ -246,6 +275,15 @@ class SumCoordinator(Coordinator, ABC):
             self._opened = self._open_sums(leader, now)
         except (Unreachable, KeyTrouble) as error:
             raise self._waits(leader, now, error) from None
+        except _TooFew:
+            self._goes_on(leader)
+            with leader.writing() as link:
+                reopened = self._reopen(link, now)
+            if reopened is not None:
+                return [reopened]
+            with leader.writing() as link:
+                over, *opened = self._give_up(link, now, "sum_refused", self._too_few(link, now))
+            return [replace(over, notices=self._notices), *opened]
         except (WrongSum, SumRefused) as error:
             what: What = "wrong_sum" if isinstance(error, WrongSum) else "sum_refused"
             self._goes_on(leader)
@@ -260,11 +298,29 @@ class SumCoordinator(Coordinator, ABC):
             over, *opened = super()._close(leader, now)
         return [replace(over, notices=self._notices), *opened]
 
-    def _too_few(self, good: int) -> SumRefused:
-        return SumRefused(
+    def _too_few(self, link: sa.Connection, now: records.Position) -> str:
+        good = sums.there(link, now.round, now.attempt)
+        return (
             f"{good:,} good submissions are left, and a sum needs {self._least:,}; the "
             f"{self._asked} not asked"
         )
+
+    def _reopen(self, link: sa.Connection, now: records.Position) -> Event | None:
+        """Wait for others in the place of those who were left out; None if that would not help:
+        nobody is left, or another party has lost what devices sent, which they cannot send
+        again."""
+        place = now.round, now.attempt
+        good, out = sums.there(link, *place), sums.who_is_out(link, *place)
+        if not good or not FAULTS.issuperset(out.values()):
+            return None
+        records.move_round(link, *place, "closing", "open", outcome=None)
+        searches.forget_drawn(link)
+        self._go_on(link)
+        if not self._plan.asks_all:  # whoever was asked gets the time of a round again
+            self._watched = None
+            self._watch(*place)
+        notices = (f"{self._too_few(link, now)}; the round is open again", *self._named_out(out))
+        return Event("reopened", *place, now.asked, good, notices=notices)
 
     def _fold(self, link: sa.Connection, server: Server, now: records.Position) -> dict[str, int]:
         opened = self._opened
@@ -278,8 +334,41 @@ class SumCoordinator(Coordinator, ABC):
 
     def _forget(self, link: sa.Connection, now: records.Position) -> None:
         super()._forget(link, now)
-        sums.forget(link, now.round)
         self._note(link, now)
+        sums.forget(link, now.round)
+
+    # --- what is said of devices ------------------------------------------------------------------
+
+    def _note(self, link: sa.Connection, now: records.Position) -> None:
+        """What a round that is over says of its devices, before its messages are forgotten. Whoever
+        was left out by own fault again and again is shut out."""
+        place = now.round, now.attempt
+        out = sums.who_is_out(link, *place)
+        bad = [number for number, reason in out.items() if reason in FAULTS]
+        notices = self._named_out(out)
+        # Where most cannot be used, it is rather another party's fault.
+        if len(bad) < sums.there(link, *place):
+            for number, times in sums.offended(link, bad).items():
+                why = (
+                    "the server has shut this device out, because what it sent could not be used "
+                    f"in {times} rounds"
+                )
+                records.shut(link, [number], why)
+                notices.append(f"device {number} was shut out: it was left out of {times} rounds")
+        self._notices = tuple(notices)
+
+    def _named_out(self, out: Mapping[int, str]) -> list[str]:
+        """Who was left out of a round, and why."""
+        return [
+            words.format(", ".join(str(n) for n, why in out.items() if why == reason))
+            + "; left out"
+            for reason, words in _WORDS.items()
+            if reason in out.values()
+        ]
+
+    def _counts(self, link: sa.Connection, now: records.Position) -> dict[str, int]:
+        """How many were left out of the round, by reason."""
+        return dict(Counter(sums.who_is_out(link, now.round, now.attempt).values()))
 
     # --- rounds without a sum ---------------------------------------------------------------------
 
@@ -290,8 +379,11 @@ class SumCoordinator(Coordinator, ABC):
         what: Literal["abandoned", "diverged"],
         state: str = "open",
     ) -> list[Event]:
+        self._opened = None
+        self._note(link, now)
         sums.forget(link, now.round)
-        return super()._abandon(link, now, what, state)
+        over, *opened = super()._abandon(link, now, what, state)
+        return [replace(over, notices=self._notices), *opened]
 
     def _diverged(self, link: sa.Connection, now: records.Position) -> list[Event]:
         return self._give_up(link, now, "diverged", "folding would have made the model run off")
@@ -306,8 +398,8 @@ class SumCoordinator(Coordinator, ABC):
         items, changed = found
         over = self._end(link, now, "closing", "abandoned", "abandoned", what)
         records.drop_reports(link, now.round, now.attempt)
-        sums.forget(link, now.round)
         self._note(link, now)
+        sums.forget(link, now.round)
         memory = records.memory(link, now.round, len(items))
         after = self._algorithm.after_given_up(now.round)
         records.save_model(link, after, items, changed, memory)
@@ -353,19 +445,18 @@ class SummedCoordinator(SumCoordinator):
                 (number, decode_masked(body, self._plan.terms, *place, rows * width))
                 for number, body in part
             ]
+            out = self._doubled(leader, {number: one.record.device for number, one in read})
             bad = self._unopened(now, name, rows * width, [one.record for _, one in read])
-            good = [one for at, one in enumerate(read) if at not in bad]
+            out |= {part[at][0]: UNDECRYPTABLE for at in bad}
+            good = [(number, one) for number, one in read if number not in out]
             total = self._total(now.round, (rows, width))
             if before is not None:
                 total.go_on(from_bytes(before, self._plan.terms.bits), set())
             for number, message in good:
                 total.add(MaskedReports(now.round, np.array([number]), message.masked[None, :]))
             seeds = {number: message.record.content for number, message in good}
-            left_out = [part[at][0] for at in sorted(bad)]
             with leader.writing() as link:
-                sums.added(
-                    link, *place, to_bytes(total.total, self._plan.terms.bits), seeds, left_out
-                )
+                sums.added(link, *place, to_bytes(total.total, self._plan.terms.bits), seeds, out)
 
     def _unopened(
         self, now: records.Position, model: bytes, numbers: int, sealed: list[SealedSeed]
@@ -397,23 +488,20 @@ class SummedCoordinator(SumCoordinator):
         with leader.reading() as link:
             view, name = self._model(link, now.round)
             drawn = searches.drawn(link, now.round, now.attempt)
-            there = records.reporters(link, now.round, now.attempt).tolist()
             searching = searches.found(link).on
         if drawn is None and not searching:
-            return self._open_one(leader, now, view, name, there)
-        left_out: set[int] = set() if drawn is None else set(there) - set(drawn.numbers)
+            return self._open_one(leader, now, view, name)
         several = True
         while True:
             if drawn is None:
-                numbers = [number for number in there if number not in left_out]
-                drawn = self._draw(leader, now, numbers, several)
+                drawn = self._draw(leader, now, several)
             if min(map(len, drawn.groups)) < self._link.min_devices:
-                raise self._too_few(len(drawn.numbers))
+                raise _TooFew
             try:
-                return self._open_groups(leader, now, view, name, drawn, left_out)
+                return self._open_groups(leader, now, view, name, drawn)
             except _Elsewise as error:
                 several &= bool(error.without)
-                left_out |= set(error.without)
+                self._leave_out(leader, now, dict.fromkeys(error.without, UNDECRYPTABLE))
                 drawn = None
 
     def _open_one(
@@ -422,7 +510,6 @@ class SummedCoordinator(SumCoordinator):
         now: records.Position,
         view: ModelView,
         model: bytes,
-        there: list[int],
     ) -> _Opened:
         """The sum of all, which was added up as they came."""
         self._add_up(leader, now)
@@ -430,28 +517,41 @@ class SummedCoordinator(SumCoordinator):
         with leader.reading() as link:
             kept, seeds = sums.total(link, *place), sums.seeds(link, *place)
         if kept is None or len(seeds) < self._link.min_devices:
-            raise self._too_few(len(seeds))
+            raise _TooFew
         total = self._total(now.round, (rows, width))
         total.go_on(from_bytes(kept, self._plan.terms.bits), set(seeds))
         sealed = [SealedSeed.of(content) for content in seeds.values()]
         named = self._named(now, model)
         answer = self._ask(encode_question(*named, sealed, self._of_each(rows * width)), SUMS)
         if is_undecryptable(answer):
-            raise SumRefused("the helper cannot open seeds that it could open before")
+            which = ", ".join(str(list(seeds)[at]) for at in which_unopened(answer, len(seeds)))
+            raise SumRefused(
+                f"the helper cannot open the seeds of devices {which}, which it could open before"
+            )
         drawn = Drawn(*place, list(seeds), [list(seeds)])
-        left_out = tuple(sorted(set(there) - set(seeds)))
         try:
-            return _Opened(drawn, (False,), self._read(total, answer), left_out, "")
+            return _Opened(drawn, (False,), self._read(total, answer), "")
         except SpoiledSum as error:
-            return _Opened(drawn, (True,), None, left_out, str(error))
+            return _Opened(drawn, (True,), None, str(error))
 
-    def _draw(
-        self, leader: Leader, now: records.Position, numbers: list[int], several: bool
-    ) -> Drawn:
+    def _leave_out(self, leader: Leader, now: records.Position, out: Mapping[int, str]) -> None:
+        with leader.writing() as link:
+            sums.taken(link, now.round, now.attempt, {}, out)
+
+    def _draw(self, leader: Leader, now: records.Position, several: bool) -> Drawn:
         """Who is summed with whom. Groups are drawn when nobody can send anything any more, and
         are on the disk before anybody is told of them."""
+        place, terms = (now.round, now.attempt), self._plan.terms
         with leader.reading() as link:
-            search = searches.found(link)
+            search, view = searches.found(link), self._model(link, now.round)[0]
+            rows, width = self._algorithm.report_shape(view)
+            devices = {
+                number: decode_masked(body, terms, *place, rows * width).record.device
+                for number, body in sums.bodies(link, *place)
+            }
+        out = self._doubled(leader, devices)
+        self._leave_out(leader, now, out)
+        numbers = [number for number in devices if number not in out]
         shuffle = secrets.SystemRandom().shuffle
         groups = search.groups(numbers, self._link, shuffle, several=several)
         drawn = Drawn(now.round, now.attempt, numbers, groups)
@@ -467,7 +567,6 @@ class SummedCoordinator(SumCoordinator):
         view: ModelView,
         model: bytes,
         drawn: Drawn,
-        left_out: set[int],
     ) -> _Opened:
         groups, shape = drawn.groups, self._algorithm.report_shape(view)
         with leader.reading() as link:
@@ -494,7 +593,7 @@ class SummedCoordinator(SumCoordinator):
                 spoiled.append(True)
                 why = str(error)
         opened = add_sums(now.round, good, shape[1]) if good else None
-        return _Opened(drawn, tuple(spoiled), opened, tuple(sorted(left_out)), why)
+        return _Opened(drawn, tuple(spoiled), opened, why)
 
     def _add_groups(
         self,
@@ -526,20 +625,18 @@ class SummedCoordinator(SumCoordinator):
         return total.open(told, lenient, counted=self._plan.terms.counts_senders)
 
     def _note(self, link: sa.Connection, now: records.Position) -> None:
-        """What the round says of its devices; those who spoil sums are shut out."""
+        """Also what a search has found; those who spoil sums are shut out."""
+        super()._note(link, now)
         opened = self._opened
         if opened is None:
             return
-        before, notices = searches.found(link), []
+        before, notices = searches.found(link), list(self._notices)
         drawn = opened.drawn
         search, out = before, dict[int, Mark]()
         if not self._plan.terms.contributes:
             search, out = before.after(drawn.numbers, drawn.groups, opened.spoiled)
         if search != before:
             searches.keep(link, search)
-        if opened.left_out:
-            named = ", ".join(map(str, opened.left_out))
-            notices.append(f"the helper could not open the seeds of devices {named}; left out")
         if any(opened.spoiled) and search.on:
             notices.append(
                 f"{sum(opened.spoiled)} of {len(drawn.groups)} sums were spoiled and left out; "
@@ -554,8 +651,6 @@ class SummedCoordinator(SumCoordinator):
         self._notices = tuple(notices)
 
     def _counts(self, link: sa.Connection, now: records.Position) -> dict[str, int]:
-        opened = self._opened
-        if opened is None:
-            return {}
-        counts = {"undecryptable": len(opened.left_out), "spoiled_group": sum(opened.spoiled)}
-        return {reason: count for reason, count in counts.items() if count}
+        counts, opened = super()._counts(link, now), self._opened
+        spoiled = 0 if opened is None else sum(opened.spoiled)
+        return counts | ({"spoiled_group": spoiled} if spoiled else {})
