@@ -245,7 +245,7 @@ def prepare_helper(folder: Path, link: SecureSum, root_key: int) -> SecureSum:
 
     place = folder / PROXY
     if not (place / PUBLIC_KEY).exists():
-        init_helper(place, noise_key=noise_root(streams_of(root_key).child("masker").root))
+        init_helper(place, simulated_noise=noise_root(streams_of(root_key).child("masker").root))
     told = prepare_proxy(folder)
     key = (place / PUBLIC_KEY).read_text().strip()
     return replace(link, url=told.url, authority=told.authority, key=key)
@@ -284,12 +284,12 @@ def prepare_aggregators(folder: Path, link: CheckedSum, root_key: int) -> Checke
     def noise(number: int) -> bytes:
         return noise_root(streams_of(root_key).child("aggregator", number).root)
 
-    keys = [init_first(aggregator_place(folder, 0), noise_key=noise(0))]
+    keys = [init_first(aggregator_place(folder, 0), simulated_noise=noise(0))]
     urls, authorities = [], []
     for number in OTHERS:
         place = aggregator_place(folder, number)
         if not (place / PUBLIC_KEY).exists():
-            init_aggregator(place, noise_key=noise(number))
+            init_aggregator(place, simulated_noise=noise(number))
         if not (place / _PORT).exists():
             write_new_files(place, {_PORT: str(free_port()).encode()})
         keys.append((place / PUBLIC_KEY).read_text().strip())

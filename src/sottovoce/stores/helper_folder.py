@@ -54,10 +54,12 @@ class HelperFolder(SumFolder[HelperIntroduction]):
     party: ClassVar[str] = "masker"
 
 
-def init_helper(path: Path, hosts: Sequence[str] = (), *, noise_key: bytes | None = None) -> str:
-    """Make the keys of a proxy, for its owner alone; its public key, which goes into the terms. The
-    noise is the operating system's unless a trial sets its key."""
-    return init_folder(path, hosts, noise_key)
+def init_helper(
+    path: Path, hosts: Sequence[str] = (), *, simulated_noise: bytes | None = None
+) -> str:
+    """Make the keys of a helper, for its owner alone; its public key, which goes into the terms.
+    `simulated_noise` is for trials that repeat a simulation."""
+    return init_folder(path, hosts, simulated_noise)
 
 
 def create_helper(path: Path, introduction: HelperIntroduction) -> HelperFolder:

@@ -3,7 +3,7 @@
 
 `keys/` (a certificate authority of its own, which the server learns from the terms), `seal.key` and
 `seal.pub` (to which devices seal; the public one goes into the terms), `noise.secret` (from which
-the noise of every round is made), `introduction.json` (the terms that it follows, and the token of
+the noise of every sum is derived), `introduction.json` (the terms that it follows, and the token of
 the server; a secret), `next.json` (the same with terms that its operator has agreed to since and
 under which no sum was told yet, in the order in which she did), `answered.json` (for which set of
 devices it has answered last, and how much room for rounds in groups is used up).
@@ -29,10 +29,17 @@ from sottovoce.errors import (
     SottovoceError,
     UsageError,
 )
-from sottovoce.parties.helper import GROUPED_ROUNDS, NEVER, REGAINED_AFTER, Answered
+from sottovoce.parties.helper import (
+    GROUPED_ROUNDS,
+    NEVER,
+    REGAINED_AFTER,
+    Answered,
+    NoiseSecret,
+)
 from sottovoce.stores.keys import (
     SERVER_KEY,
     init_keys,
+    private_key_in,
     read_private_key,
     read_secret,
     replace_file,
@@ -139,8 +146,8 @@ class SumFolder(ServiceFolder, Generic[I]):
     def seal_key(self) -> X25519PrivateKey:
         return X25519PrivateKey.from_private_bytes(read_private_key(self.path / SEAL_KEY))
 
-    def noise_key(self) -> bytes:
-        return read_private_key(self.path / NOISE_SECRET)
+    def noise_secret(self) -> NoiseSecret:
+        return read_noise(self.path / NOISE_SECRET)
 
     def answers(self) -> Answers:
         return Answers(self.path / ANSWERED)
@@ -339,12 +346,12 @@ def _stamp_of(place: Path) -> tuple[int, int]:
 def init_folder(
     path: Path,
     hosts: Sequence[str],
-    noise_key: bytes | None = None,
+    simulated_noise: bytes | None = None,
     more: Mapping[str, bytes] | None = None,
 ) -> str:
-    """Make the keys of a proxy or an aggregator, for its owner alone; its public key, which goes
-    into the terms. The noise is the operating system's unless a trial sets its key. `more` are
-    files beside."""
+    """Make the keys of a helper or an aggregator, for its owner alone; its public key, which goes
+    into the terms. `simulated_noise` is for trials that repeat a simulation. `more` are files
+    beside."""
     if (path / SEAL_KEY).exists():
         raise UsageError(
             f"{path} has the keys of a helper or an aggregator already; they are not overwritten"
@@ -354,16 +361,34 @@ def init_folder(
         init_keys(path / "keys", hosts)
     key = X25519PrivateKey.generate()
     public = public_of(key)
-    noise = secrets.token_bytes(32) if noise_key is None else noise_key
     contents = {
         PUBLIC_KEY: public.encode() + b"\n",
-        NOISE_SECRET: noise.hex().encode() + b"\n",
+        NOISE_SECRET: noise_content(simulated_noise),
         **(more or {}),
         SEAL_KEY: key.private_bytes_raw().hex().encode() + b"\n",
         ANSWERED: _content(NEVER),
     }
     write_new_files(path, contents)
     return public
+
+
+_SIMULATED = b"simulated "
+
+
+def noise_content(simulated: bytes | None = None) -> bytes:
+    """Return what a new file of a noise secret says: the operating system's randomness, or the key
+    of a simulation, marked as such."""
+    if simulated is None:
+        return secrets.token_bytes(32).hex().encode() + b"\n"
+    return _SIMULATED + simulated.hex().encode() + b"\n"
+
+
+def read_noise(place: Path) -> NoiseSecret:
+    """Return the secret in such a file. Raises if it is damaged or others may read it."""
+    content = read_secret(place)
+    simulated = content.startswith(_SIMULATED)
+    key = private_key_in(content.removeprefix(_SIMULATED), place)
+    return NoiseSecret(key, simulated)
 
 
 def begin_folder(folder: F) -> F:

@@ -108,7 +108,7 @@ def town(tmp_path):
 
 
 def made(path, config):
-    key = init_helper(path / "helper", noise_key=NOISE_KEY)
+    key = init_helper(path / "helper", simulated_noise=NOISE_KEY)
     link = SecureSum(min_devices=LEAST, bits=32, url="https://127.0.0.1:1", key=key)
     terms = Terms.of("town", TRAIN.n_items, config, 0, OwnEpsilon(epsilon=4.0), link)
     helper = create_helper(path / "helper", HelperIntroduction(terms, "ab" * 32))
