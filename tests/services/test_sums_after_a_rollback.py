@@ -15,7 +15,7 @@ from sottovoce.parties import helper
 from sottovoce.parties.helper import NoiseSecret, sum_name
 from sottovoce.stores.aggregator_folder import init_aggregator, init_first
 from sottovoce.stores.helper_folder import init_helper, open_helper
-from sottovoce.stores.sum_folder import read_noise
+from sottovoce.stores.sum_folder import read_noise, simulate_noise
 from sottovoce.wire.masked import decode_mask_sum, encode_group_question, encode_question
 from sottovoce.wire.shared import SharedRecord
 
@@ -235,6 +235,6 @@ def test_only_a_trial_has_the_noise_of_a_simulation(tmp_path):
     secrets = [read_noise(place) for place in places]
     assert len({one.key for one in secrets}) == 3
     assert not any(one.simulated for one in secrets)
-    init_helper(tmp_path / "t", simulated_noise=bytes(range(32)))
-    assert read_noise(tmp_path / "t/noise.secret") == NoiseSecret(bytes(range(32)), simulated=True)
+    simulate_noise(places[0], bytes(range(32)))
+    assert read_noise(places[0]) == NoiseSecret(bytes(range(32)), simulated=True)
     assert repr(secrets[0]) == "<NoiseSecret, redacted>"

@@ -31,7 +31,6 @@ from sottovoce.stores.sum_folder import (
     begin_folder,
     init_folder,
     introduced,
-    noise_content,
     public_of,
     read_noise,
 )
@@ -41,7 +40,7 @@ from sottovoce.wire.terms import Terms
 COINS_SECRET, SHARES = "coins.secret", "shares.db"
 OTHERS = tuple(range(1, AGGREGATORS))
 """Aggregators that are not the server."""
-_KEY, _COINS, _NOISE = "aggregator.key", "aggregator-coins.secret", "aggregator-noise.secret"
+_KEY, _COINS, FIRST_NOISE = "aggregator.key", "aggregator-coins.secret", "aggregator-noise.secret"
 _AT_ONCE = 500
 
 
@@ -113,12 +112,10 @@ def rules_of(
     return Aggregating(link, number, own, shared, noise, terms.build(), terms.release)
 
 
-def init_aggregator(
-    path: Path, hosts: Sequence[str] = (), *, simulated_noise: bytes | None = None
-) -> str:
+def init_aggregator(path: Path, hosts: Sequence[str] = ()) -> str:
     """Make the keys of an aggregator, for its owner alone; its public key, which goes into the
-    terms. `simulated_noise` is for trials that repeat a simulation."""
-    return init_folder(path, hosts, simulated_noise, {COINS_SECRET: _secret()})
+    terms."""
+    return init_folder(path, hosts, {COINS_SECRET: _secret()})
 
 
 def create_aggregator(path: Path, introduction: AggregatorIntroduction) -> AggregatorFolder:
@@ -138,14 +135,14 @@ def _secret() -> bytes:
 # --- the server, which is the first of them -------------------------------------------------------
 
 
-def init_first(keys: Path, *, simulated_noise: bytes | None = None) -> str:
+def init_first(keys: Path) -> str:
     """Make what a server needs as an aggregator, in its key folder, unless it is there; its public
     key, which goes into the terms."""
     if not (keys / _KEY).exists():
         private_folder(keys)
         key = X25519PrivateKey.generate()
         contents = {token_file(number): _secret() for number in OTHERS}
-        contents |= {_COINS: _secret(), _NOISE: noise_content(simulated_noise)}
+        contents |= {_COINS: _secret(), FIRST_NOISE: _secret()}
         contents[_KEY] = key.private_bytes_raw().hex().encode() + b"\n"
         write_new_files(keys, contents)
     return public_of(_first_key(keys))
@@ -153,7 +150,7 @@ def init_first(keys: Path, *, simulated_noise: bytes | None = None) -> str:
 
 def first_files() -> tuple[str, ...]:
     """Their names."""
-    return (*map(token_file, OTHERS), _COINS, _NOISE, _KEY)
+    return (*map(token_file, OTHERS), _COINS, FIRST_NOISE, _KEY)
 
 
 def first_rules(terms: Terms, keys: Path) -> tuple[Aggregating, X25519PrivateKey]:
@@ -165,7 +162,7 @@ def first_rules(terms: Terms, keys: Path) -> tuple[Aggregating, X25519PrivateKey
             f"the terms of the federation {terms.federation} name another key than that of "
             f"{keys / _KEY}: devices would seal to somebody else; put the right file back"
         )
-    own, noise = read_private_key(keys / _COINS), read_noise(keys / _NOISE)
+    own, noise = read_private_key(keys / _COINS), read_noise(keys / FIRST_NOISE)
     return rules_of(terms, 0, key, own, noise), key
 
 

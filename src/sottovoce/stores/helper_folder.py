@@ -54,12 +54,9 @@ class HelperFolder(SumFolder[HelperIntroduction]):
     party: ClassVar[str] = "masker"
 
 
-def init_helper(
-    path: Path, hosts: Sequence[str] = (), *, simulated_noise: bytes | None = None
-) -> str:
-    """Make the keys of a helper, for its owner alone; its public key, which goes into the terms.
-    `simulated_noise` is for trials that repeat a simulation."""
-    return init_folder(path, hosts, simulated_noise)
+def init_helper(path: Path, hosts: Sequence[str] = ()) -> str:
+    """Make the keys of a helper, for its owner alone; its public key, which goes into the terms."""
+    return init_folder(path, hosts)
 
 
 def create_helper(path: Path, introduction: HelperIntroduction) -> HelperFolder:

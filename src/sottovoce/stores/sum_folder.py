@@ -346,12 +346,10 @@ def _stamp_of(place: Path) -> tuple[int, int]:
 def init_folder(
     path: Path,
     hosts: Sequence[str],
-    simulated_noise: bytes | None = None,
     more: Mapping[str, bytes] | None = None,
 ) -> str:
     """Make the keys of a helper or an aggregator, for its owner alone; its public key, which goes
-    into the terms. `simulated_noise` is for trials that repeat a simulation. `more` are files
-    beside."""
+    into the terms. `more` are files beside."""
     if (path / SEAL_KEY).exists():
         raise UsageError(
             f"{path} has the keys of a helper or an aggregator already; they are not overwritten"
@@ -363,7 +361,7 @@ def init_folder(
     public = public_of(key)
     contents = {
         PUBLIC_KEY: public.encode() + b"\n",
-        NOISE_SECRET: noise_content(simulated_noise),
+        NOISE_SECRET: secrets.token_bytes(32).hex().encode() + b"\n",
         **(more or {}),
         SEAL_KEY: key.private_bytes_raw().hex().encode() + b"\n",
         ANSWERED: _content(NEVER),
@@ -375,12 +373,10 @@ def init_folder(
 _SIMULATED = b"simulated "
 
 
-def noise_content(simulated: bytes | None = None) -> bytes:
-    """Return what a new file of a noise secret says: the operating system's randomness, or the key
-    of a simulation, marked as such."""
-    if simulated is None:
-        return secrets.token_bytes(32).hex().encode() + b"\n"
-    return _SIMULATED + simulated.hex().encode() + b"\n"
+def simulate_noise(place: Path, key: bytes) -> None:
+    """Put the noise of a simulation into a file of a noise secret, marked as such. For trials that
+    repeat a simulation bit for bit."""
+    replace_file(place, _SIMULATED + key.hex().encode() + b"\n")
 
 
 def read_noise(place: Path) -> NoiseSecret:
