@@ -8,22 +8,40 @@ import numpy as np
 import pytest
 from checked_world import DEVICES, CheckedWorld
 from scipy import stats
-from secure_sum_world import LEAST, MODEL, NOISY, MaskerApp, SeedKeeper, masker_folder
+from secure_sum_world import (
+    LEAST,
+    MODEL,
+    NOISY,
+    MaskerApp,
+    SeedKeeper,
+    masker_folder,
+    question,
+)
 
 from sottovoce.core.masking import sum_masks
+from sottovoce.engines.helper_client import SumRefused
+from sottovoce.errors import ConfigError, ServiceError
 from sottovoce.parties import helper
-from sottovoce.parties.helper import NoiseSecret, sum_name
+from sottovoce.parties.helper import NEVER, NoiseSecret, sum_name
 from sottovoce.stores.aggregator_folder import init_aggregator, init_first
 from sottovoce.stores.helper_folder import init_helper, open_helper
+from sottovoce.stores.noted import note_of
 from sottovoce.stores.sum_folder import read_noise, simulate_noise
 from sottovoce.wire.masked import decode_mask_sum, encode_group_question, encode_question
 from sottovoce.wire.shared import SharedRecord
 
 
 def set_back(folder, copy):
-    """What happens to a folder on a machine that is put back to an older snapshot."""
-    shutil.rmtree(folder)
-    shutil.copytree(copy, folder)
+    """A folder is put back to an older copy of its files."""
+    shutil.rmtree(folder.path)
+    shutil.copytree(copy, folder.path)
+
+
+def set_machine_back(folder, copy):
+    """What happens to a folder on a machine that is put back to an older snapshot, or on another
+    machine: what was noted outside the folder is gone, too."""
+    set_back(folder, copy)
+    note_of(folder.path, folder.noise_secret().key).unlink(missing_ok=True)
 
 
 def is_noise_of_both(found, sigma):
@@ -66,7 +84,7 @@ class Helped:
 
     def told(self, payload):
         """What it answers, after its folder was set back."""
-        set_back(self.folder.path, self.copy)
+        set_machine_back(self.folder, self.copy)
         with MaskerApp(open_helper(self.folder.path)) as app:
             got = app.sums(payload)
         assert got.status == 200, got.body
@@ -150,11 +168,15 @@ class Checked:
         self.sigma = sigma * rules.link.grid(self.form).step
 
     def noise(self, *out):
-        """In the opened sum without these, after both aggregators were set back."""
+        """In the opened sum without these, after both aggregators' machines were set back."""
         for number, folder in self.world.folders.items():
             self.world.apps[number].__exit__()
-            set_back(folder.path, self.copy / str(number))
+            set_machine_back(folder, self.copy / str(number))
             self.world.apps[number].__enter__()
+        return self.sum(*out)
+
+    def sum(self, *out):
+        """All that the contributions do not explain, in the opened sum without these."""
         kept = np.array([at not in out for at in range(DEVICES)])
         lost, coins = self.server._coins(self.asked, self.names)
         assert not lost
@@ -200,6 +222,103 @@ def test_two_sums_of_aggregators_that_were_set_back_differ_by_the_noise_of_both(
 def test_the_same_devices_have_the_same_noise_after_a_rollback(checked):
     here = checked("halves")
     assert np.array_equal(here.noise(3), here.noise(3))
+
+
+# --- what is noted outside the folder -------------------------------------------------------------
+
+
+@pytest.fixture
+def copied(tmp_path):
+    """A helper of sums without noise that was copied and has told a sum since; the question."""
+    folder, devices = masker_folder(tmp_path / "helper"), [SeedKeeper() for _ in range(LEAST + 1)]
+    with MaskerApp(folder):
+        pass
+    shutil.copytree(folder.path, tmp_path / "copy")
+    first = question(folder.introduction.terms, 3, devices)
+    with MaskerApp(folder) as app:
+        told = app.sums(first)
+    assert told.status == 200
+    return folder, devices, first, told.body
+
+
+def test_a_helper_whose_folder_is_set_back_tells_no_second_sum(copied, tmp_path):
+    """Where sums have no noise, the difference of two would be one device's update."""
+    folder, devices, first, told = copied
+    set_back(folder, tmp_path / "copy")
+    with MaskerApp(open_helper(folder.path)) as app:
+        assert app.sums(question(folder.introduction.terms, 3, devices[1:])).error == (
+            "second_submission"
+        )
+        assert app.sums(first).body == told
+        assert app.sums(question(folder.introduction.terms, 2, devices)).error == "late"
+        assert app.sums(question(folder.introduction.terms, 4, devices)).status == 200
+        (alarm,) = (line for line in app.log.lines if line["event"] == "set back")
+    assert alarm["round"] == 3
+    assert "set back to an older copy" in alarm["detail"]
+    with MaskerApp(open_helper(folder.path)) as app:
+        assert app.log.lines == [], "it has caught up"
+
+
+def test_of_two_copies_side_by_side_one_tells_a_sum(copied, tmp_path):
+    folder, devices, first, _ = copied
+    terms, other = folder.introduction.terms, open_helper(tmp_path / "copy")
+    with MaskerApp(folder) as one, MaskerApp(other) as two:
+        assert two.sums(question(terms, 4, devices)).status == 200
+        for _ in range(2):
+            assert one.sums(question(terms, 4, devices[1:])).error == "second_submission"
+        assert one.sums(first).error == "late"
+        assert two.sums(question(terms, 4, devices[1:])).error == "second_submission"
+        assert one.sums(question(terms, 5, devices)).status == 200
+        assert two.sums(question(terms, 5, devices[1:])).error == "second_submission"
+
+
+def test_an_aggregator_whose_folder_is_set_back_tells_no_second_part(checked):
+    here = checked("helper")
+    here.noise(0)
+    for number, folder in here.world.folders.items():
+        here.world.apps[number].__exit__()
+        set_back(folder, here.copy / str(number))
+        here.world.apps[number].__enter__()
+        assert [line["event"] for line in here.world.apps[number].log.lines][-1] == "set back"
+    with pytest.raises(SumRefused, match="second_submission"):
+        here.sum(1)
+
+
+def test_without_a_place_for_notes_sums_are_told_and_the_log_says_so(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("SOTTOVOCE_MARKS", str(tmp_path / "file" / "marks"))
+    folder, devices = masker_folder(tmp_path / "helper"), [SeedKeeper() for _ in range(LEAST)]
+    with MaskerApp(folder) as app:
+        assert app.sums(question(folder.introduction.terms, 0, devices)).status == 200
+        warned = app.log.lines[0]
+    assert warned["event"] == "not noted"
+    assert "$SOTTOVOCE_MARKS" in warned["detail"]
+
+
+def test_a_note_within_the_folder_or_a_damaged_one_is_refused(tmp_path, monkeypatch):
+    folder = masker_folder(tmp_path / "helper")
+    note = note_of(folder.path, folder.noise_secret().key)
+    note.write_text("{")
+    with pytest.raises(ServiceError, match=r"is damaged .* was never set back"):
+        folder.answers()
+    note.unlink()
+    assert folder.answers().last == NEVER
+    monkeypatch.setenv("SOTTOVOCE_MARKS", str(folder.path / "marks"))
+    with pytest.raises(ConfigError, match="a copy of it would have the note"):
+        folder.answers()
+
+
+def test_a_note_tells_no_secret_and_a_trial_has_none(copied):
+    folder, *_ = copied
+    secret = folder.noise_secret().key
+    note = note_of(folder.path, secret)
+    assert note.read_bytes() == (folder.path / "answered.json").read_bytes()
+    assert note.stat().st_mode & 0o777 == 0o600
+    assert secret.hex()[:8] not in note.name
+    note.unlink()
+    simulate_noise(folder.path / "noise.secret", secret)
+    folder.answers()
+    assert not note.exists()
 
 
 # --- the derivation -------------------------------------------------------------------------------

@@ -42,7 +42,7 @@ from sottovoce.services.kit.application import Hosting, HttpApplication
 from sottovoce.services.kit.connections import Limits
 from sottovoce.services.kit.metrics import Figure, by
 from sottovoce.services.kit.serving import Parts, Service, Start
-from sottovoce.services.kit.told import ToldSums
+from sottovoce.services.kit.told import ToldSums, warn_of_copies
 from sottovoce.stores.helper_folder import HelperFolder, HelperIntroduction, open_helper
 from sottovoce.stores.sum_folder import KeptTerms
 from sottovoce.wire.masked import (
@@ -93,6 +93,7 @@ class Answering:
         self._key, self._noise = folder.seal_key(), folder.noise_secret()
         self.kept = KeptTerms(folder, HelperRules)
         self._answers, self._threads = folder.answers(), threads
+        warn_of_copies(self._answers, log)
         self.told = ToldSums("sum", log)
 
     def __repr__(self) -> str:
