@@ -136,12 +136,12 @@ def round_of(devices: int) -> dict[str, float]:
         )
         checking, shares = time.perf_counter() - start - spent[0], spent[0]
         spent[0], start = 0.0, time.perf_counter()
-        parts.append(one.total(1, form, named, sharing(one, own, travelled, spent), kept))
+        parts.append(one.total(1, form, named, sharing(one, own, travelled, spent), kept, b""))
         summing, shares = time.perf_counter() - start - spent[0], shares + spent[0]
         if one.number == 1:  # who adds the noise, and has the share that travelled
             memory = 1024.0 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
             seconds = {"shares": shares, "checks": checking, "sum": summing, "memory": memory}
-    noise = rules[1].noise(1, form.numbers)
+    noise = rules[1].noise(1, form.numbers, b"")
     whole = entries.T @ entries
     plain = np.concatenate([np.diag(whole), whole[np.triu_indices(HEAD, 1)]])
     if left_out(checks).any() or not np.array_equal(

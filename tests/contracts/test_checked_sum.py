@@ -78,10 +78,10 @@ def test_the_sum_is_that_of_the_contributions_and_the_aggregators_noise():
         plain = Devices.report_sum(again.devices, view, rows).dense(numbers)[:, 0]
         rules = made.aggregators[1].rules
         step = rules.link.grid(rules.form(view.round, numbers)).step
-        noise = rules.noise(view.round, numbers)
+        noise = rules.noise(view.round, numbers, b"")
         assert np.array_equal(message.dense(numbers)[:, 0], plain + step * noise)
         for other in (0, 2):
-            assert made.aggregators[other].rules.noise(view.round, numbers) is None
+            assert made.aggregators[other].rules.noise(view.round, numbers, b"") is None
 
 
 def test_every_party_sees_what_the_table_says():

@@ -87,7 +87,7 @@ def fold(made, rows):
     rules = made.aggregators[0].rules
     step = rules.link.grid(rules.form(view.round, many)).step
     for one in made.aggregators:
-        noise = one.rules.noise(view.round, many)
+        noise = one.rules.noise(view.round, many, b"")
         if noise is not None:
             sums[:, 0] += step * noise
     server.fold(summed(view.round, sums, len(rows)))

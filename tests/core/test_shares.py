@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
+from sottovoce.core import shares as shares_module
 from sottovoce.core.shares import (
     AGGREGATORS,
     CHECKS,
@@ -256,6 +257,145 @@ def test_loudness_is_limited_when_it_is_shared():
     with pytest.raises(MessageError, match="beyond the bounds"):
         bits_of(LOUD, np.full((1, 9), 57))
     assert bits_of(LOUD, np.full((1, 9), 40)).shape == (1, LOUD.elements)
+
+
+# --- every check is needed -----------------------------------------------------------------------
+
+WEIGHTS = (1, 2, 4, 8, 16, 26)
+LIMITED = {
+    "places": Form(23, (1, 2, 4, 8), 4096, False),
+    "pairs": Form(9, WEIGHTS, 20_000, True),
+    "loud": Form(9, WEIGHTS, 20_000, True, 22_000),
+}
+"""Forms with vectors that are too long or too loud."""
+
+
+class Claim:
+    """What a device shares that claims to have these entries, and to have this largest one. Numbers
+    that bits cannot say are left at 0."""
+
+    def __init__(self, form, entries, largest=None):
+        self.form, n = form, len(form.weights)
+        entries = np.asarray(entries)
+        largest = int(entries.max()) if largest is None else largest
+        self.short = form.bound - int((entries**2).sum())
+        parts = [*(self._bits(form.weights, one) for one in entries.tolist())]
+        parts.append(self._bits(self._powers(form.slack), self.short))
+        self.quiet = form.loudness - largest * int(entries.sum())
+        if form.loudness:
+            parts += [self._bits(form.weights, largest - one) for one in entries.tolist()]
+            parts.append(self._bits(form.weights, largest))
+            parts.append(self._bits(self._powers(form.loud_slack), self.quiet))
+        self.elements = np.concatenate(parts).astype(np.int64)
+        self.slack = form.places * n
+        self.below = self.slack + form.slack
+        self.top = self.below + form.places * n
+
+    @staticmethod
+    def _powers(many):
+        return tuple(1 << k for k in range(many))
+
+    @staticmethod
+    def _bits(weights, number):
+        bits = np.zeros(len(weights), np.int64)
+        for k in reversed(range(len(weights))) if 0 <= number <= sum(weights) else ():
+            bits[k] = number >= weights[k]
+            number -= bits[k] * weights[k]
+        return bits
+
+    def with_number(self, start, weights, at, number, also=()):
+        """The elements from `start` on add up to this number modulo p, by one that is no bit at
+        place `at` and ones at `also`."""
+        self.elements[start : start + len(weights)] = 0
+        for k in also:
+            self.elements[start + k] = 1
+        rest = number - sum(weights[k] for k in also)
+        value = rest * pow(weights[at], -1, P) % P
+        assert value > 1
+        self.elements[start + at] = value
+        return self
+
+
+def cheat(form, check):
+    """What breaks this check alone, of all that a device has to pass: too long, too loud, an entry
+    below 0 or above the largest, by a number that wraps around in the field."""
+    n, size = len(form.weights), form.places
+    threes, long = np.full(size, 3), np.full(size, 48 if form.pairs else 15)
+    loud, above = np.array([57] + [45] * (size - 1)), threes.copy()
+    honest = Claim(form, threes)
+    if check < honest.slack:  # a bit of an entry: minus three, whose square is nine
+        place, k = divmod(check, n)
+        entries = threes.copy()
+        entries[place] = -3
+        return Claim(form, entries).with_number(place * n, form.weights, k, -3)
+    if check < honest.below:
+        made, k = Claim(form, long), check - honest.slack
+        return made.with_number(made.slack, made._powers(form.slack), k, made.short)
+    if check == form.elements:
+        return Claim(form, long)
+    if check < honest.top:  # an entry above the largest
+        place, k = divmod(check - honest.below, n)
+        above[place] = 7
+        made = Claim(form, above, 5)
+        return made.with_number(made.below + place * n, form.weights, k, -2)
+    if check < honest.top + n:  # the largest entry, written with a number that is no bit
+        k = check - honest.top
+        return honest.with_number(honest.top, form.weights, k, 3, also=[(k + 3) % n])
+    if check < form.elements:
+        made, k = Claim(form, loud), check - honest.top - n
+        return made.with_number(made.top + n, made._powers(form.loud_slack), k, made.quiet)
+    if check <= form.elements + size:
+        above[check - form.elements - 1] = 7
+        return Claim(form, above, 5)
+    return Claim(form, loud)
+
+
+@pytest.mark.parametrize("form", LIMITED.values(), ids=LIMITED)
+def test_each_check_refuses_what_no_other_check_refuses(form, monkeypatch):
+    """For every element (of entries, of what is below the largest one, of both slacks) and every
+    equation there is a cheat that this check alone notices. With the check left out it passes."""
+    every = [cheat(form, check) for check in range(form._checked)]
+    bits = (np.stack([one.elements for one in every]) % P).astype(np.uint32)
+    assert bits.shape == (form._checked, form.elements)
+    assert open_checks(form, uniform_shares(bits, 1)).all(), "each is refused by both checks"
+    real = shares_module.drawn
+    for check in range(form._checked):
+
+        def without(secret, many, check=check):
+            found = real(secret, many)
+            if many == form._checked:
+                found[check] = 0
+            return found
+
+        with monkeypatch.context() as patch:
+            patch.setattr(shares_module, "drawn", without)
+            passed = ~open_checks(form, uniform_shares(bits, 2), blinded=False).any(axis=1)
+        assert passed[check]
+        assert np.flatnonzero(passed).tolist() == [check], "no other cheat needs this check"
+
+
+@pytest.mark.parametrize("at", range(LIMITED["places"].slack))
+def test_a_slack_that_wraps_around_hides_no_long_vector(at):
+    """A vector of norm² 5,175, where 4,096 are permitted."""
+    form = LIMITED["places"]
+    bits = np.ones(form.elements, np.int64)
+    bits[-form.slack :] = 0
+    need = form.bound - form.places * form.most**2
+    assert need == 4096 - 5175
+    bits[form.places * len(form.weights) + at] = need * pow(1 << at, -1, P) % P
+    found = open_checks(form, uniform_shares(bits[None].astype(np.uint32), at))
+    assert found.all()
+
+
+@pytest.mark.parametrize("at", range(LIMITED["loud"].loud_slack))
+def test_a_slack_that_wraps_around_hides_no_loud_vector(at):
+    """Of loudness 23,769, where 22,000 is permitted; its norm is within the bound."""
+    form = LIMITED["loud"]
+    made = Claim(form, [57] + [45] * 8)
+    assert (made.short, made.quiet) == (20_000 - 19_449, 22_000 - 23_769)
+    made.elements[form.elements - form.loud_slack + at] = made.quiet * pow(1 << at, -1, P) % P
+    found = open_checks(form, uniform_shares(made.elements[None].astype(np.uint32), at))
+    assert found.all()
 
 
 def garbled(form, name):

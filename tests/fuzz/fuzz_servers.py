@@ -373,7 +373,7 @@ class Postgres(ServerTarget):
 
 def wide_masker(path):
     """The proxy of a model so large that devices say beforehand what they send."""
-    key = init_helper(path, noise_key=bytes(range(32)))
+    key = init_helper(path)
     link = SecureSum(min_devices=LEAST, url="https://127.0.0.1:1", key=key)
     settings = FPLConfig(embedding_size=16, triples=10)
     federation = Terms.of("little-town", ITEMS, settings, 10, ShareFraction(), link)

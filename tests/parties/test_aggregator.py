@@ -63,7 +63,7 @@ def test_honest_aggregators_open_the_sum_and_their_noise(noise_by):
     checks = [one.checks(ROUND, PLACES, coins).parts for one in parties]
     assert not left_out(checks).any()
     found = opened_sum(FORM, open_all(parties), N, 2 * sigma(link))
-    noises = [one.rules.noise(ROUND, PLACES) for one in parties]
+    noises = [one.rules.noise(ROUND, PLACES, b"") for one in parties]
     assert [one is not None for one in noises] == (
         [False, True, False] if noise_by == "helper" else [True] * 3
     )
@@ -78,7 +78,7 @@ def test_noise_in_halves_has_the_size_that_is_promised():
         for one in in_memory(CheckedSum(20, "halves"), ALGORITHM, RELEASE, Streams.from_seed(4))
     ]
     many = 40_000
-    noises = [one.noise(ROUND, many) for one in rules]
+    noises = [one.noise(ROUND, many, b"") for one in rules]
     promised = rules[0].spans(ROUND, many)[0][1]
     for own in range(AGGREGATORS):
         others = sum(noise for number, noise in enumerate(noises) if number != own)
@@ -180,7 +180,7 @@ def test_an_aggregator_that_lies_spoils_a_sum_or_leaves_somebody_out():
     assert np.flatnonzero(left_out(checks)).tolist() == [4]  # she is left out, and not read
     parts = open_all(parties)
     parts[2] = (parts[2] + np.uint32(3)) % np.uint32(P)  # little, and nobody sees it
-    noise = parties[1].rules.noise(ROUND, PLACES)
+    noise = parties[1].rules.noise(ROUND, PLACES, b"")
     found = opened_sum(FORM, parts, N, sigma())
     assert np.array_equal(found, entries.sum(axis=0) + noise + 3)
     parts[2] = np.zeros_like(parts[2])

@@ -193,14 +193,24 @@ def test_the_sum_of_a_second_set_is_not_told(talk, restarted):
     assert talk.world.apps[1].answering.told.times == (1 if restarted else 2)
 
 
-def test_the_same_devices_out_of_another_set_are_the_same_sum(talk):
-    """Their blinding is another: whoever mixes them with the first answers opens noise."""
+@pytest.mark.parametrize("restarted", [False, True])
+def test_an_answer_is_bound_to_set_and_coins(talk, restarted):
+    """Also for the same devices that are kept, whose sum is the same: blinding and checks are by
+    set and coins, and nothing of a round is told under two of them."""
     without = talk.kept(0)
     first = talk.ask(PARTS, kept=without)
     assert first.status == 200
-    again = talk.ask(PARTS, names=talk.names[1:])
-    assert again.status == 200
-    assert again.body != first.body
+    if restarted:
+        talk.world.restart_aggregator(1)
+    refused(talk.ask(PARTS, names=talk.names[1:]), 409, "second_submission")
+    for place in range(3):
+        coins = tuple(
+            secrets.token_bytes(32) if k == place else one for k, one in enumerate(talk.coins)
+        )
+        got = talk.ask(PARTS, kept=without, coins=coins)
+        refused(got, 409, "second_submission")
+        assert "for other devices, sets or coins" in got.detail
+    assert talk.ask(PARTS, kept=without).body == first.body
 
 
 def test_a_sum_below_the_minimum_is_not_told(talk):

@@ -205,7 +205,7 @@ def test_both_aggregators_are_asked_and_open_the_first_sum_under_new_terms(tmp_p
         with here.database.writing() as link:
             records.seen(link, range(8))
         assert here.step() == ["opened"]
-        expected = here.model_after(here.honest(*range(6)), 6)
+        expected = here.model_after(here.honest(*range(6)))
         assert here.finish()[0] == "deadline"
         assert (here.view().items == expected).all(), "with the noise of the new terms"
         assert all(not (one.path / NEXT).exists() for one in here.folders.values())

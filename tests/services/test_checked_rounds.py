@@ -61,7 +61,7 @@ def test_both_rounds_are_the_plain_sums_to_the_last_bit(make, noise_by, items):
     for round in range(2):
         assert world.form.pairs == (round == 1)
         total = world.honest(*range(DEVICES))
-        expected = world.model_after(total, DEVICES)
+        expected = world.model_after(total)
         assert "goal" in world.finish()
         assert np.array_equal(world.view().items, expected)
         assert world.out(round) == {}
@@ -139,7 +139,7 @@ CASES = [
 def test_who_is_beyond_the_bounds_is_named_and_the_others_go_on(world, case):
     found = beyond(world)
     assert list(found) == CASES
-    expected = world.model_after(world.honest(*HONEST), len(HONEST))
+    expected = world.model_after(world.honest(*HONEST))
     world.send(BAD, world.body(BAD, found[case]))
     assert "goal" in world.finish()
     assert np.array_equal(world.view().items, expected)
@@ -156,7 +156,7 @@ def test_all_pairs_are_checked_too(world):
     world.finish()
     form = world.form
     assert form.pairs
-    expected = world.model_after(world.honest(*range(DEVICES - 2)), DEVICES - 2)
+    expected = world.model_after(world.honest(*range(DEVICES - 2)))
     bits = world.bits()
     bits[4] = 2
     world.send(BAD, world.body(BAD, bits))
@@ -198,7 +198,7 @@ DISAGREE = {
 
 @pytest.mark.parametrize("case", DISAGREE)
 def test_shares_that_disagree_are_named_and_the_others_go_on(world, case):
-    expected = world.model_after(world.honest(*HONEST), len(HONEST))
+    expected = world.model_after(world.honest(*HONEST))
     world.send(BAD, world.body(BAD, **DISAGREE[case]()))
     assert "goal" in world.finish()
     assert np.array_equal(world.view().items, expected)
@@ -208,7 +208,7 @@ def test_shares_that_disagree_are_named_and_the_others_go_on(world, case):
 
 @pytest.mark.parametrize("case", ["round", "attempt", "model", "numbers"])
 def test_shares_for_something_else_are_left_out(world, case):
-    expected = world.model_after(world.honest(*HONEST), len(HONEST))
+    expected = world.model_after(world.honest(*HONEST))
     about = world.about
     value = hashlib.sha256(b"x").digest() if case == "model" else getattr(about, case) + 1
     world.send(BAD, world.body(BAD, about=about._replace(**{case: value})))
@@ -223,7 +223,7 @@ def test_a_record_of_the_round_before_is_left_out_of_the_next(world):
         kept[number] = world.body(number)
         world.send(number, kept[number])
     world.finish()
-    expected = world.model_after(world.honest(*HONEST), len(HONEST))
+    expected = world.model_after(world.honest(*HONEST))
     record = SharedRecord.of(kept[BAD][-560:])
     form = world.form
     travelled = kept[BAD][SHARED.size : SHARED.size + 4 * form.elements]
@@ -240,7 +240,7 @@ def test_who_sends_again_counts_once(world):
     body = world.body(BAD, world.bits(entries))
     assert [world.send(BAD, body) for _ in range(2)] == ["accepted", "replay"]
     assert world.send(BAD) == "second_submission"
-    expected = world.model_after(total + entries, DEVICES)
+    expected = world.model_after(total + entries)
     world.finish()
     assert np.array_equal(world.view().items, expected)
 
@@ -248,7 +248,7 @@ def test_who_sends_again_counts_once(world):
 def test_garbage_of_all_kinds_at_once(make):
     world = make(devices=16)
     good = [n for n in range(16) if n % 2]
-    expected = world.model_after(world.honest(*good), len(good))
+    expected = world.model_after(world.honest(*good))
     found = list(beyond(world).values())
     for number in range(0, 16, 2):
         if number < 8:
@@ -271,7 +271,7 @@ def test_garbage_of_all_kinds_at_once(make):
 @pytest.mark.parametrize("when", ["/v1/shares", "/v1/coins", "/v1/checks", "/v1/parts"])
 def test_whoever_is_killed_between_phases_says_the_same(world, victim, when):
     """Also where a device was found to be beyond the bounds before."""
-    expected = world.model_after(world.honest(*HONEST), len(HONEST))
+    expected = world.model_after(world.honest(*HONEST))
     world.send(BAD, world.body(BAD, np.ones(world.form.elements, np.uint32)))
     left = [when]
 
@@ -302,7 +302,7 @@ def test_whoever_is_killed_between_phases_says_the_same(world, victim, when):
 @pytest.mark.parametrize("number", [1, 2])
 @pytest.mark.parametrize("when", ["/v1/shares", "/v1/coins", "/v1/checks", "/v1/parts"])
 def test_a_round_waits_for_an_aggregator_and_says_for_which(world, number, when):
-    expected = world.model_after(world.honest(*range(DEVICES)), DEVICES)
+    expected = world.model_after(world.honest(*range(DEVICES)))
 
     def away(who, path):
         world.down = {number} if path == when else set()
@@ -355,7 +355,7 @@ def test_an_aggregator_that_has_lost_everything_costs_the_round_and_no_more(worl
 
 
 def test_an_aggregator_that_has_lost_some_costs_them(world):
-    total = world.honest(*HONEST)
+    expected = world.model_after(world.honest(*HONEST))
     lost = world.body(BAD)
     world.send(BAD, lost)
     name = SharedRecord.of(lost[-560:]).name
@@ -365,7 +365,6 @@ def test_an_aggregator_that_has_lost_some_costs_them(world):
             world.apps[1].shares.write("DELETE FROM shares WHERE name = ?", (name,))
 
     world.before = lose
-    expected = world.model_after(total, len(HONEST))
     world.finish()
     assert np.array_equal(world.view().items, expected)
     assert world.out() == {BAD: "lost"}

@@ -31,7 +31,7 @@ ITEMS, DEVICES, LEAST = 12, 8, 4
 
 class World:
     def __init__(self, path, **link):
-        key = init_helper(path / "masker", noise_key=bytes(range(32)))
+        key = init_helper(path / "masker")
         config = GramConfig(popularity_share=0.3, least_head=4, batches=3)
         way = SecureSum(**{"min_devices": LEAST, "bits": 32, **link}, url="https://h", key=key)
         self.terms = Terms("town", ITEMS, config, OwnEpsilon(8.0), way)

@@ -38,6 +38,7 @@ from sottovoce.stores.conductor import Checkpoint, ConductedRound
 from sottovoce.stores.device import CohortStore
 from sottovoce.stores.helper_folder import Answers, init_helper, open_helper
 from sottovoce.stores.keys import ReportKeys
+from sottovoce.stores.noted import note_of
 from sottovoce.stores.orchestrator_folder import invite, open_orchestrator_folder
 from sottovoce.stores.owner_folder import open_owner_folder
 from sottovoce.stores.server_folder import create_folder, open_folder
@@ -84,6 +85,10 @@ def test_a_copy_that_is_simply_put_back_tells_a_second_sum(masks, tmp_path):
     folder, devices = masks
     lose(folder.path)
     shutil.copytree(tmp_path / "b" / "content", folder.path)
+    # On the same machine it learns from its note what was told; without the note it does not.
+    assert ask_again(folder, 3, devices[1:]).error == "second_submission"
+    note_of(folder.path, folder.noise_secret().key).unlink()
+    shutil.copy(tmp_path / "b" / "content" / "answered.json", folder.path)
     got = ask_again(folder, 3, devices[1:])
     assert got.status == 200
     told = decode_mask_sum(got.body, folder.introduction.terms).masks

@@ -411,7 +411,7 @@ HEAD = 9
 @pytest.fixture
 def contributed(tmp_path):
     """The helper of gram, at the first stage of which there is a number for each item and one."""
-    key = folders.init_helper(tmp_path / "gram", noise_key=bytes(range(32)))
+    key = folders.init_helper(tmp_path / "gram")
     link = SecureSum(min_devices=LEAST, url="https://127.0.0.1:1", key=key, bits=40)
     settings = GramConfig(least_head=HEAD, most_head=HEAD, embedding_size=6)
     terms = Terms.of("little-town", ITEMS, settings, settings.draws, OwnEpsilon(4.0), link)

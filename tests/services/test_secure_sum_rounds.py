@@ -17,13 +17,14 @@ from sottovoce.core.messages import MaskSum
 from sottovoce.engines.client import Answer
 from sottovoce.engines.helper_client import HelperClient
 from sottovoce.errors import ConfigError, ServiceError, UsageError
-from sottovoce.parties.helper import noise_of
+from sottovoce.parties.helper import noise_of, sum_name
 from sottovoce.stores import search as searches
 from sottovoce.stores import server as records
 from sottovoce.stores import sums
 from sottovoce.stores.database import devices
 from sottovoce.wire.masked import (
     SEALED_SEED_BYTES,
+    binding,
     decode_mask_sum,
     decode_question,
     encode_mask_sum,
@@ -70,7 +71,10 @@ def test_the_proxys_noise_is_in_what_is_folded(world):
     here.step()
     run_round(here)
     link = here.terms.secure_sum
-    noise = noise_of(link, 0, here.model().size, bytes(range(32)))
+    question = decode_question(here.asked[0])
+    bound = binding(here.terms, 0, 0, question.model)
+    name = sum_name(bound, [one.device + one.sealed for one in question.records])
+    noise = noise_of(link, 0, here.model().size, here.folder.noise_secret().of_sum(name))
     assert np.abs(noise).max() > 0
     exact = folded([(EVERYONE, EVERYONE)], clip=NOISY["clip"])
     assert not np.array_equal(here.model(), exact)

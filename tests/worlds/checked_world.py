@@ -11,11 +11,12 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from server_world import quick_rules
 
 from sottovoce.algorithms.gram.system import GramConfig
-from sottovoce.core.links import CheckedSum
+from sottovoce.core.links import SHARED_RECORD_BYTES, CheckedSum
 from sottovoce.core.messages import ModelView
 from sottovoce.core.shares import P, bits_of, split
 from sottovoce.engines.client import Answer
 from sottovoce.errors import Unreachable
+from sottovoce.parties.helper import sum_name
 from sottovoce.parties.secure_sum import summed
 from sottovoce.parties.server import Server
 from sottovoce.privacy.own_epsilon import OwnEpsilon
@@ -44,14 +45,12 @@ from sottovoce.wire.terms import Terms
 
 ITEMS, DEVICES, LEAST = 70, 8, 4
 TOKENS = {1: "ab" * 32, 2: "cd" * 32}
-NOISE = {number: bytes([number]) * 32 for number in range(3)}
 NAMED = {"urls": ("https://one", "https://two"), "authorities": ("one", "two")}
 
 
 def checked_folders(path, items=ITEMS, config=None, server="keys", **link):
     """Two folders of aggregators, and the server's key folder, with the terms that name them."""
-    keys = [init_first(path / server, noise_key=NOISE[0])]
-    keys += [init_aggregator(path / f"a{n}", noise_key=NOISE[n]) for n in (1, 2)]
+    keys = [init_first(path / server), *(init_aggregator(path / f"a{n}") for n in (1, 2))]
     way = CheckedSum(**{"min_devices": LEAST, **NAMED, **link}, keys=tuple(keys))
     config = config or GramConfig(popularity_share=0.3, least_head=6, most_head=6)
     terms = Terms("town", items, config, OwnEpsilon(8.0), way)
@@ -121,6 +120,8 @@ class CheckedWorld:
         """Called before an aggregator is asked."""
         self.change = lambda number, path, question: question
         """What somebody makes of a question on its way."""
+        self.names = {}
+        """Of all accepted submissions, by round."""
         self.keys = [Ed25519PrivateKey.generate() for _ in range(devices)]
         rules = quick_rules(min_devices=least, deadline_seconds=100.0)
         self.plan = Plan(self.terms, "all", rounds, 1, rules)
@@ -237,7 +238,11 @@ class CheckedWorld:
         mark = records.mark_of(b"", body)
         batch = [records.Submission(now.round, now.attempt, number, mark, body)]
         with self.database.writing() as at:
-            return sums.accept(at, batch, most_summed(self.terms))[0]
+            decision = sums.accept(at, batch, most_summed(self.terms))[0]
+        if decision == "accepted":
+            record = SharedRecord.of(body[-SHARED_RECORD_BYTES:])
+            self.names.setdefault(now.round, []).append(record.name)
+        return decision
 
     def honest(self, *numbers):
         """These devices contribute; what they add up to, in the sum's own steps."""
@@ -248,20 +253,24 @@ class CheckedWorld:
             assert self.send(number, self.body(number, self.bits(entries))) == "accepted"
         return total
 
-    def model_after(self, total, devices):
-        """By the plain sum, and the noise of whoever adds it."""
+    def model_after(self, total, names=None):
+        """By the plain sum over all that was accepted so far, or over these submissions, and the
+        noise of whoever adds it."""
         about, view, form = self.about, self.view(), self.form
         rules, _ = first_rules(self.terms, self.path / "keys")
-        for number in range(3):
-            one = replace(rules, number=number, noise_key=NOISE[number])
-            noise = one.noise(about.round, about.numbers)
+        names = self.names[about.round] if names is None else names
+        name = sum_name(about.bound(self.terms), names)
+        secret = {number: folder.noise_secret() for number, folder in self.folders.items()}
+        others = [replace(rules, number=n, noise_secret=one) for n, one in secret.items()]
+        for one in (rules, *others):
+            noise = one.noise(about.round, about.numbers, name)
             total = total if noise is None else total + noise
         algorithm = self.terms.build()
         with self.database.reading() as at:
             memory = records.memory(at, about.round, len(view.items))
         server = Server(algorithm, view.items, streams_of(1), about.round, memory)
         step = self.link.grid(form).step
-        server.fold(summed(about.round, step * total[:, None], devices))
+        server.fold(summed(about.round, step * total[:, None], len(names)))
         return server.items
 
 

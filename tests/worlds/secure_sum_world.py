@@ -61,7 +61,7 @@ def summed_terms(key="", **changes):
 
 def masker_folder(path, **changes):
     """A proxy with keys of its own and the terms that name them."""
-    terms = summed_terms(init_helper(path, noise_key=bytes(range(32))), **changes)
+    terms = summed_terms(init_helper(path), **changes)
     return create_helper(path, HelperIntroduction(terms, TOKEN))
 
 

@@ -563,7 +563,7 @@ class Simulation:
             total = self._summed(view, rows)
             sums = total.dense(numbers)
             for one in self.aggregators:
-                noise = one.rules.noise(view.round, numbers, draws)
+                noise = one.rules.noise(view.round, numbers, b"", draws)
                 if noise is not None:
                     sums[:, 0] += step * noise
             whole = summed(view.round, sums, total.devices)

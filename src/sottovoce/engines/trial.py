@@ -241,11 +241,13 @@ def prepare_proxy(folder: Path, hop: int = 0) -> Proxied:
 
 def prepare_helper(folder: Path, link: SecureSum, root_key: int) -> SecureSum:
     """The same for the helper of a secure sum, with the noise of the simulation."""
-    from sottovoce.stores.helper_folder import PUBLIC_KEY, init_helper
+    from sottovoce.stores.helper_folder import NOISE_SECRET, PUBLIC_KEY, init_helper
+    from sottovoce.stores.sum_folder import simulate_noise
 
     place = folder / PROXY
     if not (place / PUBLIC_KEY).exists():
-        init_helper(place, noise_key=noise_root(streams_of(root_key).child("masker").root))
+        init_helper(place)
+    simulate_noise(place / NOISE_SECRET, noise_root(streams_of(root_key).child("masker").root))
     told = prepare_proxy(folder)
     key = (place / PUBLIC_KEY).read_text().strip()
     return replace(link, url=told.url, authority=told.authority, key=key)
@@ -277,19 +279,27 @@ def aggregator_place(folder: Path, number: int) -> Path:
 
 def prepare_aggregators(folder: Path, link: CheckedSum, root_key: int) -> CheckedSum:
     """The same for the aggregators of a checked sum, of which the server is the first."""
-    from sottovoce.stores.aggregator_folder import OTHERS, init_aggregator, init_first
+    from sottovoce.stores.aggregator_folder import (
+        FIRST_NOISE,
+        OTHERS,
+        init_aggregator,
+        init_first,
+    )
     from sottovoce.stores.keys import authority_pem, write_new_files
-    from sottovoce.stores.sum_folder import PUBLIC_KEY
+    from sottovoce.stores.sum_folder import NOISE_SECRET, PUBLIC_KEY, simulate_noise
 
-    def noise(number: int) -> bytes:
-        return noise_root(streams_of(root_key).child("aggregator", number).root)
+    def simulate(number: int, file: str) -> None:
+        noise = noise_root(streams_of(root_key).child("aggregator", number).root)
+        simulate_noise(aggregator_place(folder, number) / file, noise)
 
-    keys = [init_first(aggregator_place(folder, 0), noise_key=noise(0))]
+    keys = [init_first(aggregator_place(folder, 0))]
+    simulate(0, FIRST_NOISE)
     urls, authorities = [], []
     for number in OTHERS:
         place = aggregator_place(folder, number)
         if not (place / PUBLIC_KEY).exists():
-            init_aggregator(place, noise_key=noise(number))
+            init_aggregator(place)
+        simulate(number, NOISE_SECRET)
         if not (place / _PORT).exists():
             write_new_files(place, {_PORT: str(free_port()).encode()})
         keys.append((place / PUBLIC_KEY).read_text().strip())

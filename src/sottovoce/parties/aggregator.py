@@ -8,7 +8,8 @@ checked follow from set and coins, so that no device knew them when it sent. Eac
 part of the checks: for who kept to the rules they add up to 0, and everybody else is left out. Then
 each tells its blinded part of the sum over the others, in which its noise is. An aggregator answers
 for one set of devices in a round: from the sums over two sets that differ in one device this
-device's vector would follow. Asked again for the same, it says the same.
+device's vector would follow. Set, coins and who is kept belong together: asked again for the same
+three, it says the same, and to anything else it says nothing.
 
 What an aggregator that does not keep to this can do: have devices left out, or spoil a sum (it adds
 what it likes to its part). What it cannot: read anybody. Two of them together read everything.
@@ -44,7 +45,14 @@ from sottovoce.core.shares import (
     zeros,
 )
 from sottovoce.errors import ConfigError, MessageError, WrongSum
-from sottovoce.parties.helper import NEVER, check_groups, noise_spans, set_name
+from sottovoce.parties.helper import (
+    NEVER,
+    NoiseSecret,
+    check_groups,
+    noise_spans,
+    set_name,
+    sum_name,
+)
 from sottovoce.privacy.base import Release
 from sottovoce.privacy.central import Spans, noise_on
 from sottovoce.rng import Streams
@@ -97,7 +105,7 @@ class Aggregating:
     """From which its coins are."""
     shared: tuple[bytes, bytes]
     """With the next aggregator, and with the one before."""
-    noise_key: bytes
+    noise_secret: NoiseSecret
     algorithm: FactorModel
     release: Release
 
@@ -126,9 +134,11 @@ class Aggregating:
         agreed: bytes,
         shares: Shares,
         kept: NDArray[np.bool_],
+        name: bytes,
         draws: Draws | None = None,
     ) -> Elements:
-        """Its part of the sum over the devices that are kept, with its noise."""
+        """Its part of the sum over the devices that are kept, with its noise. `name` is the sum's
+        (`sum_name`)."""
         named = _hashed(b"sum", agreed, np.packbits(kept).tobytes())
         parts: list[NDArray[np.integer]] = [zeros(self.shared, named, form.numbers)]
         at = 0
@@ -137,18 +147,20 @@ class Aggregating:
             at += some.devices
         if at != len(kept):
             raise MessageError("the shares of a round are not as many as they were")
-        noise = self.noise(round, form.numbers, draws)
+        noise = self.noise(round, form.numbers, name, draws)
         return added(parts if noise is None else [*parts, noise])
 
     def noise(
-        self, round: int, numbers: int, draws: Draws | None = None
+        self, round: int, numbers: int, name: bytes, draws: Draws | None = None
     ) -> NDArray[np.int64] | None:
-        """What it adds to a sum, in the sum's steps; None where that is not its business."""
+        """What it adds to the sum of this name, in the sum's steps; None where that is not its
+        business. The name does not depend on coins: the same contributions under other coins get
+        the same noise, which would otherwise average out."""
         share = self.link.noise_of(self.number)
         if not share:
             return None
         scaled = [(many, sigma * share) for many, sigma in self.spans(round, numbers)]
-        return noise_on(scaled, self.noise_key, round, draws)
+        return noise_on(scaled, self.noise_secret.of_sum(name), round, draws)
 
     def spans(self, round: int, numbers: int) -> Spans:
         """Of the whole noise that is promised, in steps of the sum."""
@@ -251,9 +263,10 @@ class Aggregator:
     ) -> SumPart:
         rules, form = self.rules, self.rules.form(round, numbers)
         sent = [name for name, one in zip(self._names, kept, strict=True) if one]
-        self._answered = check_groups(rules.link, self._answered, round, [sent])
         named = agreed(self.said(round), coins)
-        part = rules.total(round, form, named, self._shares(form), kept, draws)
+        self._answered = check_groups(rules.link, self._answered, round, [sent], named)
+        name = sum_name(round.to_bytes(8, "little"), sent)
+        part = rules.total(round, form, named, self._shares(form), kept, name, draws)
         return SumPart(round, rules.number, len(sent), part)
 
     def _shares(self, form: Form) -> Shares:
@@ -295,7 +308,7 @@ def in_memory(
                 k,
                 secret("aggregators", "coins", k),
                 (pairs[k], pairs[k - 1]),
-                secret("aggregator", k),
+                NoiseSecret(secret("aggregator", k), simulated=True),
                 algorithm,
                 release,
             )

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple, cast
 
 import numpy as np
@@ -30,6 +31,38 @@ GROUPED_ROUNDS = 64
 """Rounds in groups for which there is room at first."""
 REGAINED_AFTER = 4
 """Rounds with one sum after which there is room for another one in groups."""
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class NoiseSecret:
+    """The secret from which a helper or an aggregator derives the noise of its sums."""
+
+    key: bytes
+    """32 bytes that nobody else knows."""
+    simulated: bool = False
+    """Whether the noise is that of a simulation: a function of key, round and group alone. Only a
+    trial that must repeat a simulation bit for bit sets this. If such a party is put back to an
+    older copy, two sums of one round have the same noise."""
+
+    def __repr__(self) -> str:
+        return "<NoiseSecret, redacted>"
+
+    def of_sum(self, name: bytes, group: int | None = None) -> bytes:
+        """Return the key of the noise on the sum with this `sum_name`. Another sum gets independent
+        noise, even if this party has forgotten the first one. The same sum gets the same noise, so
+        that asking again tells nothing new."""
+        if self.simulated:
+            return _group_key(self.key, group)
+        person = b"noise of a sum"
+        return hashlib.blake2b(name, digest_size=32, key=self.key, person=person).digest()
+
+
+def _group_key(key: bytes, group: int | None) -> bytes:
+    """Return a key of its own for each group, so that no two sums of a round share their noise."""
+    if group is None:
+        return key
+    person, place = b"noise of a group", group.to_bytes(4, "little")
+    return hashlib.blake2b(place, digest_size=32, key=key, person=person).digest()
 
 
 class Answered(NamedTuple):
@@ -59,6 +92,14 @@ def set_name(sent: Sequence[bytes]) -> bytes:
     return named.digest()
 
 
+def sum_name(bound: bytes, sent: Sequence[bytes]) -> bytes:
+    """Return the name of a sum: what the submissions are `bound` to (federation, terms, round,
+    attempt, model), and exactly the submissions that are added up, in any order."""
+    named = hashlib.blake2b(digest_size=32, person=b"name of a sum")
+    named.update(len(bound).to_bytes(4, "little") + bound + set_name(sent))
+    return named.digest()
+
+
 def groups_name(groups: Sequence[Sequence[bytes]]) -> bytes:
     """The name of several groups in this order, which no set has: each place has its own noise."""
     named = hashlib.blake2b(digest_size=32, person=b"groups")
@@ -72,9 +113,11 @@ def check_groups(
     answered: Answered,
     round: int,
     groups: Sequence[Sequence[bytes]],
+    agreed: bytes = b"",
 ) -> Answered:
     """What the helper has to remember before it tells the sums over these groups of submissions,
-    each of which says whose it is and has its seed. Raises if they must not be told."""
+    each of which says whose it is and has its seed. Raises if they must not be told. An aggregator
+    remembers the set and the coins that it `agreed` to, too."""
     if len(groups) > max(1, link.groups):
         raise MessageError(
             f"{len(groups):,} sums in a round are not told, the terms permit {link.groups:,}"
@@ -88,12 +131,15 @@ def check_groups(
             f"a sum over {least:,} devices is not told, the least is {link.min_devices:,}"
         )
     name = set_name(groups[0]) if len(groups) == 1 else groups_name(groups)
+    if agreed:
+        name = sum_name(agreed, groups[0])
     if round < answered.round:
         raise MessageError(f"round {round} is over")
     if round == answered.round and name != answered.name:
+        others = "other devices, sets or coins" if agreed else "other devices or groups"
         raise MessageError(
-            f"the sum of round {round} was told for other devices or groups; from both answers "
-            "together one device's update could follow"
+            f"the sum of round {round} was told for {others}; from both answers together one "
+            "device's update could follow"
         )
     if round == answered.round:
         return answered
@@ -114,15 +160,14 @@ def sum_told(
     numbers: int,
     noise_key: bytes,
     threads: int = 1,
-    group: int | None = None,
     spans: Spans | None = None,
     draws: Draws | None = None,
 ) -> Words:
-    """What the server gets for these seeds: their masks, less the noise of the round, or of this
-    group of it, which is thus in what it opens. The noise is a function of key, round and group."""
+    """What the server gets for these seeds: their masks, less the noise, which is thus in what it
+    opens. `noise_key` serves for this sum alone (`NoiseSecret.of_sum`)."""
     bits = link.bits or BITS[-1]
     masks = sum_masks(seeds, numbers, threads, bits)
-    noise = noise_of(link, round, numbers, noise_key, group, spans, draws)
+    noise = noise_of(link, round, numbers, noise_key, spans, draws)
     return masks if noise is None else masks - words_of(noise, bits)
 
 
@@ -131,21 +176,17 @@ def noise_of(
     round: int,
     numbers: int,
     noise_key: bytes,
-    group: int | None = None,
     spans: Spans | None = None,
     draws: Draws | None = None,
 ) -> NDArray[np.int64] | None:
-    """The noise on the sum of a round, or of one of its groups, in steps of the grid; none where
-    the terms have none. By `spans` where it is not the link's; put together from `draws` where
-    batches share theirs. Those may come from the server: whatever they say, nobody's contribution
-    is told with less noise than she pays for (`core.running`)."""
+    """The noise on a sum, in steps of the grid; none where the terms have none. By `spans` where it
+    is not the link's; put together from `draws` where batches share theirs. Those may come from the
+    server: whatever they say, nobody's contribution is told with less noise than she pays for
+    (`core.running`)."""
     if spans is None:
         if not link.noise:
             return None
         spans = ((numbers, link.sigma),)
-    if group is not None:  # so that no two sums, of whatever grouping, share their noise
-        person, place = b"noise of a group", group.to_bytes(4, "little")
-        noise_key = hashlib.blake2b(place, digest_size=32, key=noise_key, person=person).digest()
     return noise_on(spans, noise_key, round, draws)
 
 
@@ -164,7 +205,8 @@ def noise_spans(algorithm: FactorModel, release: Release) -> Callable[[int, int]
 
 
 class Helper:
-    """The helper in memory."""
+    """The helper in memory, of a simulation. It cannot be put back to an older copy, and its noise
+    is a function of key, round and group."""
 
     def __init__(
         self,
@@ -219,17 +261,18 @@ class Helper:
             for group in groups
         ]
         self._answered = check_groups(self.link, self._answered, round, sent)
-        link, key, many = self.link, self._noise_key, self._numbers if numbers is None else numbers
+        link, many = self.link, self._numbers if numbers is None else numbers
         spans = self._spans_of(round, many)
         places = [None] if len(groups) == 1 else range(len(groups))
+        keys = [_group_key(self._noise_key, place) for place in places]
         return [
             MaskSum(
                 round,
                 len(group),
-                sum_told(link, round, group.seeds, many, key, threads, place, spans, draws),
+                sum_told(link, round, group.seeds, many, key, threads, spans, draws),
                 link.bits or BITS[-1],
             )
-            for place, group in zip(places, groups, strict=True)
+            for key, group in zip(keys, groups, strict=True)
         ]
 
     def noise(

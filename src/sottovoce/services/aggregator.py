@@ -32,7 +32,7 @@ from sottovoce.parties.aggregator import (
     pair_of,
     said_of,
 )
-from sottovoce.parties.helper import check_groups
+from sottovoce.parties.helper import check_groups, sum_name
 from sottovoce.services.kit.answers import (
     JSON,
     OCTETS,
@@ -47,7 +47,7 @@ from sottovoce.services.kit.application import Handler, Hosting, HttpApplication
 from sottovoce.services.kit.connections import Limits
 from sottovoce.services.kit.metrics import Figure, by
 from sottovoce.services.kit.serving import Parts, Service, Start
-from sottovoce.services.kit.told import ToldSums
+from sottovoce.services.kit.told import ToldSums, warn_of_copies
 from sottovoce.stores.aggregator_folder import (
     AggregatorFolder,
     AggregatorIntroduction,
@@ -147,6 +147,7 @@ class Opening:
         self._key, self._number = folder.seal_key(), folder.introduction.number
         self.kept = KeptTerms(folder, lambda one: OpeningRules(folder.under(one)))
         self._answers, self._shares, self._threads = folder.answers(), shares, threads
+        warn_of_copies(self._answers, log)
         self.told = ToldSums("part", log)
 
     def __repr__(self) -> str:
@@ -208,15 +209,15 @@ class Opening:
             raise Refused("too_few", "a sum over so few devices is not told")
         if len(names) > form.most_devices(rules.sigma(round, question.about.numbers)):
             raise Refused("too_many", "the field has no room for the sum of so many devices")
+        named = agreed(said_of(bound, question.names), question.coins)
         try:
-            answered = check_groups(rules.link, self._answers.last, round, [names])
+            answered = check_groups(rules.link, self._answers.last, round, [names], named)
         except MessageError as error:
             raise Refused("second_submission", str(error), status=409) from None
-        named = agreed(said_of(bound, question.names), question.coins)
         shares = self._shares_of(form, bound, question.names)
         self._answers.keep(answered)
         self.kept.begin(using)
-        part = rules.total(round, form, named, shares, kept)
+        part = rules.total(round, form, named, shares, kept, sum_name(bound, names))
         told = encode_part(SumPart(round, rules.number, len(names), part))
         self.told.tell(
             "part of a sum told",

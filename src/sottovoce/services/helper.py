@@ -19,7 +19,14 @@ from sottovoce.core.links import SecureSum
 from sottovoce.core.messages import MaskSum
 from sottovoce.core.recommender import default_threads
 from sottovoce.errors import MessageError
-from sottovoce.parties.helper import Answered, check_groups, noise_of, noise_spans, sum_told
+from sottovoce.parties.helper import (
+    Answered,
+    check_groups,
+    noise_of,
+    noise_spans,
+    sum_name,
+    sum_told,
+)
 from sottovoce.privacy.central import Spans
 from sottovoce.services.kit.answers import (
     JSON,
@@ -35,7 +42,7 @@ from sottovoce.services.kit.application import Hosting, HttpApplication
 from sottovoce.services.kit.connections import Limits
 from sottovoce.services.kit.metrics import Figure, by
 from sottovoce.services.kit.serving import Parts, Service, Start
-from sottovoce.services.kit.told import ToldSums
+from sottovoce.services.kit.told import ToldSums, warn_of_copies
 from sottovoce.stores.helper_folder import HelperFolder, HelperIntroduction, open_helper
 from sottovoce.stores.sum_folder import KeptTerms
 from sottovoce.wire.masked import (
@@ -72,20 +79,21 @@ class Unopened(MessageError):
 class HelperRules:
     """What follows from terms that the helper keeps."""
 
-    def __init__(self, introduction: HelperIntroduction, noise: bytes) -> None:
+    def __init__(self, introduction: HelperIntroduction) -> None:
         self.terms, self.link = introduction.terms, introduction.link
         self.spans = noise_spans(self.terms.build(), self.terms.release)
         if self.spans is None:
-            noise_of(self.link, 0, 1, noise)  # raises now where the terms cannot be kept
+            noise_of(self.link, 0, 1, bytes(32))  # raises now where the terms cannot be kept
 
 
 class Answering:
     """The rules of the helper over what is in its folder."""
 
     def __init__(self, folder: HelperFolder, threads: int = 1, log: Any = None) -> None:
-        self._key, self._noise = folder.seal_key(), folder.noise_key()
-        self.kept = KeptTerms(folder, lambda one: HelperRules(one, self._noise))
+        self._key, self._noise = folder.seal_key(), folder.noise_secret()
+        self.kept = KeptTerms(folder, HelperRules)
         self._answers, self._threads = folder.answers(), threads
+        warn_of_copies(self._answers, log)
         self.told = ToldSums("sum", log)
 
     def __repr__(self) -> str:
@@ -110,7 +118,8 @@ class Answering:
         self._answers.keep(answered)
         self.kept.begin(kept)
         group = question.group if len(question.sizes) > 1 else None
-        how = self._noise, self._threads, group, spans
+        name = sum_name(bound, _sent(question)[question.group])
+        how = self._noise.of_sum(name, group), self._threads, spans
         masks = sum_told(rules.link, round, seeds, numbers, *how)
         told = encode_mask_sum(MaskSum(round, len(seeds), masks, rules.terms.bits))
         self._say(question, len(seeds), time.perf_counter() - started)
@@ -149,10 +158,7 @@ class Answering:
         if grouped and last.grouped_rounds_left < 1:
             raise Refused("too_often", "there were too many rounds in groups; ask for one sum")
         try:
-            # By what they sent: from two sums over the same devices' first and second attempts one
-            # device's could follow, too.
-            sent = [[one.device + one.sealed for one in group] for group in question.groups]
-            return check_groups(link, last, question.round, sent)
+            return check_groups(link, last, question.round, _sent(question))
         except MessageError as error:
             reason: Reason = "late" if question.round < last.round else "second_submission"
             raise Refused(reason, str(error), status=409) from None
@@ -170,6 +176,12 @@ class Answering:
         if which:
             raise Unopened(which)
         return [seed for seed in (seeds if again else seeds[mine]) if seed is not None]
+
+
+def _sent(question: MaskSumQuestion) -> list[list[bytes]]:
+    """The submissions of each group. Not their devices alone: from two sums over the same devices'
+    first and second attempts one device's update could follow, too."""
+    return [[one.device + one.sealed for one in group] for group in question.groups]
 
 
 def _numbers(question: MaskSumQuestion, terms: Terms) -> int:

@@ -20,6 +20,7 @@ from sottovoce.core.links import SHARED_RECORD_BYTES, CheckedSum
 from sottovoce.core.shares import AGGREGATORS
 from sottovoce.errors import KeyTrouble, ServiceError, UsageError
 from sottovoce.parties.aggregator import Aggregating
+from sottovoce.parties.helper import NoiseSecret
 from sottovoce.stores.file import SQLiteFile
 from sottovoce.stores.keys import read_private_key, read_secret, write_new_files
 from sottovoce.stores.private import private_folder
@@ -31,6 +32,7 @@ from sottovoce.stores.sum_folder import (
     init_folder,
     introduced,
     public_of,
+    read_noise,
 )
 from sottovoce.wire.shared import SharedRecord, pair_secrets
 from sottovoce.wire.terms import Terms
@@ -38,7 +40,7 @@ from sottovoce.wire.terms import Terms
 COINS_SECRET, SHARES = "coins.secret", "shares.db"
 OTHERS = tuple(range(1, AGGREGATORS))
 """Aggregators that are not the server."""
-_KEY, _COINS, _NOISE = "aggregator.key", "aggregator-coins.secret", "aggregator-noise.secret"
+_KEY, _COINS, FIRST_NOISE = "aggregator.key", "aggregator-coins.secret", "aggregator-noise.secret"
 _AT_ONCE = 500
 
 
@@ -94,7 +96,7 @@ class AggregatorFolder(SumFolder[AggregatorIntroduction]):
         """What it computes by, from its keys. Raises where the terms name others."""
         self.require_key()
         own = read_private_key(self.path / COINS_SECRET)
-        introduced, noise = self.introduction, self.noise_key()
+        introduced, noise = self.introduction, self.noise_secret()
         return rules_of(introduced.terms, introduced.number, self.seal_key(), own, noise)
 
     def shares(self) -> SharesFile:
@@ -103,19 +105,17 @@ class AggregatorFolder(SumFolder[AggregatorIntroduction]):
 
 
 def rules_of(
-    terms: Terms, number: int, key: X25519PrivateKey, own: bytes, noise: bytes
+    terms: Terms, number: int, key: X25519PrivateKey, own: bytes, noise: NoiseSecret
 ) -> Aggregating:
     shared = pair_secrets(terms, number, key)
     link = checked_link(terms)
     return Aggregating(link, number, own, shared, noise, terms.build(), terms.release)
 
 
-def init_aggregator(
-    path: Path, hosts: Sequence[str] = (), *, noise_key: bytes | None = None
-) -> str:
+def init_aggregator(path: Path, hosts: Sequence[str] = ()) -> str:
     """Make the keys of an aggregator, for its owner alone; its public key, which goes into the
-    terms. The noise is the operating system's unless a trial sets its key."""
-    return init_folder(path, hosts, noise_key, {COINS_SECRET: _secret()})
+    terms."""
+    return init_folder(path, hosts, {COINS_SECRET: _secret()})
 
 
 def create_aggregator(path: Path, introduction: AggregatorIntroduction) -> AggregatorFolder:
@@ -128,29 +128,29 @@ def open_aggregator(path: Path) -> AggregatorFolder:
     return AggregatorFolder(path, introduced(path, AggregatorIntroduction))
 
 
-def _secret(content: bytes | None = None) -> bytes:
-    return (secrets.token_bytes(32) if content is None else content).hex().encode() + b"\n"
+def _secret() -> bytes:
+    return secrets.token_bytes(32).hex().encode() + b"\n"
 
 
 # --- the server, which is the first of them -------------------------------------------------------
 
 
-def init_first(keys: Path, *, noise_key: bytes | None = None) -> str:
+def init_first(keys: Path) -> str:
     """Make what a server needs as an aggregator, in its key folder, unless it is there; its public
     key, which goes into the terms."""
     if not (keys / _KEY).exists():
         private_folder(keys)
         key = X25519PrivateKey.generate()
         contents = {token_file(number): _secret() for number in OTHERS}
-        contents |= {_COINS: _secret(), _NOISE: _secret(noise_key)}
-        contents[_KEY] = _secret(key.private_bytes_raw())
+        contents |= {_COINS: _secret(), FIRST_NOISE: _secret()}
+        contents[_KEY] = key.private_bytes_raw().hex().encode() + b"\n"
         write_new_files(keys, contents)
     return public_of(_first_key(keys))
 
 
 def first_files() -> tuple[str, ...]:
     """Their names."""
-    return (*map(token_file, OTHERS), _COINS, _NOISE, _KEY)
+    return (*map(token_file, OTHERS), _COINS, FIRST_NOISE, _KEY)
 
 
 def first_rules(terms: Terms, keys: Path) -> tuple[Aggregating, X25519PrivateKey]:
@@ -162,7 +162,7 @@ def first_rules(terms: Terms, keys: Path) -> tuple[Aggregating, X25519PrivateKey
             f"the terms of the federation {terms.federation} name another key than that of "
             f"{keys / _KEY}: devices would seal to somebody else; put the right file back"
         )
-    own, noise = read_private_key(keys / _COINS), read_private_key(keys / _NOISE)
+    own, noise = read_private_key(keys / _COINS), read_noise(keys / FIRST_NOISE)
     return rules_of(terms, 0, key, own, noise), key
 
 

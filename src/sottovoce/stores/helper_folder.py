@@ -54,10 +54,9 @@ class HelperFolder(SumFolder[HelperIntroduction]):
     party: ClassVar[str] = "masker"
 
 
-def init_helper(path: Path, hosts: Sequence[str] = (), *, noise_key: bytes | None = None) -> str:
-    """Make the keys of a proxy, for its owner alone; its public key, which goes into the terms. The
-    noise is the operating system's unless a trial sets its key."""
-    return init_folder(path, hosts, noise_key)
+def init_helper(path: Path, hosts: Sequence[str] = ()) -> str:
+    """Make the keys of a helper, for its owner alone; its public key, which goes into the terms."""
+    return init_folder(path, hosts)
 
 
 def create_helper(path: Path, introduction: HelperIntroduction) -> HelperFolder:

@@ -451,8 +451,13 @@ def read_secret(path: Path) -> bytes:
 
 def read_private_key(path: Path) -> bytes:
     """A long-term key of 32 bytes, which stands in the file in hexadecimal."""
+    return private_key_in(read_secret(path), path)
+
+
+def private_key_in(content: bytes, path: Path) -> bytes:
+    """Return such a key from what the file at `path` says."""
     try:
-        private = bytes.fromhex(read_secret(path).decode("ascii", "replace"))
+        private = bytes.fromhex(content.decode("ascii", "replace"))
     except ValueError:
         private = b""
     if len(private) != KEY_BYTES:

@@ -3,7 +3,7 @@
 
 `keys/` (a certificate authority of its own, which the server learns from the terms), `seal.key` and
 `seal.pub` (to which devices seal; the public one goes into the terms), `noise.secret` (from which
-the noise of every round is made), `introduction.json` (the terms that it follows, and the token of
+the noise of every sum is derived), `introduction.json` (the terms that it follows, and the token of
 the server; a secret), `next.json` (the same with terms that its operator has agreed to since and
 under which no sum was told yet, in the order in which she did), `answered.json` (for which set of
 devices it has answered last, and how much room for rounds in groups is used up).
@@ -15,7 +15,7 @@ import contextlib
 import json
 import secrets
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Self, TypeVar
@@ -29,15 +29,24 @@ from sottovoce.errors import (
     SottovoceError,
     UsageError,
 )
-from sottovoce.parties.helper import GROUPED_ROUNDS, NEVER, REGAINED_AFTER, Answered
+from sottovoce.parties.helper import (
+    GROUPED_ROUNDS,
+    NEVER,
+    REGAINED_AFTER,
+    Answered,
+    NoiseSecret,
+)
 from sottovoce.stores.keys import (
     SERVER_KEY,
     init_keys,
+    private_key_in,
     read_private_key,
     read_secret,
     replace_file,
     write_new_files,
 )
+from sottovoce.stores.locking import lock
+from sottovoce.stores.noted import note_of
 from sottovoce.stores.private import private_folder
 from sottovoce.stores.ready import ServiceFolder
 from sottovoce.stores.stamps import stamp
@@ -139,11 +148,13 @@ class SumFolder(ServiceFolder, Generic[I]):
     def seal_key(self) -> X25519PrivateKey:
         return X25519PrivateKey.from_private_bytes(read_private_key(self.path / SEAL_KEY))
 
-    def noise_key(self) -> bytes:
-        return read_private_key(self.path / NOISE_SECRET)
+    def noise_secret(self) -> NoiseSecret:
+        return read_noise(self.path / NOISE_SECRET)
 
     def answers(self) -> Answers:
-        return Answers(self.path / ANSWERED)
+        secret = self.noise_secret()  # trials come and go, and repeat their noise anyway
+        note = None if secret.simulated else note_of(self.path, secret.key)
+        return Answers(self.path / ANSWERED, note)
 
     def agreed(self) -> list[I]:
         """The introductions that its operator has agreed to since, in that order."""
@@ -213,57 +224,86 @@ def public_of(key: X25519PrivateKey) -> str:
 
 
 class Answers:
-    """For which set of devices the last sum was told, also after a crash."""
+    """For which set of devices the last sum was told, also after a crash. The same is noted outside
+    the folder (`noted`), so that an older copy of the folder learns what was told since."""
 
-    def __init__(self, place: Path) -> None:
-        self._place = place
-        try:
-            table = json.loads(place.read_bytes())
-            spent = int(table.get("spent", 0))
-            self.last = Answered(int(table["round"]), bytes.fromhex(table["set"]), spent)
-            # Earlier releases wrote no stamp.
-            if table.get("stamp", _stamp(self.last)) != _stamp(self.last):
-                raise ValueError("damaged")
-        except FileNotFoundError:
-            raise ServiceError(
-                f"{place} is not there, but it says which sums were told: whoever lacks it could "
-                "tell a second one; put it back, or make new keys in another folder"
-            ) from None
-        except (OSError, ValueError, RecursionError, KeyError, TypeError, AttributeError):
-            raise ServiceError(
-                f"{place} is damaged or cannot be read; put the right file back"
-            ) from None
-        if "stamp" not in table:
+    def __init__(self, place: Path, note: Path | None = None) -> None:
+        self._place, self._note = place, note
+        self.last = _answered_in(place, "put the right file back")
+        self.unnoted = ""
+        """Why what is told cannot be noted outside the folder."""
+        if b'"stamp"' not in place.read_bytes():
             self._write(self.last)
+        with self._alone():
+            self.was_set_back = self._catch_up()
+            """Whether the folder lacked what the note says."""
+            self._write_note(self.last)
 
     def keep(self, answered: Answered) -> None:
-        """It is on the disk when this returns."""
+        """It is on the disk when this returns. Raises if another copy of the folder has told sums
+        since."""
         if answered == self.last:
             return
-        self._write(answered)
-        self.last = answered
+        with self._alone():
+            if self._catch_up():
+                raise Refused(
+                    "second_submission",
+                    "another copy of this folder has told a sum in the meantime; let only one run",
+                    status=409,
+                )
+            self._write(answered)
+            self._write_note(answered)
+
+    def go_on_from(self, newer: Answered) -> None:
+        """An old copy learns what another one has told since. Of a round of which they disagree,
+        nothing is told any more."""
+        mine = self.last
+        if newer.round > mine.round:
+            self._write(newer)
+        elif newer.round == mine.round and newer != mine:
+            self._write(Answered(mine.round, _NOBODY, max(mine.spent, newer.spent)))
+
+    def _catch_up(self) -> bool:
+        """Learn what the note says, and return whether that is news."""
+        before = self.last
+        if self._note is not None and self._note.exists():
+            advice = f"remove it, if {self._place.parent} was never set back to an older copy"
+            self.go_on_from(_answered_in(self._note, advice))
+        return self.last != before
 
     def _write(self, answered: Answered) -> None:
         try:
             replace_file(self._place, _content(answered))
         except (OSError, KeyTrouble):
             raise ServiceError(f"{self._place} cannot be written; nothing was told") from None
+        self.last = answered
 
-    def go_on_from(self, newer: Answers) -> None:
-        """An old copy learns what another one has told since. Of a round of which they disagree,
-        nothing is told any more."""
-        mine, theirs = self.last, newer.last
-        if theirs.round > mine.round:
-            self.keep(theirs)
-        elif theirs.round == mine.round and theirs != mine:
-            self.keep(Answered(mine.round, _NOBODY, max(mine.spent, theirs.spent)))
+    def _write_note(self, answered: Answered) -> None:
+        """If it cannot be written, sums are told all the same: the folder is what counts."""
+        if self._note is None:
+            return
+        try:
+            replace_file(self._note, _content(answered))
+            self.unnoted = ""
+        except (OSError, KeyTrouble):
+            self.unnoted = f"{self._note.parent} cannot be written"
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        """While no other copy of the folder reads or writes the note."""
+        with contextlib.ExitStack() as stack:
+            if self._note is not None:
+                with contextlib.suppress(OSError):
+                    private_folder(self._note.parent)
+                    stack.enter_context(lock(self._note.with_suffix(".lock")))
+            yield
 
     def refuse_before(self, round: int) -> None:
         """Nothing is told of the rounds before this one, which an old copy may have forgotten; of
         the last that it knows of, the same again. Nor is there room for rounds in groups at first:
         how many there were is forgotten, too."""
         if round - 1 > self.last.round:
-            self.keep(Answered(round - 1, _NOBODY, GROUPED_ROUNDS * REGAINED_AFTER))
+            self._write(Answered(round - 1, _NOBODY, GROUPED_ROUNDS * REGAINED_AFTER))
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -339,12 +379,10 @@ def _stamp_of(place: Path) -> tuple[int, int]:
 def init_folder(
     path: Path,
     hosts: Sequence[str],
-    noise_key: bytes | None = None,
     more: Mapping[str, bytes] | None = None,
 ) -> str:
-    """Make the keys of a proxy or an aggregator, for its owner alone; its public key, which goes
-    into the terms. The noise is the operating system's unless a trial sets its key. `more` are
-    files beside."""
+    """Make the keys of a helper or an aggregator, for its owner alone; its public key, which goes
+    into the terms. `more` are files beside."""
     if (path / SEAL_KEY).exists():
         raise UsageError(
             f"{path} has the keys of a helper or an aggregator already; they are not overwritten"
@@ -354,16 +392,32 @@ def init_folder(
         init_keys(path / "keys", hosts)
     key = X25519PrivateKey.generate()
     public = public_of(key)
-    noise = secrets.token_bytes(32) if noise_key is None else noise_key
     contents = {
         PUBLIC_KEY: public.encode() + b"\n",
-        NOISE_SECRET: noise.hex().encode() + b"\n",
+        NOISE_SECRET: secrets.token_bytes(32).hex().encode() + b"\n",
         **(more or {}),
         SEAL_KEY: key.private_bytes_raw().hex().encode() + b"\n",
         ANSWERED: _content(NEVER),
     }
     write_new_files(path, contents)
     return public
+
+
+_SIMULATED = b"simulated "
+
+
+def simulate_noise(place: Path, key: bytes) -> None:
+    """Put the noise of a simulation into a file of a noise secret, marked as such. For trials that
+    repeat a simulation bit for bit."""
+    replace_file(place, _SIMULATED + key.hex().encode() + b"\n")
+
+
+def read_noise(place: Path) -> NoiseSecret:
+    """Return the secret in such a file. Raises if it is damaged or others may read it."""
+    content = read_secret(place)
+    simulated = content.startswith(_SIMULATED)
+    key = private_key_in(content.removeprefix(_SIMULATED), place)
+    return NoiseSecret(key, simulated)
 
 
 def begin_folder(folder: F) -> F:
@@ -417,6 +471,26 @@ def _table_in(path: Path) -> Any:
         raise UsageError(f"{path} cannot be read: {error.strerror or error}") from None
     except (ValueError, RecursionError):
         return None
+
+
+def _answered_in(place: Path, advice: str) -> Answered:
+    """Return what such a file says."""
+    try:
+        table = json.loads(place.read_bytes())
+        found = Answered(
+            int(table["round"]), bytes.fromhex(table["set"]), int(table.get("spent", 0))
+        )
+        # Earlier releases wrote no stamp.
+        if table.get("stamp", _stamp(found)) != _stamp(found):
+            raise ValueError("damaged")
+        return found
+    except FileNotFoundError:
+        raise ServiceError(
+            f"{place} is not there, but it says which sums were told: whoever lacks it could "
+            "tell a second one; put it back, or make new keys in another folder"
+        ) from None
+    except (OSError, ValueError, RecursionError, KeyError, TypeError, AttributeError):
+        raise ServiceError(f"{place} is damaged or cannot be read; {advice}") from None
 
 
 def _content(answered: Answered) -> bytes:

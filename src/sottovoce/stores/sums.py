@@ -167,10 +167,19 @@ def taken(
     leave_out(link, round, attempt, out)
 
 
-def leave_out(link: sa.Connection, round: int, attempt: int, out: Mapping[int, str]) -> None:
-    """These are not in the sum any more, each for a reason, which is remembered."""
+def leave_out(
+    link: sa.Connection,
+    round: int,
+    attempt: int,
+    out: Mapping[int, str],
+    *,
+    keep_records: bool = False,
+) -> None:
+    """These are not in the sum any more, each for a reason, which is remembered. With
+    `keep_records` their records stay until the round is over: somebody is asked about the set that
+    they are in, and must be asked about the same set after a crash."""
     for part in records.in_parts(list(out)):
-        for table in (summed_seeds, left_out):
+        for table in (left_out,) if keep_records else (summed_seeds, left_out):
             link.execute(
                 table.delete().where(*_is(table, round, attempt), table.c.number.in_(part))
             )

@@ -32,9 +32,15 @@ from sottovoce.rng import Streams
 from sottovoce.services.helper import Answering, Unopened
 from sottovoce.stores.conductor import Checkpoint, read_status
 from sottovoce.stores.device import CohortStore
-from sottovoce.stores.helper_folder import HelperIntroduction, create_helper, init_helper
+from sottovoce.stores.helper_folder import (
+    NOISE_SECRET,
+    HelperIntroduction,
+    create_helper,
+    init_helper,
+)
 from sottovoce.stores.prepared import sealed_by, signing_key
 from sottovoce.stores.session import DeviceSession
+from sottovoce.stores.sum_folder import simulate_noise
 from sottovoce.wire import masked
 from sottovoce.wire.cohort_rounds import CohortTask
 from sottovoce.wire.masked import LONGEST_QUESTION
@@ -108,7 +114,8 @@ def town(tmp_path):
 
 
 def made(path, config):
-    key = init_helper(path / "helper", noise_key=NOISE_KEY)
+    key = init_helper(path / "helper")
+    simulate_noise(path / "helper" / NOISE_SECRET, NOISE_KEY)
     link = SecureSum(min_devices=LEAST, bits=32, url="https://127.0.0.1:1", key=key)
     terms = Terms.of("town", TRAIN.n_items, config, 0, OwnEpsilon(epsilon=4.0), link)
     helper = create_helper(path / "helper", HelperIntroduction(terms, "ab" * 32))

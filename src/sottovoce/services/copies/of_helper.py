@@ -59,7 +59,7 @@ def _settle(copy: Path, before: Path | None, next_round: int | None) -> Resumpti
             "says alone: too high costs rounds, too low a device's update"
         )
     if newer is not None:
-        answers.go_on_from(newer)
+        answers.go_on_from(newer.last)
     if next_round is not None:
         answers.refuse_before(next_round)
     first = answers.last[0] + 1

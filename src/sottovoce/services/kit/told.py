@@ -8,6 +8,27 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from sottovoce.services.kit.metrics import Figure, known
+from sottovoce.stores.noted import ENVIRONMENT
+from sottovoce.stores.sum_folder import Answers
+
+
+def warn_of_copies(answers: Answers, log: Any) -> None:
+    """Write to the log if the folder was set back, or if nobody could notice that it is."""
+    if log is None:
+        return
+    if answers.was_set_back:
+        log.error(
+            "set back",
+            round=answers.last.round,
+            detail="this folder lacked what was told under its keys: it was set back to an older "
+            "copy, or a second copy ran; it goes on from what was told",
+        )
+    if answers.unnoted:
+        log.warning(
+            "not noted",
+            detail=f"{answers.unnoted}, where what is told is noted outside the folder; if the "
+            f"folder is set back, nobody notices. Name another place with ${ENVIRONMENT}",
+        )
 
 
 class _Last(NamedTuple):

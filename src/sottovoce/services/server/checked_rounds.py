@@ -39,6 +39,7 @@ from sottovoce.parties.aggregator import (
     opened_sum,
     said_of,
 )
+from sottovoce.parties.helper import sum_name
 from sottovoce.parties.secure_sum import summed
 from sottovoce.services.aggregator import PART_BYTES, shares_in
 from sottovoce.services.server.asking import not_kept
@@ -198,11 +199,13 @@ class CheckedCoordinator(SumCoordinator):
                 "set was shown to it"
             )
         gone = [named[name] for name, one in zip(names, out, strict=True) if one]
-        if gone:
-            with leader.writing() as link:
-                sums.leave_out(link, *place, dict.fromkeys(gone, OUT_OF_RANGE))
         many = len(names) - len(gone)
-        if many < self._least:
+        enough = many >= self._least
+        if gone:
+            why = dict.fromkeys(gone, OUT_OF_RANGE)
+            with leader.writing() as link:
+                sums.leave_out(link, *place, why, keep_records=enough)
+        if not enough:
             raise _TooFew
         opened = self._sum(asked, names, coins, ordered, ~out)
         total = summed(now.round, opened[:, None], many)
@@ -263,7 +266,9 @@ class CheckedCoordinator(SumCoordinator):
         told = self._of_all(question, PARTS, read)
         rules, form = self._rules, asked.form
         named = agreed(said_of(asked.bound, names), coins)
-        own = rules.total(round, form, named, self._shares(asked, ordered), kept)
+        summed_up = [name for name, one in zip(names, kept, strict=True) if one]
+        name, shares = sum_name(asked.bound, summed_up), self._shares(asked, ordered)
+        own = rules.total(round, form, named, shares, kept, name)
         sigma = rules.sigma(round, numbers)
         return rules.link.grid(form).step * opened_sum(form, [own, *told], many, sigma)
 
