@@ -8,6 +8,7 @@ import secrets
 import signal
 import subprocess
 import sys
+import tempfile
 import warnings
 from multiprocessing import resource_tracker
 from pathlib import Path
@@ -158,6 +159,9 @@ def forked_children():
 # Whatever this process starts inherits it, and so do pytest processes that a test starts, but for
 # what they start in turn.
 os.environ[leftovers.MARK] = secrets.token_hex(8)
+# Shufflers note outside their folders what has left, which must not be this user's own home.
+_marks = tempfile.TemporaryDirectory(prefix="marks-")
+os.environ["SOTTOVOCE_MARKS"] = _marks.name
 _watch, _failed = pytest.StashKey[subprocess.Popen](), pytest.StashKey[bool]()
 _shared = set()
 """Processes of fixtures that serve many tests."""
@@ -170,6 +174,7 @@ def pytest_sessionstart(session):
 
 def pytest_sessionfinish(session):
     forked.close()
+    _marks.cleanup()
     watch = session.stash.get(_watch, None)
     if watch is not None:
         watch.communicate(timeout=30)

@@ -38,7 +38,7 @@ _GATHERING = -1
 """In the place of an attempt: before there is one."""
 What = Literal[
     "opened", "closing", "goal", "deadline", "abandoned", "diverged", "wrong_sum", "sum_refused",
-    "published", "held_back", "amended",
+    "dropped", "published", "held_back", "amended",
 ]  # fmt: skip
 
 
