@@ -248,6 +248,21 @@ def test_devices_send_to_the_first_shuffler_and_batches_come_to_the_others(world
             assert app.ask("POST", "/v1/batches", headers=BEFORE).status == 404
 
 
+def test_the_first_of_a_chain_waits_for_devices_to_spare(tmp_path):
+    """One device whose reports cannot be opened does not make those behind it drop a batch: at the
+    minimum they would, and everybody's reports would be spent in vain."""
+    with second_of(tmp_path, minimum=(3, 100)) as (server, second):
+        first = create_shuffler_folder(tmp_path / "first", server.introduction())
+        for folder, spare in ((first, (1, 5)), (second, (0, 0))):
+            with App(folder) as app:
+                opened(app)
+                rules = app.forwarder.rules
+                assert rules.spare == spare
+                for tier, minimum in enumerate((3, 100)):
+                    assert not rules.releases(tier, minimum + spare[tier] - 1, 1e9)
+                    assert rules.releases(tier, minimum + spare[tier], 1e9)
+
+
 def test_a_key_that_changed_is_named_and_nothing_is_taken(world):
     _, folder = world
     with App(folder) as app:
