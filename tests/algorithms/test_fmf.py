@@ -9,6 +9,7 @@ from sottovoce.algorithms.fmf.system import FMF, FMFConfig
 from sottovoce.core.cohort import Cohort
 from sottovoce.core.consent import Choice, Consent
 from sottovoce.core.ledger import Ledger
+from sottovoce.core.links import Proxied
 from sottovoce.core.messages import Batch, BitCounts, ModelView, SummedReports
 from sottovoce.core.one_bit import bits, coordinates, item_probabilities
 from sottovoce.engines.observers import AtRounds
@@ -21,6 +22,7 @@ from sottovoce.rng import Streams
 from sottovoce.runs.federation import Federation
 from sottovoce.runs.folder import RunFolder
 from sottovoce.testing import checkerboard, random_world
+from sottovoce.wire.terms import Terms
 
 RNG = Streams.from_seed(6)
 WORLD = random_world(600, 25, 5000, seed=2)
@@ -358,3 +360,16 @@ def test_items_with_long_vectors_are_drawn_more_often_and_known_to_be():
     assert not len(alike[1]), "before anything is learnt all items are alike"
     with pytest.raises(ConfigError, match="favour"):
         FMFConfig("rotated", favour=0.5)
+
+
+def test_no_terms_let_a_model_say_which_coordinates_are_drawn():
+    """A server that shows one device a model with one long vector would find 23 of 260 reports on
+    the item of its choice, where 4 are expected: it could mark them."""
+    config = FMFConfig(embedding_size=2, favour=0.5)
+    with pytest.raises(ConfigError, match=r"algorithm\.favour must be 0 in a real federation"):
+        Terms("town", 40, config, KReports(4, (Tier(1.0, 2),)), Proxied("https://a", "PEM"))
+    terms = Terms("town", 40, FMFConfig(), KReports(4, (Tier(1.0, 2),)), Proxied("https://a", "P"))
+    table = terms.to_table()
+    table["algorithm"]["favour"] = 0.5
+    with pytest.raises(MessageError, match="favour"):
+        Terms.from_table(table)

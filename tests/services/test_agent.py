@@ -1188,6 +1188,20 @@ def test_items_that_come_and_go_reach_a_device_and_none_takes_anothers_place(one
     assert len(one.posts()) == posts
 
 
+def test_an_item_that_is_kept_back_does_not_move_by_an_id_of_a_place_to_spare(one):
+    """In the place of an item to be, with a category that the user keeps back; then the place is
+    free, and the same id stands in another place, in another category."""
+    before = [list(item) for item in CATALOGUE]
+    before[-2] = ["~spare-7", "Clinic"]
+    of = [[0] if item == before[-2] else [] for item in before]
+    published(one.federation, before, categories={"names": ["Health"], "of": of})
+    one.federation.state = "open"
+    known = one.store().catalogue()
+    with pytest.raises(MessageError, match="reserved for places without an item"):
+        one.visit()
+    assert one.store().catalogue() == known
+
+
 def test_categories_reach_a_device_and_none_is_taken_back(one):
     items = [list(item) for item in CATALOGUE]
     none = [()] * len(items)

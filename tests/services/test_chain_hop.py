@@ -98,20 +98,28 @@ def test_what_does_not_open_or_comes_twice_is_left_out_and_counted_without_a_nam
         assert 'proxy_refused_total{reason="undecryptable"} 1' in told
 
 
-def test_below_the_minimum_what_is_left_is_dropped_and_the_server_gets_nothing(world):
-    """Three devices of tier 0 are enough, two and a half are not."""
+def test_below_the_minimum_what_is_left_is_dropped_and_the_server_gets_no_report(world):
+    """Three devices of tier 0 are enough, two and a half are not. The server hears that nothing
+    will come, and when it cannot be reached, hears it later, also after a restart."""
     server, folder = world
     with App(folder) as app:
         opened(app)
         sealed = layered(server, random_records(3 * K))
         sealed = sealed[: 10 * SIZE] + sealed[: 2 * SIZE]
+        server.down = True
         for part in parts(server, sealed, 3):
             assert post(app, part).status == 204
+        wait_for(lambda: "batch dropped" in dict(app.log.lines))
+        said = dict(app.log.lines)["batch dropped"]
+    with App(folder) as app:
+        assert not count(folder, "outcomes")
+        assert not server.dropped
+        server.down = False
         wait_for(lambda: count(folder, "outcomes"))
+        assert server.dropped == {(0, 0)}
         wait_for(lambda: not count(folder, "reports"))
         assert kept(folder, "SELECT * FROM outcomes") == [("dropped", 0, 3)]
         assert not server.seen
-        said = dict(app.log.lines)["batch dropped"]
         assert said["detail"] == "fewer reports are left than the tier's minimum of devices sends"
         assert said["duplicate"] == 2
 
@@ -159,7 +167,7 @@ def test_records_of_another_size_are_refused(world):
 
 def test_a_tier_has_one_batch_in_a_round(world):
     """A part that comes again is known; a second batch, in which a report of the first would show
-    which one it is, is not taken; one that was never completed gives way."""
+    which one it is, is not taken, also where the first was begun or announced alone."""
     server, folder = world
     server.answers = [Reply(503)] * 1000
     with App(folder) as app:
@@ -169,9 +177,14 @@ def test_a_tier_has_one_batch_in_a_round(world):
         assert post(app, begun[0]).status == 204
         again = post(app, begun[0])
         assert (again.status, again.error) == (409, "replay")
-        (whole,) = parts(server, sealed, 5)
-        assert post(app, whole).status == 204
-        for late in (begun[1], *parts(server, sealed, 5)):
+        (other,) = parts(server, sealed, 5)
+        for late in (other, replace(other, body=b"")):
+            assert post(app, late).error == "second_submission"
+        (whole,) = parts(server, sealed, 5, mark=begun[0].mark)
+        assert post(app, whole).error == "malformed"
+        assert post(app, begun[1]).status == 204
+        whole = begun[1]
+        for late in (other, replace(other, body=b"")):
             got = post(app, late)
             assert (got.status, got.error) == (409, "second_submission")
         assert post(app, whole).error == "replay"
@@ -185,6 +198,26 @@ def test_a_tier_has_one_batch_in_a_round(world):
         (old,) = parts(server, sealed, 5, tier=1)
         got = post(app, replace(old, round=0))
         assert (got.status, got.error) == (410, "late")
+
+
+def test_a_batch_that_was_dropped_before_is_said_to_whoever_is_behind(world):
+    """It comes from a shuffler between the first and this one."""
+    server, folder = world
+    with App(folder) as app:
+        opened(app)
+        app.forwarder.hop, hop = 2, app.forwarder.hop
+        try:
+            notice = BatchPart(0, 0, server.key, 3, 0, 0, bytes(16), b"", SIZE)
+            assert post(app, notice).status == 204
+            wait_for(lambda: server.dropped == {(0, 0)})
+            assert post(app, notice).error == "replay"
+        finally:
+            app.forwarder.hop = hop
+        (late,) = parts(server, layered(server, random_records(3 * K)), 3)
+        assert post(app, late).error == "second_submission"
+        (first,) = parts(server, b"", 3, tier=1)
+        assert post(app, replace(first, parts=0)).error == "malformed", "it opens nothing"
+        assert not server.seen
 
 
 def test_what_was_not_complete_when_its_round_ended_is_late_and_not_taken_for_there(world):
@@ -213,6 +246,21 @@ def test_devices_send_to_the_first_shuffler_and_batches_come_to_the_others(world
         first = create_shuffler_folder(tmp_path / "first", other.introduction())
         with App(first) as app:
             assert app.ask("POST", "/v1/batches", headers=BEFORE).status == 404
+
+
+def test_the_first_of_a_chain_waits_for_devices_to_spare(tmp_path):
+    """One device whose reports cannot be opened does not make those behind it drop a batch: at the
+    minimum they would, and everybody's reports would be spent in vain."""
+    with second_of(tmp_path, minimum=(3, 100)) as (server, second):
+        first = create_shuffler_folder(tmp_path / "first", server.introduction())
+        for folder, spare in ((first, (1, 5)), (second, (0, 0))):
+            with App(folder) as app:
+                opened(app)
+                rules = app.forwarder.rules
+                assert rules.spare == spare
+                for tier, minimum in enumerate((3, 100)):
+                    assert not rules.releases(tier, minimum + spare[tier] - 1, 1e9)
+                    assert rules.releases(tier, minimum + spare[tier], 1e9)
 
 
 def test_a_key_that_changed_is_named_and_nothing_is_taken(world):

@@ -19,6 +19,7 @@ from collector_world import (
 from server_world import ITEMS, SEED, quick_rules
 
 from sottovoce.algorithms.fcf.system import FCFConfig
+from sottovoce.core.links import Hop, Proxied
 from sottovoce.core.messages import Batch, SummedReports
 from sottovoce.errors import ConfigError, KeyTrouble, ServiceError
 from sottovoce.parties import shuffler as duplicates
@@ -35,6 +36,7 @@ from sottovoce.stores.database import Database, models
 from sottovoce.stores.keys import KEPT_ROUNDS, ReportKeys
 from sottovoce.wire.refusals import Refused
 from sottovoce.wire.sealing import SEALED_BYTES, key_id, seal_reports
+from sottovoce.wire.shuffled import BatchPart
 from sottovoce.wire.terms import Terms
 
 
@@ -116,6 +118,12 @@ class World:
     def bodies(self):
         with self.database.reading() as link:
             return link.exec_driver_sql("SELECT count(*) FROM batch_parts").scalar()
+
+
+def chained_terms():
+    """Of two shufflers."""
+    hop = Hop("https://127.0.0.1:2", "PEM", "ab" * 32)
+    return proxied_terms(link=Proxied("https://127.0.0.1:1", "PEM", (hop,)))
 
 
 @pytest.fixture
@@ -300,28 +308,76 @@ def test_a_part_counts_once_also_after_a_restart(world):
     for part in sent:
         assert here.reason(part) == ("replay", 409)
     other = parts_of(some_reports(5, 1), here.position().report_key)
-    assert here.reason(other[0]) == ("replay", 409), "another batch of a tier that has one"
+    assert here.reason(other[0]) == ("second_submission", 409), "of a tier that has one"
     assert here.position().reported == 5
     assert here.step() == []
     here.time += 1000
     here.close_round()
     here.restart()
     assert here.reason(sent[0]) == ("replay", 409), "also when its round is over"
-    assert here.reason(other[0]) == ("late", 409)
+    assert here.reason(other[0]) == ("second_submission", 409), "also when its round is over"
     assert here.bodies() == 0
 
 
-def test_a_batch_that_was_never_completed_gives_way(world):
+def test_a_batch_that_was_begun_or_announced_does_not_give_way_to_another(world):
+    """In which one device more or less would be seen."""
     here = world()
     here.step()
     key = here.position().report_key
-    here.accept(parts_of(some_reports(5, 1), key, parts=2)[0])
-    reports = here.hand_over(0, devices=3, seed=2, parts=2)
-    (head,) = here.heads()
-    assert (head.complete, head.devices, head.reports) == (True, 3, 12)
-    here.time += 1000
-    here.close_round()
+    begun = parts_of(some_reports(5, 1), key, parts=2)
+    here.accept(begun[0])
+    (other,) = parts_of(some_reports(4, 1), key)
+    assert here.reason(other) == ("second_submission", 409)
+    announced = parts_of(some_reports(5, 1), key, tier=1, body=b"", sealed=b"")[0]
+    for _ in range(2):
+        assert here.accept(announced) is False
+    (other,) = parts_of(some_reports(4, 1), key, tier=1)
+    for part in (other, replace(other, body=b"")):
+        assert here.reason(part) == ("second_submission", 409), "before anything of it has come"
+    assert here.position().reported == 0
+    assert here.accept(begun[1]) is True
+    assert [head.complete for head in here.heads()] == [True, False]
+
+
+def dropped(here, tier, devices=3):
+    key = here.position().report_key
+    round = here.position().round
+    return BatchPart(round, tier, key_id(key), devices, 0, 0, secrets.token_bytes(16), b"")
+
+
+def test_a_batch_that_a_shuffler_dropped_ends_the_round_with_its_reason(world):
+    here = world(rounds=4, terms=chained_terms())
+    here.step()
+    reports = here.hand_over(0, seed=1)
+    assert here.step() == []
+    notice = dropped(here, 1)
+    assert here.accept(notice) is True
+    assert here.reason(notice) == ("replay", 409)
+    assert here.step() == ["closing"]
+    with here.database.leading() as leader:
+        over = here.coordinator.step(leader)[0]
+    assert over.what == "goal"
+    assert "dropped the batch of tier 1, of which fewer reports could be opened" in over.notices[0]
     assert np.array_equal(here.model(1), folded([{0: reports}]))
+    for tier in (0, 1):
+        assert here.accept(dropped(here, tier)) is True
+    assert here.close_round() == ["dropped", "opened"]
+    assert np.array_equal(here.model(2), here.model(1))
+    assert [(p.outcome, p.reported) for p in here.past()] == [("goal", 4), ("dropped", 0)]
+    here.accept(dropped(here, 0))
+    assert here.step() == []
+    here.time += 100_000
+    assert here.close_round() == ["dropped", "opened"], "nobody waits longer than the deadline"
+
+
+def test_reports_are_counted_without_those_that_were_left_out_on_the_way(world):
+    here = world(terms=chained_terms())
+    here.step()
+    (part,) = parts_of(some_reports(4, 1), here.position().report_key, tier=1)
+    part = replace(part, devices=5)
+    with here.database.writing() as link:
+        assert batches.accept(link, part, K, 3 * K)
+    assert here.position().reported == 4
 
 
 @pytest.mark.parametrize(
@@ -357,7 +413,7 @@ def test_rounds_that_are_not_open_take_nothing(world):
     here.hand_over(1)
     here.step()
     (part,) = parts_of(some_reports(4, 1), here.keys.newest().public, tier=1)
-    assert here.reason(part) == ("late", 409)
+    assert here.reason(part) == ("second_submission", 409), "the tier's batch has come"
     assert here.position().state == "closing"
 
 

@@ -219,9 +219,11 @@ def test_a_restored_proxy_hands_nothing_over_twice_and_holds_no_report(tmp_path)
         assert {*server.batch(4, 0)} == records
         assert not any(record in kept for record in records)
 
-        # The former folder is there; then it is lost.
+        # The former folder is there; then it is lost, and so are the marks of what has left.
         for next_round in (None, 5):
             if next_round:
+                folder.marks().place.unlink()
+                server.announced.clear()
                 lose(folder.path)
                 with pytest.raises(UsageError, match="--next-round"):
                     restore_backup(tmp_path / "b", folder.path)

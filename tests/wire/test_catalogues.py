@@ -18,6 +18,7 @@ from sottovoce.wire.catalogue import (
     cleaned,
     items_of,
     require_fit,
+    require_good_ids,
     require_same_places,
     spare_places,
     with_former_categories,
@@ -140,6 +141,32 @@ def test_a_category_that_an_item_was_known_to_have_stays():
     found = with_former_categories(START, OF, after, [("New",), (), ("Food",)])
     assert found == [("Food", "New", "Shop"), (), ("Food",)]
     assert with_former_categories([], [], after, ()) == [(), (), ()]
+
+
+@pytest.mark.parametrize(
+    ("items", "categories"),
+    [
+        ([*START, ("~spare-3", "Clinic")], ()),
+        ([*START, ("~spare-3", "")], [*OF, ("Health",)]),
+        ([*START, ("a", "")], ()),
+    ],
+)
+def test_an_id_that_could_move_has_no_title_and_no_category(items, categories):
+    """A server could otherwise put an item that a user keeps back into another place, under another
+    category: what she has said would not hold there."""
+    with pytest.raises(MessageError, match=r"reserved for places without|two items alike"):
+        require_good_ids(items, categories)
+    with pytest.raises(UsageError, match="devices would refuse"):
+        require_fit(json.dumps(as_table(items, categories)).encode())
+    require_good_ids(with_spare(START, 2), [*OF, (), ()])
+
+
+def test_a_place_to_spare_that_was_given_a_title_is_not_free():
+    """As a device may know it from a catalogue of an earlier release."""
+    before = [*START, ("~spare-3", "Clinic")]
+    assert spare_places(before) == []
+    with pytest.raises(MessageError, match="in the place of ~spare-3"):
+        require_same_places(before, [*START, ("d", "Diner")])
 
 
 # --- what an operator may publish -----------------------------------------------------------------

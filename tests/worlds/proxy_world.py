@@ -24,7 +24,7 @@ from sottovoce.services.shuffler import ShufflerApplication, ShufflerLimits
 from sottovoce.stores.keys import RoleTokens, authority_pem, device_context
 from sottovoce.stores.server_folder import Introduction, admit, enrolment_statement
 from sottovoce.stores.shuffler_folder import create_shuffler_folder
-from sottovoce.wire.frames import PROTOCOL
+from sottovoce.wire.frames import BATCH_PART, PROTOCOL
 from sottovoce.wire.refusals import RefusalCounts
 from sottovoce.wire.sealing import SEALED_BYTES, key_id
 from sottovoce.wire.shuffled import decode_part, encode_submission, terms_name
@@ -54,7 +54,13 @@ class Server(FakeServer):
         self.answers = []
         """What the next batches are answered, instead of what is right."""
         self.seen = []
-        """Head and body of every request for /v1/batches."""
+        """Head and body of every request for /v1/batches that has reports."""
+        self.announced = {}
+        """The mark of the batch of each round and tier."""
+        self.dropped = set()
+        """Round and tier of batches of which a shuffler has said that it dropped them."""
+        self.remembers = True
+        """A server that works against the shuffler forgets which batches were announced."""
         self._lock = threading.Lock()
         self.move(0)
 
@@ -94,8 +100,20 @@ class Server(FakeServer):
         if request.path == "/v1/terms":
             return Reply(body=json.dumps(self.terms.to_table()).encode())
         with self._lock:
+            if len(request.body) == BATCH_PART.size:
+                return self._announce(decode_part(request.body))
             self.seen.append((request.headers, request.body))
             return self._take(request)
+
+    def _announce(self, part):
+        where = part.round, part.tier
+        if part.round != self.round or self.state != "open":
+            return _refusal(409, "late")
+        if self.remembers and self.announced.setdefault(where, part.mark) != part.mark:
+            return _refusal(409, "second_submission")
+        if part.says_dropped:
+            self.dropped.add(where)
+        return Reply(204)
 
     def _take(self, request):
         if self.answers:

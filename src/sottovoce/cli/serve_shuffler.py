@@ -56,6 +56,15 @@ def shuffler(
             help="How long a batch that has reached its minimum waits for its goal.",
         ),
     ] = 60.0,
+    next_round: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="N",
+            help="Once, if the marks of what has left are lost: discard what DIR holds, and take "
+            "nothing before round N, in which no device has sent.",
+        ),
+    ] = None,
     origins: PageOrigins = None,
 ) -> Any:
     """Serve a shuffler: take sealed reports, mix them tier by tier, hand them to the server.
@@ -81,6 +90,11 @@ def shuffler(
     The terms are those that the server published first. If its operator wants to change them,
     --terms with the file of `sottovoce serve terms --out` shows what would change. With --agree the
     shuffler, running or not, follows them as soon as the server does.
+
+    What leaves is noted outside DIR first, in $SOTTOVOCE_MARKS or by default in
+    ~/.local/state/sottovoce/marks. A DIR that was set back to a copy says so in the log, discards
+    what it holds, and takes nothing more in that round. A DIR whose marks are not there does not
+    start without --next-round.
 
     What was acknowledged survives a crash. While the server is down, the shuffler holds it.
     DIR/proxy.json says where a running shuffler listens. Logs are JSON lines on standard error and
@@ -129,6 +143,10 @@ def shuffler(
     if goals and open_shuffler_folder(folder).introduction.hop:
         raise UsageError("--goal is the first shuffler's: those behind it hand on what they get")
     Origins.of(origins)
+    if next_round is not None:
+        opened = open_shuffler_folder(folder)
+        with opened.locked():
+            opened.discard_before(next_round)
     return ShufflerService(goals, hold_seconds, tuple(origins or ()))
 
 

@@ -184,6 +184,9 @@ class ShufflerRules:
     """For each tier, the devices with which a batch waits no longer; none where it is empty."""
     hold_seconds: float = 60.0
     """How long a batch that has its minimum waits for its goal."""
+    spare: tuple[int, ...] = ()
+    """For each tier, the devices beyond the minimum that a batch must have to leave; none where it
+    is empty."""
 
     def __post_init__(self) -> None:
         if self.reports < 1:
@@ -195,10 +198,14 @@ class ShufflerRules:
         if not 0.0 <= self.hold_seconds < float("inf"):
             raise ConfigError("a batch can be held for a number of seconds, not for ever")
 
+    def least(self, tier: int) -> int:
+        """The devices below which no batch of this tier leaves."""
+        return self.minimum[tier] + (self.spare[tier] if self.spare else 0)
+
     def releases(self, tier: int, devices: int, waited: float) -> bool:
         """Whether a batch of so many devices may go, `waited` seconds after it had its minimum. It
         never may below that, whatever the goal and the wait."""
-        if devices < self.minimum[tier]:
+        if devices < self.least(tier):
             return False
         return waited >= self.hold_seconds or bool(self.goal and devices >= self.goal[tier])
 

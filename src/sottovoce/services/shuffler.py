@@ -281,6 +281,8 @@ class ShufflerApplication(HttpApplication[ShufflerLimits]):
         most = part.devices * rules.reports
         if part.parts > most:
             raise Refused("malformed", "a batch has more parts than reports")
+        if part.says_dropped and self._forwarder.hop == 1:
+            raise Refused("malformed", "the first shuffler opens nothing, and drops no batch so")
         # The first shuffler has all reports of each device; those behind it leave some out.
         first = self._forwarder.hop == 1
         return self._store.take(part, most if first else minimum * rules.reports, most)
@@ -314,6 +316,8 @@ class ShufflerApplication(HttpApplication[ShufflerLimits]):
         yield Figure("held", "Devices whose reports are held.", held, labels)
         yield from self._forwarder.told.figures()
         outcomes = [((outcome, str(tier)), n) for outcome, tier, n in store.outcomes()]
+        words = "How often the folder was found to be set back to a copy."
+        yield Figure("set_back", words, self._forwarder.set_back, counts=True)
         words = "Devices whose reports were handed over or dropped."
         yield Figure("devices", words, outcomes, ("outcome", "tier"), counts=True)
         yield by("reason", "refused", "Messages refused, by reason.", dict(sorted(refused.items())))

@@ -2,7 +2,12 @@
 the rules say so, hands them over part by part, and forgets them.
 
 In a chain all shufflers follow the server's rounds, and each hands over to the one behind it, the
-last one to the server. One behind another takes its layer off a batch when all of it is there."""
+last one to the server. One behind another takes its layer off a batch when all of it is there.
+
+Two batches of one round and tier must never leave, since their difference is somebody's reports. A
+batch's mark is noted outside the folder, and announced to whoever takes the batch, before anything
+of it leaves. If either knows another mark, the folder was set back to a copy: all that it holds is
+discarded, and it takes nothing more until a round of which nothing has left."""
 
 from __future__ import annotations
 
@@ -29,6 +34,7 @@ from sottovoce.parties.shuffler import ShufflerRules, in_parts, once
 from sottovoce.services.kit.openers import Openers
 from sottovoce.services.kit.pacing import Pace
 from sottovoce.services.kit.told import ToldSums
+from sottovoce.stores.left import Left
 from sottovoce.stores.shuffler import Held, ShufflerPosition, ShufflerStore
 from sottovoce.stores.shuffler_folder import ShufflerFolder
 from sottovoce.wire.descriptor import Descriptor
@@ -56,6 +62,9 @@ _BREATH = 0.005
 _WIPE_SECONDS = 1.0
 """After which the log is wiped again where that could not be done."""
 
+_SPARE = 20
+"""In a chain, the first shuffler waits for one device more in so many, as those behind it drop a
+batch of which too little can be opened. One device can then not make it drop below its minimum."""
 _NEVER = 1 << 63
 
 Goal = Mapping[int | None, int]
@@ -103,9 +112,41 @@ class Forwarder:
             _client(self._introduction.server, self._introduction.ca) for _ in range(2)
         )
         self._thread = threading.Thread(target=self._run, name="forwarder", daemon=True)
+        self.set_back = 0
+        """How often the folder was found to be set back."""
+        self._marks = folder.marks()
+        self._check_marks()
         terms = folder.terms()
         if terms is not None:
             self._follow(terms)
+
+    def _check_marks(self) -> None:
+        """Raise if nobody knows which batches have left. Discard what the folder holds if others
+        have left than it knows of."""
+        left = self._marks.read()
+        if left is None:
+            raise ServiceError(
+                f"{self._marks.place}, which says which batches of {self._folder.path} have left, "
+                "is not there; this may be a copy, and nothing of it leaves: put the file back, or "
+                "start once with --next-round and a round that no device has sent in, which "
+                "discards what the folder holds"
+            )
+        if self._store.is_behind(left):
+            self._set_back("batches have left of which the folder knows nothing")
+
+    def _set_back(self, found: str) -> None:
+        """The folder is an old one: discard what it holds, take nothing more in rounds of which
+        something may have left, and say so."""
+        left, here = self._marks.read() or Left(), self._store.position.round
+        first = max(left.next_round, here + 1)
+        self._marks.begin(first)
+        self._move(ShufflerPosition(first), sealed=True)
+        self.set_back += 1
+        self._log.error(
+            "set back",
+            detail=f"{found}: it was set back to a copy, or two of it run; what it held is "
+            f"discarded, and nothing is taken before round {first}. Find out who put it back",
+        )
 
     def start(self, died: Callable[[], None]) -> None:
         """`died` is called where the thread ends by an error that nobody has foreseen."""
@@ -161,7 +202,7 @@ class Forwarder:
         now = self._clock()
         until = [self._next_look, self._next_wipe]
         for held in self._store.held():
-            if held.state in ("sealed", "whole"):
+            if held.state in ("sealed", "whole", "short"):
                 until.append(self._next_try)
             elif held.number in self._reached:
                 until.append(max(self._next_try, self._reached[held.number] + self._hold))
@@ -207,7 +248,10 @@ class Forwarder:
             self._change_terms(now)
         if now.round < self._store.position.round:
             # Who has sent in that round may be forgotten: anything could be taken twice.
-            raise MessageError(f"the server went back to round {now.round}; nothing is taken there")
+            raise MessageError(
+                f"the server went back to round {now.round}, or is still there; nothing is taken "
+                f"before round {self._store.position.round}"
+            )
         key = key_id(now.report_key) if now.report_key else b""
         self._told = now.poll_seconds
         position = ShufflerPosition(now.round, now.state == "open" and bool(key), key)
@@ -275,9 +319,11 @@ class Forwarder:
         minimum = tuple(tier.min_devices for tier in tiers)
         # A goal below the minimum is reached with it.
         goal = tuple(_NEVER if count is None else count for count in wanted)
-        self.terms, self.terms_name, self._digest = terms, terms_name(terms), terms.digest()
-        self.rules = ShufflerRules(terms.reporting.max_reports, minimum, goal, self._hold)
         link = terms.link.mixing
+        chained = link is not None and link.shufflers > 1 and not self.hop
+        spare = tuple(-(-least // _SPARE) if chained else 0 for least in minimum)
+        self.terms, self.terms_name, self._digest = terms, terms_name(terms), terms.digest()
+        self.rules = ShufflerRules(terms.reporting.max_reports, minimum, goal, self._hold, spare)
         if link is not None:
             self.size = record_bytes(link, self.hop)
             if self.hop < len(link.chain):
@@ -292,13 +338,18 @@ class Forwarder:
         if self.rules is None:
             return
         for held in self._store.held():
-            free = held.state in ("sealed", "whole") or self._releases(held)
+            free = held.state in ("sealed", "whole", "short") or self._releases(held)
             if not free or self._clock() < self._next_try:
                 continue
             if held.number not in {one.number for one in self._store.held()}:
                 continue  # it was dropped while another was handed over
             try:
                 if held.state == "whole" and not await self._opened(held):
+                    held = next((h for h in self._store.held() if h.number == held.number), held)
+                    if held.state != "short":
+                        continue
+                if held.state == "short":
+                    await self._say_dropped(held)
                     continue
                 if held.state != "sealed":
                     held = self._store.seal(held)
@@ -318,7 +369,7 @@ class Forwarder:
         rules = self.rules
         if rules is None or held.state != "open" or held.round != self._store.position.round:
             return False
-        if held.devices < rules.minimum[held.tier]:
+        if held.devices < rules.least(held.tier):
             return False
         now = self._clock()
         reached = self._reached.setdefault(held.number, now)
@@ -352,7 +403,7 @@ class Forwarder:
             return False
         facts = {"devices": held.devices, "reports": arrival.kept, **+left_out}
         if arrival.kept < self.rules.minimum[held.tier] * self.rules.reports:
-            self._store.end(held, "dropped")
+            self._store.shorten(held)
             why = "fewer reports are left than the tier's minimum of devices sends"
             self._log.error("batch dropped", **place, **facts, detail=why)
             return False
@@ -366,6 +417,12 @@ class Forwarder:
         records = held.records(self.rules.reports)
         if records < self.rules.minimum[held.tier] * self.rules.reports:
             raise ServiceError("a batch below its minimum is not handed over")
+        if not self._marks.commit(held.round, held.tier, held.mark):
+            if self._overtaken(held):
+                self._drop(held)
+            else:
+                self._set_back("another batch of this round and tier has left")
+            return
         begun = self._clock()
         per_part = max(1, PER_PART * SEALED_BYTES // self.size)
         parts = -(-records // per_part)
@@ -373,30 +430,11 @@ class Forwarder:
             lambda: self._store.rows(held, self.size), records, self.size, held.seed,
             per_part=per_part, first=held.sent,
         )  # fmt: skip
+        if not held.sent and not await self._passed(held, 0, parts, b""):
+            return
         for number, body in enumerate(content, held.sent):
-            part = BatchPart(
-                held.round, held.tier, held.key, held.devices, number, parts, held.mark, body,
-                self.size,
-            )  # fmt: skip
-            try:
-                answer = await self._handing.hand_over(
-                    "/v1/batches", encode_part(part), self._introduction.token
-                )
-            except Unreachable:
-                if not self._overtaken(held):
-                    raise
-                self._drop(held)
+            if not await self._passed(held, number, parts, body):
                 return
-            good = answer.status == 204 or (answer.status, answer.reason) == (409, "replay")
-            over = answer.reason == "late" and answer.status in (409, 410)
-            if over or (not good and self._overtaken(held)):
-                self._drop(held)
-                return
-            if not good:
-                raise ServiceError(
-                    f"{self._behind} refused part {number} of {parts} with status {answer.status}, "
-                    f"{answer.reason or 'no reason'}: {answer.detail}"
-                )
             held = self._store.sent(held, number + 1)
             if self._clock() >= self._next_look:
                 await self._look()  # which may find the round over
@@ -412,6 +450,43 @@ class Forwarder:
             parts=parts,
             seconds=self._clock() - begun,
         )
+
+    async def _passed(self, held: Held, number: int, parts: int, body: bytes) -> bool:
+        """Whether whoever is behind has this part now; without a body it is the announcement. If
+        not, the batch is over. Raises where it has to be tried again."""
+        part = BatchPart(
+            held.round, held.tier, held.key, held.devices, number, parts,
+            held.mark or (held.arrival.source if held.arrival else b""), body, self.size,
+        )  # fmt: skip
+        try:
+            answer = await self._handing.hand_over(
+                "/v1/batches", encode_part(part), self._introduction.token
+            )
+        except Unreachable:
+            if not self._overtaken(held):
+                raise
+            self._drop(held)
+            return False
+        # Known there by this batch's own mark: another one is no replay.
+        if answer.status == 204 or (answer.status, answer.reason) == (409, "replay"):
+            return True
+        if (answer.status, answer.reason) == (409, "second_submission") and parts:
+            self._drop(held)
+            self._set_back(f"{self._behind} has had another batch of this round and tier")
+            return False
+        over = answer.reason == "late" and answer.status in (409, 410)
+        if over or self._overtaken(held):
+            self._drop(held)
+            return False
+        raise ServiceError(
+            f"{self._behind} refused part {number} of {parts} with status {answer.status}, "
+            f"{answer.reason or 'no reason'}: {answer.detail}"
+        )
+
+    async def _say_dropped(self, held: Held) -> None:
+        """Tell whoever is behind that nothing of this batch will come, so that the round ends."""
+        if await self._passed(held, 0, 0, b""):
+            self._store.end(held, "dropped")
 
     def _overtaken(self, held: Held) -> bool:
         return self._store.position.round > held.round

@@ -44,7 +44,7 @@ _GATHERING = -1
 """In the place of an attempt: before there is one."""
 What = Literal[
     "opened", "last_call", "closing", "reopened", "goal", "deadline", "abandoned", "diverged",
-    "wrong_sum", "sum_refused", "published", "held_back", "amended",
+    "wrong_sum", "sum_refused", "dropped", "published", "held_back", "amended",
 ]  # fmt: skip
 
 

@@ -33,12 +33,13 @@ from numpy.typing import NDArray
 from sottovoce.errors import MessageError, ServiceError
 from sottovoce.parties.shuffler import new_seed
 from sottovoce.stores.file import SQLiteFile, statements
+from sottovoce.stores.left import Left
 from sottovoce.wire.refusals import Refused
 from sottovoce.wire.sealing import SEALED_BYTES
 from sottovoce.wire.shuffled import BatchPart, SealedSubmission
 
 Decision = Literal["accepted", "replay", "second_submission", "late"]
-State = Literal["open", "arriving", "whole", "sealed", "over"]
+State = Literal["open", "arriving", "whole", "short", "sealed", "over"]
 
 SCHEMA = 2
 KEPT_ROUNDS = 2
@@ -116,7 +117,8 @@ class Held:
     devices: int
     state: State = "open"
     """Open for more devices; arriving: not all parts are here; whole: they are, and are opened;
-    sealed: nothing is added, and it is being handed over; over: handed over or dropped."""
+    short: too few reports could be opened, and whoever is behind is to be told so; sealed: nothing
+    is added, and it is being handed over; over: handed over or dropped."""
     mark: bytes = b""
     """Names a sealed batch to the server."""
     seed: bytes = b""
@@ -211,6 +213,22 @@ class ShufflerStore:
         found = self._reader.value(sql, [account])
         return None if found is None else int(found)
 
+    # --- what has left ----------------------------------------------------------------------------
+
+    def is_behind(self, left: Left) -> bool:
+        """Whether a batch has left of whose leaving this store knows nothing: the store was set
+        back to a copy of itself."""
+        if self.position.round < left.round:
+            return True
+        for (round, tier), mark in left.marks.items():
+            held = self._held.get((round, tier))
+            if held is None:
+                if round >= self.position.round - KEPT_ROUNDS:
+                    return True
+            elif held.state != "over" and held.mark != mark:
+                return True
+        return False
+
     # --- submissions ------------------------------------------------------------------------------
 
     def accept(
@@ -289,7 +307,7 @@ class ShufflerStore:
     def take(self, part: BatchPart, least: int, most: int) -> bool:
         """Store a part of the open round, once; whether its batch is whole now. Raises, and leaves
         everything as it was, where it does not count. A tier has one batch in a round, of so many
-        records; one that was begun and never completed gives way to another."""
+        records, and no other after its first part or its announcement."""
         with self._writing():
             now, where = self.position, (part.round, part.tier)
             held = self._held.get(where)
@@ -307,15 +325,19 @@ class ShufflerStore:
                 raise Refused("wrong_key", "the reports are sealed to another key than the round's")
             arrival = None if held is None else held.arrival
             if held is not None and (arrival is None or arrival.source != part.mark):
-                self._drop(held)
-                held = None
+                raise Refused("second_submission", "another batch of this tier was announced here")
             if held is None:
                 held = self._begin(*where, part.key, part.devices, "arriving")
                 body = "(part INTEGER PRIMARY KEY, body BLOB NOT NULL)"
                 self._writer.write(f"CREATE TABLE {held.parts_table} {body}")
-                arrival = Arrival(part.mark, part.parts)
+                arrival = self._note(held, Arrival(part.mark, part.parts)).arrival
+            if part.says_dropped:
+                self._set_state(held, "short")
+                return True
             if arrival is None or (held.devices, arrival.parts) != (part.devices, part.parts):
                 raise Refused("malformed", "the part contradicts those before it")
+            if part.announces:
+                return False
             if not self._writer.write(
                 f"INSERT OR IGNORE INTO {held.parts_table} VALUES (?, ?)", (part.part, part.body)
             ):
@@ -376,6 +398,12 @@ class ShufflerStore:
         for table in ("batches", "arrivals"):
             self._writer.write(f"DELETE FROM {table} WHERE number = ?", (held.number,))
         del self._held[held.round, held.tier]
+
+    def shorten(self, held: Held) -> None:
+        """Note that too few reports of a whole batch could be opened for it to go on."""
+        with self._writing():
+            if self._held[held.round, held.tier].state == "whole":
+                self._set_state(held, "short")
 
     # --- batches ----------------------------------------------------------------------------------
 

@@ -7,11 +7,12 @@ followed unless its operator agrees), `next.json` (those that she has agreed to 
 not brought into force yet, in that order), `proxy.db` (accounts and held reports), `proxy.json`
 (address and process of a running proxy). Of a shuffler behind another one also `seal.key`, which
 opens the layer that devices seal for it, and `hop.json`, which says what the terms need of it:
-address, authority and public key.
+address, authority and public key. Which batches have left is kept outside the folder (`left`).
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import secrets
 from collections.abc import Sequence
@@ -33,6 +34,7 @@ from sottovoce.stores.keys import (
     replace_file,
     write_new_files,
 )
+from sottovoce.stores.left import Marks
 from sottovoce.stores.private import private_folder
 from sottovoce.stores.ready import ServiceFolder
 from sottovoce.stores.server_folder import (
@@ -41,7 +43,7 @@ from sottovoce.stores.server_folder import (
     require_address,
     write_introduction,
 )
-from sottovoce.stores.shuffler import ShufflerStore
+from sottovoce.stores.shuffler import ShufflerPosition, ShufflerStore
 from sottovoce.wire.frames import PROTOCOL, check_protocol
 from sottovoce.wire.sealing import public_of
 from sottovoce.wire.terms import Terms
@@ -69,6 +71,22 @@ class ShufflerFolder(ServiceFolder):
                 "make a new shuffler in another folder"
             )
         return ShufflerStore(place)
+
+    def marks(self) -> Marks:
+        """The marks of what has left, which are not in the folder."""
+        return Marks(self.path, self.account_secret())
+
+    def discard_before(self, round: int) -> None:
+        """Discard what the folder holds, and go on with this round, which no device has sent in.
+        For a folder whose marks are lost. Raise if it knows of a later round."""
+        with contextlib.closing(self.store()) as store:
+            if round <= store.position.round:
+                raise UsageError(
+                    f"{self.path} knows of round {store.position.round}; --next-round is a later "
+                    "one, in which no device has sent"
+                )
+            self.marks().begin(round)
+            store.move(ShufflerPosition(round), sealed=True)
 
     def account_secret(self) -> bytes:
         try:
@@ -213,9 +231,11 @@ def create_shuffler_folder(
         init_keys(path / "keys", hosts)
     if not (path / SECRET).exists():
         write_new_files(path, {SECRET: secrets.token_hex(32).encode() + b"\n"})
+    made = ShufflerFolder(path, introduction)
+    made.marks().begin()
     ShufflerStore(path / DATABASE).close()
     write_introduction(path / INTRODUCTION, introduction)
-    return ShufflerFolder(path, introduction)
+    return made
 
 
 def open_shuffler_folder(path: Path) -> ShufflerFolder:

@@ -49,6 +49,11 @@ def require_fit(after: bytes, before: bytes = b"{}") -> None:
                 f"to {LONGEST_NAME} bytes and can be read; nothing was changed"
             )
     n_items = len(table["items"])
+    try:
+        if after != before:
+            require_good_ids(table["items"], categories_in(table, n_items))
+    except MessageError as error:
+        raise UsageError(f"devices would refuse this catalogue: {error}") from None
     most = catalogue_limit(n_items)
     if len(after) > max(most, len(before)):
         raise UsageError(
@@ -139,7 +144,25 @@ def with_spare(items: Items, many: int) -> list[tuple[str, str]]:
 
 def spare_places(items: Items) -> list[int]:
     """Places without an item."""
-    return [place for place, (item, _) in enumerate(items) if item.startswith(_SPARE)]
+    return [
+        place for place, (item, title) in enumerate(items) if item.startswith(_SPARE) and not title
+    ]
+
+
+def require_good_ids(items: Items, categories: Categories) -> None:
+    """Raise if two items of a published catalogue have the same id, or if an id that is reserved
+    for places to spare has a title or a category. Such a place may change its id, and what a user
+    has said of it or of its categories would not hold for the item under its next id."""
+    if len({item for item, _ in items}) < len(items):
+        raise MessageError("a catalogue must not name two items alike")
+    of = categories or [()] * len(items)
+    for (item, title), names in zip(items, of, strict=True):
+        if item.startswith(_SPARE) and (title or names):
+            raise MessageError(
+                f"the catalogue gives {item[:_SHOWN]!a} a title or a category, but ids that begin "
+                f"with {_SPARE} are reserved for places without an item; nothing is sent until it "
+                "is put right: tell the operator"
+            )
 
 
 def changed(items: Items, added: Items, gone: Sequence[str]) -> list[tuple[str, str]]:

@@ -6,7 +6,10 @@ terms must be those that the shuffler was told, because only reports made alike 
 other: a server that shows them differently to one device gets nothing of it.
 
 A batch is the sealed reports of all devices of one tier. It comes in parts, so that neither side
-needs much memory.
+needs much memory. Before the first part comes an announcement, a part without reports: whoever
+takes the batch remembers its mark, and refuses any other batch of the round and tier before
+anything of it has left the shuffler. A batch that a shuffler drops, because too few of its reports
+could be opened, is announced as one of no parts: the round need not wait for it.
 
 In a chain a device seals each report to the server, then to the last shuffler, and so on down to
 the second one. Each takes its own layer off, so that records shrink from shuffler to shuffler.
@@ -174,6 +177,16 @@ class BatchPart:
     def reports(self) -> int:
         return len(self.body) // self.size
 
+    @property
+    def announces(self) -> bool:
+        """Whether it says that a batch is coming, and nothing else."""
+        return not self.body and self.parts > 0
+
+    @property
+    def says_dropped(self) -> bool:
+        """Whether it says that the tier's batch was dropped on the way."""
+        return not self.parts
+
     def __repr__(self) -> str:
         place = f"{self.part} of {self.parts} round={self.round} tier={self.tier}"
         return f"<BatchPart {place}, redacted>"
@@ -193,7 +206,7 @@ def decode_part(payload: bytes, size: int = SEALED_BYTES) -> BatchPart:
         raise MessageError(f"a sealed report has {size} bytes, not {found}")
     if count * size != len(payload) - BATCH_PART.size:
         raise MessageError("the part has another length than it says")
-    if not 0 <= part < parts or not count:
+    if part >= parts if count else part:
         raise MessageError("a part is empty, or beyond the last one")
     body = payload[BATCH_PART.size :]
     return BatchPart(round, tier, key, devices, part, parts, mark, body, size)

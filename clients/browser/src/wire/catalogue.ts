@@ -28,7 +28,13 @@ export function catalogueFromTable(table: unknown, nItems: number): Catalogue {
   if (new Set(items.map(([id]) => id)).size !== items.length) {
     throw new MessageError("a catalogue must not name two items alike");
   }
-  return { items, categories: categoriesIn(table, nItems) };
+  const categories = categoriesIn(table, nItems);
+  // A place to spare may change its id, and with it what a user has said of it.
+  const spare = (id: string): boolean => id.startsWith(SPARE);
+  if (items.some(([id, title], place) => spare(id) && (title || categories[place]?.length))) {
+    throw new MessageError("a place without an item has a title or a category");
+  }
+  return { items, categories };
 }
 
 /** The categories of every item of a published catalogue; empty where it has none. */
@@ -67,7 +73,10 @@ export function isText(value: unknown): value is string {
 
 /** Places without an item. */
 export function sparePlaces(items: Catalogue["items"]): number[] {
-  return [...items.keys()].filter((place) => items[place]![0].startsWith(SPARE));
+  return [...items.keys()].filter((place) => {
+    const [id, title] = items[place]!;
+    return id.startsWith(SPARE) && !title;
+  });
 }
 
 /** These categories, and those that items were known to have: none is ever taken from them. */

@@ -96,6 +96,16 @@ class FMFConfig(AlgorithmSettings):
         require_number("scale", self.scale, 0.0, 1e6)
         require_number("init_scale", self.init_scale, 0.0, 1e3)
 
+    def check_terms(self) -> None:
+        # Devices would draw coordinates by the model that the server shows them. A server that
+        # shows one device another model could tell that device's reports from all others.
+        if self.favour:
+            raise ConfigError(
+                "algorithm.favour must be 0 in a real federation: draws that follow the model "
+                "would let a server mark a device's reports by showing it another model; use "
+                "--set algorithm.favour=0"
+            )
+
     @property
     def system(self) -> str:
         """Its name in tables."""

@@ -45,6 +45,7 @@ from sottovoce.wire.catalogue import (
     catalogue_limit,
     categories_in,
     is_text,
+    require_good_ids,
     require_same_places,
     with_former_categories,
 )
@@ -105,7 +106,9 @@ def catalogue_items(table: dict[str, Any], terms: Terms) -> list[tuple[str, str]
         )
     ):
         raise MessageError("the server's catalogue is not that of its terms")
-    return [(item, title) for item, title in items]
+    found = [(item, title) for item, title in items]
+    require_good_ids(found, categories_in(table, len(found)))
+    return found
 
 
 # What a device reads of what is published: where the federation is, its terms, catalogue and

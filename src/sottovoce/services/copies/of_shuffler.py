@@ -19,6 +19,7 @@ from sottovoce.stores.shuffler_folder import (
     SEAL_KEY,
     SECRET,
     TERMS,
+    open_shuffler_folder,
 )
 
 
@@ -39,7 +40,11 @@ def _settle(copy: Path, before: Path | None, next_round: int | None) -> Resumpti
     place = copy / DATABASE
     if not place.is_file():
         raise ServiceError("the backup lacks the shuffler's accounts; use another one")
-    seen = _round(before)
+    # The marks of what has left are outside the folder, and may be here where the folder is not.
+    marks = open_shuffler_folder(copy).marks()
+    left, seen = marks.read(), _round(before)
+    if left is not None:
+        seen = max(-1 if seen is None else seen, left.next_round - 1)
     if seen is None and next_round is None:
         raise UsageError(
             "nobody here can say for which rounds devices have sent since the copy was made; name "
@@ -49,6 +54,7 @@ def _settle(copy: Path, before: Path | None, next_round: int | None) -> Resumpti
     first = max([0 if seen is None else seen + 1, next_round or 0])
     with contextlib.closing(ShufflerStore(place)) as store:
         first = max(first, store.position.round + 1)
+        marks.begin(first)
         store.go_on_with(first)
     return Resumption(
         (

@@ -13,7 +13,7 @@ from sottovoce.stores.coordinator import Plan
 from sottovoce.stores.database import Database
 from sottovoce.wire.refusals import RefusalCounts
 
-OUTCOMES = "goal", "deadline", "abandoned", "diverged", "wrong_sum", "sum_refused"
+OUTCOMES = "goal", "deadline", "abandoned", "diverged", "wrong_sum", "sum_refused", "dropped"
 STATES = "waiting", "open", "closing", "finished", "paused"
 PARTIES = "devices", "helper", "shuffler", "aggregator 1", "aggregator 2", "operator", "server"
 """For which rounds may wait."""

@@ -329,4 +329,5 @@ class RoundsThread:
         if event.trouble:
             self._log.error("round given up", round=event.round, detail=event.trouble)
         for notice in event.notices:
-            self._log.warning("secure sum", round=event.round, detail=notice)
+            about = "secure sum" if event.asked else "batch dropped"  # a shuffler asks nobody
+            self._log.warning(about, round=event.round, detail=notice)

@@ -1,7 +1,8 @@
 """Rounds of a federation with a shuffler: the server asks nobody, knows nobody, and counts batches.
 
 A round is over when every tier's batch is here, or at the deadline with at least one. It is never
-tried again: what a device has reported counts towards its user's budget whatever becomes of it.
+tried again: what a device has reported counts towards its user's budget whatever becomes of it. A
+batch that a shuffler of a chain had to drop is not waited for.
 """
 
 from __future__ import annotations
@@ -73,30 +74,34 @@ class Head:
     """In these parts."""
 
     @property
+    def dropped(self) -> bool:
+        """Whether a shuffler on the way has dropped it."""
+        return not self.parts
+
+    @property
     def complete(self) -> bool:
-        return self.stored == self.parts
+        return self.stored == self.parts and not self.dropped
 
 
 def accept(
     link: sa.Connection, part: BatchPart, reports_per_device: int, least: int | None = None
 ) -> bool:
     """Store a part of an open round, once; whether its batch is complete now. Raises, and leaves
-    everything as it was, where the part does not count. A batch that was begun and never completed
-    gives way to another one. `least` is how many reports it has where a chain of shufflers may have
-    left some out."""
+    everything as it was, where the part does not count. A tier has one batch in a round: a
+    shuffler that announces or begins another was set back to a copy. `least` is how many reports it
+    has where a chain of shufflers may have left some out."""
     state = link.execute(
         sa.select(rounds.c.state)
         .where(rounds.c.round == part.round, rounds.c.attempt == 0)
         .with_for_update()
     ).scalar()
     there = head(link, part.round, part.tier)
-    if there is not None and there.complete and (state == "open" or there.mark == part.mark):
+    if there is not None and there.mark != part.mark:
+        raise Refused("second_submission", "another batch of this tier was announced here")
+    if there is not None and (there.complete or there.dropped):
         raise Refused("replay", "this tier's batch is complete")
     if state != "open":
         raise Refused("late", f"round {part.round} is closed; the batch did not count", status=409)
-    if there is not None and there.mark != part.mark:
-        _drop(link, part.round, part.tier)
-        there = None
     if there is None:
         there = Head(part.tier, part.mark, part.devices, part.parts, 0, 0)
         link.execute(
@@ -112,6 +117,8 @@ def accept(
         )
     if (there.devices, there.parts) != (part.devices, part.parts):
         raise Refused("malformed", "the part contradicts those before it")
+    if not part.body:
+        return part.says_dropped
     if link.execute(sa.select(batch_parts.c.part).where(*_is(batch_parts, part))).first():
         raise Refused("replay", "this part is here already")
     stored, reports = there.stored + 1, there.reports + part.reports
@@ -137,7 +144,7 @@ def accept(
     link.execute(
         rounds.update()
         .where(rounds.c.round == part.round, rounds.c.attempt == 0)
-        .values(reported=rounds.c.reported + part.devices)
+        .values(reported=rounds.c.reported + reports // reports_per_device)
     )
     return True
 
@@ -178,11 +185,6 @@ def keys_in_use(link: sa.Connection, since: int) -> set[bytes]:
         )
     ).scalars()
     return {bytes(key) for key in found}
-
-
-def _drop(link: sa.Connection, round: int, tier: int) -> None:
-    for table in (batch_parts, batches):
-        link.execute(table.delete().where(table.c.round == round, table.c.tier == tier))
 
 
 def _is(table: sa.Table, part: BatchPart) -> tuple[sa.ColumnElement[bool], ...]:
@@ -266,6 +268,8 @@ class Collector:
         most = part.devices * self._release.max_reports
         if part.parts > most:
             raise Refused("malformed", "a batch has more parts than reports")
+        if part.says_dropped and not self._chained:
+            raise Refused("malformed", "one shuffler opens nothing, and drops no batch so")
         now = self._state.now.position
         if part.round > now.round:  # another process may have moved on, and told the shuffler
             now = self._state.refresh().position
@@ -367,12 +371,12 @@ class ShuffledCoordinator(Coordinator):
     def _verdict(self, link: sa.Connection, now: records.Position) -> Verdict | None:
         self._watch(now.round, now.attempt)
         there = heads(link, now.round)
-        complete = sum(head.complete for head in there)
-        if complete == len(self._release.tiers):
+        over = sum(head.complete or head.dropped for head in there)
+        if over == len(self._release.tiers):
             return "goal"
         late = self._elapsed() - self._plan.rules.deadline_seconds
-        begun = complete < len(there)  # the rest of a batch is on its way
-        return "deadline" if complete and late >= (self._grace if begun else 0.0) else None
+        begun = over < len(there)  # the rest of a batch is on its way
+        return "deadline" if over and late >= (self._grace if begun else 0.0) else None
 
     def _all_in(self, link: sa.Connection, now: records.Position) -> bool:
         return True  # devices send to the shuffler; what it has here is what counts
@@ -439,10 +443,18 @@ class ShuffledCoordinator(Coordinator):
         outcome: str,
         what: What,
     ) -> Event:
-        seconds = round(self._elapsed(), 3)
+        seconds, found = round(self._elapsed(), 3), heads(link, now.round)
+        dropped = [head.tier for head in found if head.dropped]
+        if dropped and not any(head.complete for head in found):
+            outcome = what = "dropped"
         ended = {"selected": None, "missing": records.packed(_NOBODY), "outcome": outcome}
         if not records.move_round(
             link, now.round, now.attempt, before, after, **ended, seconds=seconds
         ):
             raise ServiceError(f"round {now.round} was ended by another process")
-        return Event(what, now.round, now.attempt, 0, now.reported, seconds)
+        notices = tuple(
+            f"a shuffler dropped the batch of tier {tier}, of which fewer reports could be opened "
+            "than its minimum of devices sends; nothing of it was counted"
+            for tier in dropped
+        )
+        return Event(what, now.round, now.attempt, 0, now.reported, seconds, notices=notices)

@@ -44,7 +44,7 @@ export function size(bytes) {
 
 /** @param {string} outcome of a round */
 export const outcomeWords = (outcome) =>
-	({ goal: "reached its goal", deadline: "ended at its deadline", abandoned: "given up" })[outcome] ?? outcome;
+	({ goal: "reached its goal", deadline: "ended at its deadline", abandoned: "given up", dropped: "dropped by a shuffler: too few reports could be opened" })[outcome] ?? outcome;
 
 /** @param {string} outcome */
 export const outcomeClass = (outcome) => (outcome === "goal" ? "good" : outcome === "deadline" ? "weak" : "bad");
