@@ -106,6 +106,8 @@ export class Choices extends Part {
 		if (wrong) {
 			this.wrong.add(name);
 			delete this.draft[name];
+			this.turn += 1;
+			put(this.weighed); // a choice that is not shown
 		} else {
 			this.wrong.delete(name);
 			this.draft[name] = value;
@@ -126,12 +128,9 @@ export class Choices extends Part {
 	}
 
 	async weigh() {
+		if (this.wrong.size > 0) return;
 		const turn = (this.turn += 1);
 		const store = this.desk.store;
-		if (this.wrong.size > 0) {
-			put(this.weighed); // a choice that is shown nowhere has no worth
-			return;
-		}
 		const weighed = await this.desk.ask(() => this.desk.provider.weigh(store.id, this.draft));
 		if (!weighed || turn !== this.turn) return;
 		this.weighed.className = `weighed ${weighed.verdict}`;
