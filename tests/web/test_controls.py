@@ -5,15 +5,25 @@ found."""
 
 import contextlib
 import re
+import threading
+from dataclasses import replace
 
 import pytest
 from chromium import is_amiss
-from controls_world import WORDS, Seen, unlisted, unmet, walk
+from consent_world import HISTORY, GramTown, gram_terms, newcomer
+from controls_world import WORDS, Seen, faint, hovered, switched, unlisted, unmet, walk
 from page_mock import PAGES, Mock, Served, Shop, Wrong, field, films, said, terms
+from people_world import Shop as ShopSite
 from playwright.sync_api import expect
 from tab_world import until
+from test_consent_centre import centre as loopback
 
+from sottovoce.cli import call
+from sottovoce.stores.device import CohortStore
+from sottovoce.web.centre import Centre
 from sottovoce.web.page import LOOK
+from sottovoce.web.process import PageProcess
+from sottovoce.wire.invitations import Invitation
 
 GRAM, PRINTED, OWNERS, CHANGED, HUGE = "s0", "s1", "s2", "s3", "s4"
 """The stores of the made-up provider."""
@@ -98,8 +108,7 @@ def centre(browser, server, mock):
         amiss = []
 
         def open_page(faults=()):
-            size = {"width": 1200, "height": 900}
-            context = stack.enter_context(browser.new_context(viewport=size, reduced_motion="reduce"))
+            context = stack.enter_context(still(browser))
             context.set_default_timeout(5000)
             page = context.new_page()
             for name, before, after in faults:
@@ -112,6 +121,12 @@ def centre(browser, server, mock):
 
         yield open_page
         assert amiss == []
+
+
+def still(browser, **more):
+    """A browser of her own in which nothing moves by itself."""
+    size = {"width": 1200, "height": 900}
+    return browser.new_context(viewport=size, reduced_motion="reduce", **more)
 
 
 def plant(page, name, before, after):
@@ -176,7 +191,16 @@ def test_every_control_of_the_consent_centre_is_in_the_list(centre, mock):
     assert unmet(keys, CENTRE) == []
 
 
-@pytest.mark.parametrize("number", [0, 1, 2, 5], ids=["gram", "share", "owners", "others"])
+@pytest.mark.parametrize(
+    "number",
+    [
+        pytest.param(0, id="gram"),
+        *(
+            pytest.param(number, id=name, marks=pytest.mark.slow)
+            for number, name in ((1, "share"), (2, "owners"), (5, "others"))
+        ),
+    ],
+)
 def test_what_is_shown_is_what_is_kept(centre, mock, number):
     page, store = centre(), f"s{number}"
     to_store(page, store)
@@ -197,3 +221,325 @@ def kept(mock, number):
     if "hidden_attributes" in choice:
         choice["hidden_attributes"] = set(choice["hidden_attributes"])
     return choice
+
+
+def at_once(page, mock):
+    """Switches that hold at once: a category and a thing, by one click and by several."""
+    shop = mock.shops[0]
+    rule = page.locator('#never [data-rule="Western"]')
+    thing = page.locator("#never sv-list").get_by_role("switch", name="Playtime (1967)", exact=True)
+    for switch, name in ((rule, "Western"), (thing, "f4")):
+
+        def stored(name=name):
+            return name not in shop.choice["never_send"]
+
+        for clicks in (1, 1, 2, 3, 1, 3):
+            for _ in range(clicks):
+                before = switched(page, "#never", switch)
+                switch.click()
+                assert switched(page, "#never", switch) is not before
+            wanted = switched(page, "#never", switch)
+            until(lambda: stored() is wanted, 5)
+            page.wait_for_timeout(150)  # what was asked before is drawn
+            assert stored() is wanted is switched(page, "#never", switch)
+        before = stored()
+        with held(page, "**/api/choose"):
+            switch.click()
+            assert switched(page, "#never", switch) is not before
+            switch.click()
+            assert switched(page, "#never", switch) is before
+        page.wait_for_timeout(300)
+        assert stored() is before is switched(page, "#never", switch)
+        mock.fail["choose"] = Wrong(400, "trouble.refused")
+        switch.click()
+        expect(page.locator(".told")).to_contain_text(WORDS["trouble.refused"])
+        until(lambda: switched(page, "#never", switch) is before, 5)
+        assert stored() is before
+        again(page, GRAM)
+        expect(switch).to_be_visible()
+        assert switched(page, "#never", switch) is before
+
+
+def test_what_holds_at_once_is_what_is_shown(centre, mock):
+    page = centre()
+    at_once(page, mock)
+    # A switch that a category rules cannot be pressed, and says so.
+    page.locator('#never [data-rule="Horror"]').click()
+    ruled = page.locator("#never sv-list").get_by_role("switch", name="Alien (1979)")
+    expect(ruled).to_have_attribute("aria-disabled", "true")
+    ruled.click(force=True)
+    expect(ruled).to_have_attribute("aria-checked", "false")
+    assert "f0" not in mock.shops[0].choice["never_send"]
+
+
+def test_a_refusal_that_came_while_nobody_answered_is_not_shown_as_kept(centre, mock, server):
+    page = centre()
+    switch = page.locator('#never [data-rule="Western"]')
+    server.stop()
+    try:
+        switch.click()
+        expect(page.locator(".banner")).to_be_visible()
+    finally:
+        server.start()
+    expect(page.locator(".banner")).to_be_hidden()
+    until(lambda: switched(page, "#never", switch), 5)
+    assert mock.shops[0].choice["never_send"] == []
+
+
+KEPT = """		for (const name of done ? Object.keys(keeping) : []) {
+			if (this.draft[name] === keeping[name]) delete this.draft[name]; // what was moved since, stays moved
+		}
+		this.lay(this.desk.store);
+"""
+STATE = """element.setAttribute(name, String(value)); // there, "" and a missing state say something else"""
+FAULTS = {
+    "states as they were": ("dom.js", STATE, 'value ? element.setAttribute(name, "") : element.removeAttribute(name);'),
+    "Keep as it was": ("sv-choices.js", KEPT, "		if (done) this.draft = {};\n		this.mark();\n"),
+    "a click back during Keep is forgotten": ("sv-choices.js", "if (!this.keeping && JSON", "if (JSON"),
+    "numbers as they were": ("controls.js", "		turn(at, wrong);\n", "		if (!wrong) turn(at);\n"),
+    "limits as they were": (
+        "controls.js",
+        "turn(none.checked || wrong ? null : exact.valueAsNumber, wrong);",
+        "if (!wrong) turn(none.checked ? null : exact.valueAsNumber);",
+    ),
+    "no reason": ("sv-choices.js", 'wrong ? "cannot_keep" : "unsaved"', '"unsaved"'),
+    "a switch drawn as on": (
+        "style.css", '.switch[aria-checked="true"] .knob::after', ".switch[aria-checked] .knob::after",
+    ),
+    "a slider of its own": ("controls.js", "if (at !== null) slider.value", "return; slider.value"),
+}  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_planted_fault_is_found(centre, mock, fault):
+    page = centre([FAULTS[fault]])
+    to_store(page, GRAM)
+    with pytest.raises(AssertionError) as found:
+        walk(
+            page, lambda: kept(mock, 0), lambda: held(page, "**/api/choose"), lambda: again(page, GRAM)
+        )
+    print(f"\n{fault}: {str(found.value).splitlines()[0]}")
+
+
+@pytest.mark.slow
+def test_planted_switches_controls_and_colours_are_found(centre, mock):
+    page = centre([("sv-things.js", "		this.drawnFor = this.lawsFor = \"\";\n		void this.find(false);\n", "")])
+    with pytest.raises(AssertionError):
+        at_once(page, mock)
+    new = 'h("p", { class: "stands" }, store.stands),'
+    page = centre([("sv-stands.js", new, f'{new} h("button", {{}}, "Send more"),')])
+    assert unlisted(Seen(page), CENTRE) == ["stands button Send more"]
+    hidden = f'{new} h("button", {{ "aria-hidden": "true" }}, "Send more"),'
+    page = centre([("sv-stands.js", new, hidden)])
+    assert len(unlisted(Seen(page), CENTRE)) == 1
+    page = centre([("look.css", "button:where(:hover:enabled)", "button:hover:enabled")])
+    page.get_by_role("switch", name=WORDS["field.takes_part.label"]).click()
+    assert WORDS["page.keep"] in {label for _, label, _ in faint(hovered(page))}
+
+
+# --- what is below the pointer, and what is there before anything ------------------------------------
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_every_label_can_be_read_below_the_pointer(browser, server, mock, scheme):
+    mock.shops[0].choice["takes_part"] = True
+    with still(browser, color_scheme=scheme) as context:
+        page = context.new_page()
+        page.goto(server.url)
+        page.wait_for_selector("[data-ready]")
+        page.get_by_role("switch", name=WORDS["field.takes_part.label"]).click()
+        page.get_by_role("button", name=WORDS["page.preview_button"]).click()
+        expect(page.get_by_role("button", name=WORDS["page.send"])).to_be_enabled()
+        open_all(page)
+        found = hovered(page)
+        assert faint(found) == []
+        # With a real pointer, too: the label is there, and so is its ground.
+        keep = page.get_by_role("button", name=WORDS["page.keep"])
+        before = keep.evaluate("one => getComputedStyle(one).backgroundColor")
+        keep.hover()
+        assert keep.evaluate("one => getComputedStyle(one).backgroundColor") == before
+        page.get_by_role("button", name=WORDS["erase.everything"]).click()
+        page.locator("dialog input").fill(WORDS["erase.word"])
+        found += (over := hovered(page))
+        assert faint(over) == []
+    classes = {name for classes, _, _ in found for name in classes.split()}
+    assert {"main", "danger", "small", "plain", "switch"} <= classes
+
+
+def test_the_page_says_that_it_works_until_it_is_there(browser, server, mock):
+    """A page whose first answer takes its time is not blank."""
+    with browser.new_context() as context:
+        page = context.new_page()
+        with held(page, "**/api/state*"):
+            page.goto(server.url, wait_until="commit")
+            expect(page.locator("#page")).to_have_text(WORDS["page.working"])
+            expect(page.locator("#page [role=status]")).to_be_visible()
+        page.wait_for_selector("[data-ready]")
+        expect(page.locator("#page")).not_to_contain_text(WORDS["page.working"])
+
+
+# --- with real processes ----------------------------------------------------------------------------
+
+
+def on_off_and_keep(page):
+    """Somebody looks at a loudness, takes part and thinks better of it, and keeps that."""
+    part = page.locator("#choices")
+    switch = part.get_by_role("switch", name=WORDS["field.takes_part.label"])
+    part.get_by_text(WORDS["step.low"]).first.click()
+    switch.click()
+    expect(switch).to_have_attribute("aria-checked", "true")
+    switch.click()
+    expect(switch).to_have_attribute("aria-checked", "false")
+    part.get_by_role("button", name=WORDS["page.keep"]).click()
+    expect(part.locator(".unsaved")).to_have_text("")
+    expect(switch).to_have_attribute("aria-checked", "false")
+
+
+@pytest.fixture
+def town(tmp_path):
+    made = GramTown(gram_terms(tmp_path))
+    with made.serve() as server:
+        made.url = server.url
+        yield made
+
+
+def to_terms(page):
+    ask = page.get_by_role("button", name=WORDS["terms.ask"])
+    agree = page.get_by_role("button", name=WORDS["terms.agree"])
+    expect(ask.or_(agree)).to_be_visible()
+    if ask.is_visible():
+        ask.click()
+    agree.click()
+    expect(page.locator("#terms")).to_contain_text(WORDS["terms.agreed"])
+
+
+@pytest.mark.slow
+def test_on_off_and_keep_on_loopback_sends_nothing(browser, town, tmp_path):
+    newcomer(tmp_path / "me", town, town.url)
+    with loopback(tmp_path / "me") as (url, _), still(browser) as context:
+        page = context.new_page()
+        page.goto(url)
+        page.wait_for_selector("[data-ready]")
+        to_terms(page)
+        on_off_and_keep(page)
+
+        def stored():
+            ask = "fetch('api/state').then((one) => one.json())"
+            return page.evaluate(ask)["stores"][0]["choice"]
+
+        def reload():
+            page.reload()
+            page.wait_for_selector("[data-ready]")
+
+        assert (stored()["takes_part"], stored()["epsilon"]) == (False, 1.0)
+        walk(page, stored, lambda: held(page, "**/api/choose"), reload)
+        assert not stored()["takes_part"]
+    # The agent that the store has then: it reads what is public, and says nothing.
+    before = len(town.heard)
+    assert call(["serve", "device", str(tmp_path / "me"), "--plaintext", "--once"]) == 0
+    assert len(town.heard) > before
+    assert {one.method for one in town.heard} == {"GET"}
+    # Had she taken part, it would have spoken.
+    with CohortStore.open(tmp_path / "me") as store:
+        store.set_choice(0, replace(store.choice(0), takes_part=True, epsilon=1.0))
+    assert call(["serve", "device", str(tmp_path / "me"), "--plaintext", "--once"]) == 0
+    assert town.bodies("/v1/enrol")
+
+
+OPEN_TAB = """async ([invitation, automatic]) => {
+  const library = await import("/sottovoce/sottovoce.js");
+  const given = { federation: location.origin, automatic, poll: 0.2 };
+  const device = await library.openDevice(invitation ? { ...given, invitation } : given);
+  const choose = device.choose.bind(device);
+  device.choose = async (change) => {
+    await window.gate;
+    return choose(change);
+  };
+  window.device = device;
+  await window.sottovoce(device, "en");
+}"""
+STORED = """() => window.device.status().then(({ choice }) => ({
+  takes_part: choice.takesPart, epsilon: choice.epsilon,
+  total_epsilon: Number.isFinite(choice.totalEpsilon) ? choice.totalEpsilon : null }))"""
+
+
+@contextlib.contextmanager
+def tab(browser, town, automatic):
+    """The consent centre in a tab, and whom its device talks to."""
+    with ShopSite() as site, still(browser) as context:
+        site.upstream = town.url
+        page = context.new_page()
+        token = town.tokens[0].hex()
+        invitation = Invitation(site.url, "", token, 0, town.terms.federation).to_table()
+
+        def come(given=invitation):
+            page.goto(f"{site.url}/sottovoce/consent.html")
+            page.evaluate(OPEN_TAB, [given, automatic])
+            page.wait_for_selector("[data-ready]")
+
+        come()
+        page.evaluate("(given) => window.device.visited(given)", [list(one) for one in HISTORY])
+        yield page, site, lambda: come(None)
+
+
+@contextlib.contextmanager
+def held_in_tab(page):
+    page.evaluate("() => { window.gate = new Promise((open) => (window.open_gate = open)); }")
+    yield
+    page.evaluate("() => { window.open_gate(); window.gate = null; }")
+
+
+@pytest.mark.slow
+def test_every_control_of_the_centre_in_a_tab(browser, town):
+    with tab(browser, town, False) as (page, site, come_back):
+        to_terms(page)
+        page.wait_for_timeout(400)
+        open_all(page)
+        seen = Seen(page)
+        assert unlisted(seen, CENTRE) == []
+        stored = lambda: page.evaluate(STORED)  # noqa: E731
+        walk(page, stored, lambda: held_in_tab(page), come_back)
+        rule = page.locator('#never [data-rule="Food"]')
+        for clicks in (1, 1, 3):
+            for _ in range(clicks):
+                before = switched(page, "#never", rule)
+                rule.click()
+                assert switched(page, "#never", rule) is not before
+            page.wait_for_timeout(500)
+            wanted = switched(page, "#never", rule)
+            never = page.evaluate("() => window.device.status().then((one) => one.choice.neverSend)")
+            assert ("Food" not in never) is wanted
+        assert site.posted == []
+
+
+@pytest.mark.slow
+def test_on_off_and_keep_in_a_tab_sends_nothing(browser, town):
+    with tab(browser, town, True) as (page, site, _):
+        to_terms(page)
+        on_off_and_keep(page)
+        assert page.evaluate(STORED) == {"takes_part": False, "epsilon": 1.0, "total_epsilon": None}
+        asked = len(site.asked)
+        until(lambda: page.wait_for_timeout(50) or len(site.asked) >= asked + 3, 30)
+        assert site.posted == []
+        # Had she left it on, the tab would have spoken by itself.
+        page.get_by_role("switch", name=WORDS["field.takes_part.label"]).click()
+        page.get_by_role("button", name=WORDS["page.keep"]).click()
+        until(lambda: page.wait_for_timeout(50) or site.posted, 30)
+        assert site.posted[0][0] == "/v1/enrol"
+
+
+def test_the_page_is_prepared_before_it_is_asked_for(tmp_path, monkeypatch, town):
+    """What the first look at a store needs is worked out while the browser starts."""
+    newcomer(tmp_path / "me", town, town.url)
+    looked = threading.Event()
+    state = Centre.state
+
+    def noted(self):
+        looked.set()
+        return state(self)
+
+    monkeypatch.setattr(Centre, "state", noted)
+    monkeypatch.setattr(PageProcess, "run", lambda self: (looked.wait(10), self._listener.close()))
+    assert call(["device", "page", str(tmp_path / "me"), "--json"]) == 0
+    assert looked.is_set()

@@ -1,6 +1,7 @@
 """What a page shows, what its DOM says and what the accessibility tree says of each control, read
 from a real Chromium; and the list of all controls that our pages have."""
 
+import math
 import re
 
 from page_mock import words
@@ -57,6 +58,8 @@ READ = """() => Object.fromEntries([...document.querySelectorAll("#choices [data
     radios: [...field.querySelectorAll("input[type=radio]")].map((one) =>
       [one.labels[0].querySelector("span").firstChild.textContent, one.checked]),
     slider: slider && slider.getAttribute("aria-valuetext"),
+    place: slider && slider.valueAsNumber / slider.max,
+    ends: number && [Number(number.min), Number(number.max)],
     none: none && none.checked,
   }];
 }))"""
@@ -180,7 +183,17 @@ def _agreed(name, field, mine):
     if field["slider"] is not None:
         told = float(field["slider"].rstrip("%").replace(",", ""))
         assert abs(told - field["number"]) < 1e-6 * max(1, told), f"{name}: the slider says {told}"
+        place = _placed(field["number"], *field["ends"])
+        assert abs(field["place"] - place) <= 0.0051, f"{name}: the slider is at {field['place']}"
     return value
+
+
+def _placed(number, least, most):
+    """Where a number is on its slider: by its logarithm where it spans much."""
+    number = min(max(number, least), most)
+    if least > 0 and most / least > 20:
+        return math.log(number / least) / math.log(most / least)
+    return (number - least) / (most - least)
 
 
 def keep_is(page, enabled):
@@ -202,7 +215,7 @@ def walk(page, stored, holding, reload):
             assert value == wanted, f"{name} shows {value}; it is {wanted}"
         differs = any(kept[name] != value for name, value in moved.items())
         keep_is(page, differs and WRONG not in moved.values())
-        reason = page.locator("#unsaved").inner_text()
+        reason = page.locator("#choices .unsaved").inner_text()
         if WRONG in moved.values():
             assert reason == WORDS["page.cannot_keep"], "Keep is disabled without a reason"
             assert page.locator("#choices .weighed").inner_text() == "", "another choice is weighed"
@@ -211,7 +224,7 @@ def walk(page, stored, holding, reload):
 
     def kept():
         keep.click()
-        expect(page.locator("#unsaved")).to_have_text("")
+        expect(page.locator("#choices .unsaved")).to_have_text("")
 
     # The switch: each click is shown as it is, and Keep stores what is shown.
     first = stored()["takes_part"]
@@ -303,6 +316,8 @@ def _walk_number(page, name, field, stored, kept, same, undo):
         slider.focus()
         slider.press("ArrowRight")
         same(**{name: choices(page)[name]})
+    if none.count() and none.is_checked():
+        none.uncheck()
     last = 6 if goods[0] == 2 else 0.7
     exact.fill(f"{last * times:g}")
     kept()
@@ -321,3 +336,73 @@ def _walk_number(page, name, field, stored, kept, same, undo):
         exact.fill("4")
         kept()
         same()
+
+
+def switched(page, place, switch):
+    """Whether a switch is on, after it was found to be so in what is drawn, in the DOM and in the
+    accessibility tree; and the words beside it."""
+    found, nodes = None, []
+    while found is None or not nodes:  # it may have been drawn anew between two questions
+        found = switch.evaluate(
+            """(one) => one.isConnected ? [
+              getComputedStyle(one.querySelector(".knob"), "::after").transform.split(",")[4] > 0,
+              one.getAttribute("aria-checked"), one.querySelector(".label").innerText,
+              one.closest("li, .row").innerText] : null"""
+        )
+        if found is not None:
+            name = found[2].split()
+            nodes = [c for c in within(page, place) if (c.role, c.name.split()) == ("switch", name)]
+    (lit, said, name, words), (node,) = found, nodes
+    told = node.properties["checked"]
+    assert said in ("true", "false"), f"aria-checked is {said!r}"
+    assert (lit, said) == (told == "true", told), f"{name}: {lit} {said} {told}"
+    wanted = WORDS["page.thing_on" if lit else "page.thing_off"]
+    assert wanted in words, f"{words!r} beside a switch that says {lit}"
+    return lit
+
+
+COLOURS = """() => {
+  const parts = (text) => text.match(/[\\d.]+/g).map(Number);
+  const ground = (one) => {
+    for (let at = one; at; at = at.parentElement) {
+      const found = parts(getComputedStyle(at).backgroundColor);
+      if (found.length === 3 || found[3] > 0) return found;
+    }
+    return [255, 255, 255];
+  };
+  const light = (colour, times) => {
+    const [r, g, b] = colour.slice(0, 3).map((c) => Math.min(255, c * times) / 255)
+      .map((c) => (c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4));
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+  };
+  return [...document.querySelectorAll("button")]
+    .filter((one) => one.checkVisibility() && !one.disabled && one.innerText.trim())
+    .map((one) => {
+      const style = getComputedStyle(one);
+      const times = Number(style.filter.match(/brightness\\(([\\d.]+)\\)/)?.[1] ?? 1);
+      const [a, b] = [light(parts(style.color), times), light(ground(one), times)];
+      const ratio = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
+      return [one.className, one.innerText.trim(), Math.round(ratio * 100) / 100];
+    });
+}"""
+
+
+def hovered(page):
+    """Every button that can be pressed, as it looks below the pointer: its classes, its label and
+    the contrast between label and ground."""
+    line = page.context.new_cdp_session(page)
+    root = line.send("DOM.getDocument")["root"]["nodeId"]
+    line.send("CSS.enable")
+    nodes = line.send("DOM.querySelectorAll", {"nodeId": root, "selector": "button"})["nodeIds"]
+    for node in nodes:
+        line.send("CSS.forcePseudoState", {"nodeId": node, "forcedPseudoClasses": ["hover"]})
+    found = page.evaluate(COLOURS)
+    for node in nodes:
+        line.send("CSS.forcePseudoState", {"nodeId": node, "forcedPseudoClasses": []})
+    line.detach()
+    return found
+
+
+def faint(found):
+    """Labels that cannot be read: the contrast is below that of ordinary text."""
+    return [one for one in found if one[2] < 4.5]

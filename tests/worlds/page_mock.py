@@ -627,7 +627,9 @@ class Served:
         self._thread.join()
 
     def _page(self, request):
-        text = self._template.render(language=self.language, token=TOKEN, version="0")
+        waiting = words(self.language)["page.working"]
+        given = {"language": self.language, "token": TOKEN, "version": "0", "waiting": waiting}
+        text = self._template.render(**given)
         headers = {"content-security-policy": POLICY}
         return Response(text, media_type="text/html", headers=headers)
 

@@ -146,7 +146,7 @@ function scaled(field) {
 	return {
 		ends: true,
 		/** @param {number} at */
-		place: (at) => Math.round((((steep ? Math.log(at) : at) - low) / (high - low)) * FINE),
+		place: (at) => Math.round((((steep ? Math.log(Math.max(least, at)) : at) - low) / (high - low)) * FINE),
 		/** @param {number} place */
 		value: (place) => {
 			const raw = low + (place / FINE) * (high - low);
