@@ -5,8 +5,10 @@ found."""
 
 import contextlib
 import re
+import subprocess
 import threading
 from dataclasses import replace
+from functools import partial
 
 import pytest
 from chromium import is_amiss
@@ -16,6 +18,7 @@ from page_mock import PAGES, Mock, Served, Shop, Wrong, field, films, said, term
 from people_world import Shop as ShopSite
 from playwright.sync_api import expect
 from tab_world import until
+from test_consent_centre import COMMAND
 from test_consent_centre import centre as loopback
 
 from sottovoce.cli import call
@@ -435,15 +438,20 @@ def test_on_off_and_keep_on_loopback_sends_nothing(browser, town, tmp_path):
         assert (stored()["takes_part"], stored()["epsilon"]) == (False, 1.0)
         walk(page, stored, lambda: held(page, "**/api/choose"), reload)
         assert not stored()["takes_part"]
+    agent = partial(
+        subprocess.run,
+        [COMMAND, "serve", "device", tmp_path / "me", "--plaintext", "--once"],
+        check=True,
+    )
     # The agent that the store has then: it reads what is public, and says nothing.
     before = len(town.heard)
-    assert call(["serve", "device", str(tmp_path / "me"), "--plaintext", "--once"]) == 0
+    agent()
     assert len(town.heard) > before
     assert {one.method for one in town.heard} == {"GET"}
     # Had she taken part, it would have spoken.
     with CohortStore.open(tmp_path / "me") as store:
         store.set_choice(0, replace(store.choice(0), takes_part=True, epsilon=1.0))
-    assert call(["serve", "device", str(tmp_path / "me"), "--plaintext", "--once"]) == 0
+    agent()
     assert town.bodies("/v1/enrol")
 
 
