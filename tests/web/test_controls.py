@@ -13,13 +13,27 @@ from functools import partial
 import pytest
 from chromium import is_amiss
 from consent_world import HISTORY, GramTown, gram_terms, newcomer
-from controls_world import WORDS, Seen, faint, hovered, switched, unlisted, unmet, walk
+from console_world import GOOD, ConsoleServer, Crowd, log_of, offer
+from controls_world import (
+    WORDS,
+    Seen,
+    faint,
+    hovered,
+    screenshot,
+    switched,
+    unlisted,
+    unmet,
+    walk,
+    within,
+)
 from page_mock import PAGES, Mock, Served, Shop, Wrong, field, films, said, terms
 from people_world import Shop as ShopSite
 from playwright.sync_api import expect
-from tab_world import until
+from server_world import new_folder
+from tab_world import built, until
 from test_consent_centre import COMMAND
 from test_consent_centre import centre as loopback
+from test_shop import opened as a_shop
 
 from sottovoce.cli import call
 from sottovoce.stores.device import CohortStore
@@ -551,3 +565,192 @@ def test_the_page_is_prepared_before_it_is_asked_for(tmp_path, monkeypatch, town
     monkeypatch.setattr(PageProcess, "run", lambda self: (looked.wait(10), self._listener.close()))
     assert call(["device", "page", str(tmp_path / "me"), "--json"]) == 0
     assert looked.is_set()
+
+
+# --- the shop, whose visitor is a tab -----------------------------------------------------------------
+
+SHOP = (
+    *CENTRE,
+    rf"(header|page) button ({w('shop.privacy')}|{w('page.english')}|{w('page.italian')})",
+    rf"page link {w('shop.skip')}",
+    r"places button .*",
+    rf"panel-head button {w('shop.close')}",
+    rf"page button ({w('shop.go.terms')}|{w('shop.go.choices')}|{w('shop.go.preview')})",
+    rf"page button ({w('shop.go.stop')}|{w('stop.start')}|{w('shop.operator')})",
+    r"page DisclosureTriangle .*",
+)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_the_shop_shows_what_its_visitor_has_chosen(browser, tmp_path):
+    built()
+    with a_shop(tmp_path / "shop") as (town, link), still(browser) as context:
+        page = context.new_page()
+        page.set_default_timeout(20_000)
+        page.goto(link)
+        page.wait_for_selector("[data-open]")
+        assert unlisted(Seen(page), SHOP) == []
+        assert faint(hovered(page)) == []
+        cards = page.locator(".place")
+        been = page.locator(".been li[data-item]")
+
+        def clicked(card):
+            """What the card shows, in what is drawn, the DOM and the accessibility tree."""
+            at, mark = card.evaluate(
+                """(one) => [one.getAttribute("aria-pressed"),
+                  getComputedStyle(one.querySelector(".name"), "::after").content.includes("✓")]"""
+            )
+            name = card.inner_text().split("\n")[0]
+            (node,) = [c for c in within(page, "#places") if c.role == "button" and c.name.startswith(name)][:1]
+            assert (at, node.properties["pressed"]) == (str(mark).lower(),) * 2, (at, mark)
+            return mark
+
+        for clicks in (1, 1, 2, 3):
+            for _ in range(clicks):
+                before = clicked(cards.first)
+                cards.first.click()
+                assert clicked(cards.first) is not before
+            wanted = clicked(cards.first)
+            expect(been).to_have_count(int(wanted))
+            page.wait_for_timeout(300)
+            assert clicked(cards.first) is wanted
+        page.reload()
+        page.wait_for_selector("[data-open]")
+        assert clicked(cards.first)
+        for at in range(1, 6):
+            cards.nth(at).click()
+        expect(been).to_have_count(6)
+
+        # The page names a round as whoever runs it, and as receipts do.
+        number = page.get_attribute("#page", "data-round")
+        expect(page.locator(".strip .where")).to_contain_text(f"Round {number} ")
+        page.locator(".next").get_by_role("button", name=WORDS["shop.go.terms"]).click()
+        page.locator("#terms").get_by_role("button", name=WORDS["terms.agree"]).click()
+        expect(page.locator("#terms")).to_contain_text(WORDS["terms.agreed"])
+        page.wait_for_timeout(400)
+        assert unlisted(Seen(page), SHOP) == []
+        assert faint(hovered(page)) == []
+
+        # After everything was stopped nothing tells her to send.
+        part = page.locator("#choices")
+        part.get_by_role("switch", name=WORDS["field.takes_part.label"]).click()
+        part.get_by_role("button", name=WORDS["page.keep"]).click()
+        expect(part.locator(".unsaved")).to_have_text("")
+        page.get_by_role("button", name=WORDS["stop.everything"], exact=True).click()
+        expect(page.locator(".next")).to_have_text(
+            WORDS["shop.hint.stopped"] + WORDS["shop.go.stop"], use_inner_text=False
+        )
+        page.locator(".next").get_by_role("button", name=WORDS["shop.go.stop"]).click()
+        expect(page.locator("#stop")).to_be_focused()
+        page.get_by_role("button", name=WORDS["stop.start"]).click()
+        expect(page.locator(".next")).not_to_contain_text(WORDS["shop.hint.stopped"])
+
+        # Deleted: nothing of hers is on the page, at once; and she can start again.
+        page.get_by_role("button", name=WORDS["erase.everything"]).click()
+        page.locator("dialog input").fill(WORDS["erase.word"])
+        page.locator("dialog .danger").click()
+        expect(page.locator(".told")).to_contain_text(WORDS["erase.done_everything"])
+        assert page.locator(".place[aria-pressed=true]").count() == 0
+        assert been.count() == 0
+        assert page.locator(".mine li, .changes-made:visible").count() == 0
+        assert page.locator("#never sv-list").count() == 0
+        screenshot(page, "deleted")
+        assert unlisted(Seen(page), SHOP) == []
+        page.locator(".next").get_by_role("button", name=WORDS["stop.start"]).click()
+        page.wait_for_selector("[data-open]")
+        expect(been).to_have_count(0)
+        cards.first.click()
+        expect(been).to_have_count(1)
+
+
+# --- the operator's console ---------------------------------------------------------------------------
+
+CONSOLE = (
+    r"page link Skip to what is shown",
+    r"nav link (Rounds|Devices|Model|Terms|Health|Log)",
+    r"\w+ DisclosureTriangle .*",
+    r"now button (Pause…|Go on…|Set target…)",
+    r"rounds button .*",
+    r"devices (searchbox Search|combobox Which)",
+    r"devices checkbox Device \d+",
+    r"devices button (Invite…|Shut out .*|Let .* in again…|Label of device \d+)",
+    r"model button (Roll back to this…|Publish…)",
+    r"waiting button (Add items…|Withdraw…)",
+    r"[\w-]+ button (Back up…|Change the .*token…|Change the report key…)",
+    r"dialog (button|textbox|spinbutton) .*",
+    r"told button Close",
+)
+
+
+@pytest.mark.slow
+def test_the_console_shows_what_its_operator_has_chosen(browser, tmp_path):
+    folder = new_folder(tmp_path / "town", rounds=9)
+    with ConsoleServer(folder) as server, server.client() as client:
+        crowd = Crowd(users=8)
+        crowd.enrol(folder, client)
+        client.wait(state="open", round=0)
+        offer(folder, 1, GOOD)
+        crowd.run_round(client)
+        client.wait(state="open", round=1)
+        for scheme in ("dark", "light"):
+            with still(browser, color_scheme=scheme) as context:
+                page = context.new_page()
+                page.goto(server.link())
+                page.wait_for_selector("[data-ready]")
+                for place in ("Rounds", "Devices", "Model", "Terms", "Health", "Log"):
+                    page.get_by_role("navigation").get_by_role("link", name=place).click()
+                    page.wait_for_timeout(300)
+                    open_all(page)
+                    assert unlisted(Seen(page), CONSOLE) == [], place
+                    assert faint(hovered(page)) == [], place
+                if scheme == "light":
+                    chosen_devices(page, folder)
+
+
+def chosen_devices(page, folder):
+    page.get_by_role("navigation").get_by_role("link", name="Devices").click()
+    boxes = page.get_by_role("checkbox")
+    expect(boxes).to_have_count(8)
+    deed = page.locator('[data-deed="shut_out"]')
+
+    def checked():
+        """Which are chosen: as drawn, in the tree, and by what can be done with them."""
+        nodes = {c.name: c for c in within(page, "#devices") if c.role == "checkbox"}
+        found = set()
+        for box in boxes.all():
+            node = nodes[box.get_attribute("aria-label")]
+            assert node.properties["checked"] == str(box.is_checked()).lower()
+            if box.is_checked():
+                found.add(int(node.name.split()[1]))
+        words = f"{len(found)} devices" if len(found) != 1 else f"device {min(found)}"
+        assert (deed.inner_text() if deed.count() else "") == (f"Shut out {words}…" if found else "")
+        return found
+
+    for at, wanted in ((0, {0}), (1, {0, 1}), (0, {1}), (1, set()), (1, {1}), (2, {1, 2})):
+        boxes.nth(at).click()
+        assert checked() == wanted
+    page.get_by_label("Which").select_option("active")
+    page.wait_for_timeout(400)
+    assert checked() == {1, 2}
+    page.get_by_label("Search").fill("2")
+    expect(boxes).to_have_count(1)
+    assert page.get_by_role("checkbox", name="Device 2").is_checked()
+    # A number that does not fit is refused where it is written, and nothing is done.
+    before = log_of(folder)
+    for wrong in ("0", "", "10001"):
+        page.get_by_role("button", name="Invite…").click()
+        dialog = page.locator("dialog[open]")
+        assert unlisted(Seen(page), CONSOLE) == []
+        dialog.get_by_label("How many").fill(wrong)
+        dialog.get_by_role("button", name="Invite and download").click()
+        assert dialog.get_by_label("How many").evaluate("one => one.matches(':invalid:focus')")
+        (node,) = [c for c in within(page, "dialog[open]") if c.role == "spinbutton"]
+        assert node.properties["invalid"] == "true"
+        dialog.get_by_role("button", name="Cancel").click()
+        expect(dialog).to_have_count(0)
+    assert log_of(folder) == before
+    page.reload()
+    page.wait_for_selector("[data-ready]")
+    expect(boxes).to_have_count(8)
+    assert checked() == set()

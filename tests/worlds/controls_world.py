@@ -1,19 +1,22 @@
 """What a page shows, what its DOM says and what the accessibility tree says of each control, read
 from a real Chromium; and the list of all controls that our pages have."""
 
+import contextlib
 import math
+import os
 import re
 
-from page_mock import words
-from playwright.sync_api import expect
+from playwright.sync_api import Error, expect
 from tab_world import until
+
+from sottovoce.core.words import catalogue
 
 INTERACTIVE = {
     "button", "checkbox", "combobox", "link", "listbox", "menuitem", "option", "radio", "searchbox",
     "slider", "spinbutton", "switch", "tab", "textbox", "DisclosureTriangle", "PopUpButton",
 }  # fmt: skip
 """Roles of what somebody can press, choose or write in; options stand in their list."""
-WORDS = words("en")
+WORDS = catalogue("en")
 STEPS = {
     WORDS[f"step.{name}"]: value
     for name, value in {
@@ -395,14 +398,19 @@ def hovered(page):
     line.send("CSS.enable")
     nodes = line.send("DOM.querySelectorAll", {"nodeId": root, "selector": "button"})["nodeIds"]
     for node in nodes:
-        line.send("CSS.forcePseudoState", {"nodeId": node, "forcedPseudoClasses": ["hover"]})
+        with contextlib.suppress(Error):  # it may have been drawn anew
+            line.send("CSS.forcePseudoState", {"nodeId": node, "forcedPseudoClasses": ["hover"]})
     found = page.evaluate(COLOURS)
-    for node in nodes:
-        line.send("CSS.forcePseudoState", {"nodeId": node, "forcedPseudoClasses": []})
-    line.detach()
+    line.detach()  # which ends it
     return found
 
 
 def faint(found):
     """Labels that cannot be read: the contrast is below that of ordinary text."""
     return [one for one in found if one[2] < 4.5]
+
+
+def screenshot(page, name):
+    """For somebody's eyes, where $SOTTOVOCE_SCREENSHOTS names a folder."""
+    if folder := os.environ.get("SOTTOVOCE_SCREENSHOTS"):
+        page.screenshot(path=f"{folder}/{name}.png")
