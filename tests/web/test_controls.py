@@ -114,7 +114,9 @@ def server():
 @pytest.fixture
 def mock(server):
     server.mock = Mock()
-    server.mock.shops.append(Every("every", "All kinds", "devices", EVERY, films(), agreement=terms()))
+    server.mock.shops.append(
+        Every("every", "All kinds", "devices", EVERY, films(), agreement=terms())
+    )
     return server.mock
 
 
@@ -221,7 +223,12 @@ def test_every_control_of_the_consent_centre_is_in_the_list(centre, mock):
 def test_what_is_shown_is_what_is_kept(centre, mock, number):
     page, store = centre(), f"s{number}"
     to_store(page, store)
-    walk(page, lambda: kept(mock, number), lambda: held(page, "**/api/choose"), lambda: again(page, store))
+    walk(
+        page,
+        lambda: kept(mock, number),
+        lambda: held(page, "**/api/choose"),
+        lambda: again(page, store),
+    )
 
 
 def again(page, store):
@@ -234,7 +241,9 @@ def kept(mock, number):
     """What is stored, as a page shows it: of data owners and attributes those that are on."""
     choice = dict(mock.shops[number].choice)
     if "refused_owners" in choice:
-        choice["refused_owners"] = {"Cinema Aurora", "Video Nord", "Kino Sud"} - set(choice["refused_owners"])
+        choice["refused_owners"] = {"Cinema Aurora", "Video Nord", "Kino Sud"} - set(
+            choice["refused_owners"]
+        )
     if "hidden_attributes" in choice:
         choice["hidden_attributes"] = set(choice["hidden_attributes"])
     return choice
@@ -334,14 +343,25 @@ def test_a_planted_fault_is_found(centre, mock, fault):
     to_store(page, GRAM)
     with pytest.raises(AssertionError) as found:
         walk(
-            page, lambda: kept(mock, 0), lambda: held(page, "**/api/choose"), lambda: again(page, GRAM)
+            page,
+            lambda: kept(mock, 0),
+            lambda: held(page, "**/api/choose"),
+            lambda: again(page, GRAM),
         )
     print(f"\n{fault}: {str(found.value).splitlines()[0]}")
 
 
 @pytest.mark.slow
 def test_planted_switches_controls_and_colours_are_found(centre, mock):
-    page = centre([("sv-things.js", "		this.drawnFor = this.lawsFor = \"\";\n		void this.find(false);\n", "")])
+    page = centre(
+        [
+            (
+                "sv-things.js",
+                '		this.drawnFor = this.lawsFor = "";\n		void this.find(false);\n',
+                "",
+            )
+        ]
+    )
     with pytest.raises(AssertionError):
         at_once(page, mock)
     new = 'h("p", { class: "stands" }, store.stands),'
@@ -376,6 +396,10 @@ def test_every_label_can_be_read_below_the_pointer(browser, server, mock, scheme
         before = keep.evaluate("one => getComputedStyle(one).backgroundColor")
         keep.hover()
         assert keep.evaluate("one => getComputedStyle(one).backgroundColor") == before
+        screenshot(page, f"hover-{scheme}")
+        page.locator("#choices input[type=number]").first.fill("60")
+        expect(keep).to_be_disabled()
+        screenshot(page, f"wrong-{scheme}")
         page.get_by_role("button", name=WORDS["erase.everything"]).click()
         page.locator("dialog input").fill(WORDS["erase.word"])
         found += (over := hovered(page))
@@ -530,7 +554,9 @@ def test_every_control_of_the_centre_in_a_tab(browser, town):
                 assert switched(page, "#never", rule) is not before
             page.wait_for_timeout(500)
             wanted = switched(page, "#never", rule)
-            never = page.evaluate("() => window.device.status().then((one) => one.choice.neverSend)")
+            never = page.evaluate(
+                "() => window.device.status().then((one) => one.choice.neverSend)"
+            )
             assert ("Food" not in never) is wanted
         assert site.posted == []
 
@@ -602,7 +628,9 @@ def test_the_shop_shows_what_its_visitor_has_chosen(browser, tmp_path):
                   getComputedStyle(one.querySelector(".name"), "::after").content.includes("✓")]"""
             )
             name = card.inner_text().split("\n")[0]
-            (node,) = [c for c in within(page, "#places") if c.role == "button" and c.name.startswith(name)][:1]
+            (node,) = [
+                c for c in within(page, "#places") if c.role == "button" and c.name.startswith(name)
+            ][:1]
             assert (at, node.properties["pressed"]) == (str(mark).lower(),) * 2, (at, mark)
             return mark
 
@@ -724,7 +752,9 @@ def chosen_devices(page, folder):
             if box.is_checked():
                 found.add(int(node.name.split()[1]))
         words = f"{len(found)} devices" if len(found) != 1 else f"device {min(found)}"
-        assert (deed.inner_text() if deed.count() else "") == (f"Shut out {words}…" if found else "")
+        assert (deed.inner_text() if deed.count() else "") == (
+            f"Shut out {words}…" if found else ""
+        )
         return found
 
     for at, wanted in ((0, {0}), (1, {0, 1}), (0, {1}), (1, set()), (1, {1}), (2, {1, 2})):

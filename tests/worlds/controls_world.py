@@ -133,7 +133,9 @@ def _marked(node):
 def unlisted(seen, listed):
     """Controls that no line of the list is about, and those that the tree and the DOM differ in."""
     patterns = [re.compile(line) for line in listed]
-    strangers = [one.key for one in seen.controls if not any(p.fullmatch(one.key) for p in patterns)]
+    strangers = [
+        one.key for one in seen.controls if not any(p.fullmatch(one.key) for p in patterns)
+    ]
     return strangers + seen.strangers
 
 
