@@ -25,7 +25,7 @@ from starlette.routing import Route
 
 import sottovoce
 from sottovoce.core.words import catalogue
-from sottovoce.web.page import LOOK
+from sottovoce.web.page import ELSEWHERE, LOOK
 
 PAGES = next(p for p in sottovoce.__path__) + "/web/pages"
 WORDS = next(p for p in sottovoce.__path__) + "/core/words"
@@ -37,8 +37,6 @@ TOKEN = "a token of the mock's"
 NOW = 1_762_160_400
 DAY = 86_400
 LARGE = 100_000
-COMMAND_LINE = {"attack", "device", "terminal", "shop", "tab"}
-"""Groups of sentences that no page says."""
 KINDS = {"css": "text/css", "js": "text/javascript"}
 
 
@@ -579,7 +577,7 @@ CALLS = {
 def words(language):
     """What a page may say, by its key."""
     every = catalogue(language).items()
-    return {key: text for key, text in every if key.split(".")[0] not in COMMAND_LINE}
+    return {key: text for key, text in every if not key.startswith((*ELSEWHERE, "shop."))}
 
 
 # --- the server -----------------------------------------------------------------------------------
@@ -629,7 +627,9 @@ class Served:
         self._thread.join()
 
     def _page(self, request):
-        text = self._template.render(language=self.language, token=TOKEN, version="0")
+        waiting = words(self.language)["page.working"]
+        given = {"language": self.language, "token": TOKEN, "version": "0", "waiting": waiting}
+        text = self._template.render(**given)
         headers = {"content-security-policy": POLICY}
         return Response(text, media_type="text/html", headers=headers)
 

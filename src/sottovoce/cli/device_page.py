@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
+import threading
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from sottovoce.cli import output
 from sottovoce.cli.options import AgentsServer, Json, PlaintextTrial
 from sottovoce.core.words import LANGUAGES, said, say
-from sottovoce.errors import UsageError
+from sottovoce.errors import SottovoceError, UsageError
+
+if TYPE_CHECKING:
+    from sottovoce.web.centre import Centre
 
 
 def page(
@@ -60,6 +65,8 @@ def page(
         output.show(*(say(said(key, url=url), language or LANGUAGES[0]) for key in lines))
 
     with Centre(stores, server=server, plaintext=plaintext) as centre:
+        # What the page asks first takes seconds where nothing is compiled yet: begin before it asks.
+        threading.Thread(target=_prepare, args=[centre], name="prepare", daemon=True).start()
         PageProcess(
             centre,
             invite,
@@ -67,6 +74,11 @@ def page(
             language=language,
             browser=opens and not as_json and has_windows(),
         ).run()
+
+
+def _prepare(centre: Centre) -> None:
+    with contextlib.suppress(SottovoceError):  # the page asks again, and says what is wrong
+        centre.state()
 
 
 def has_windows() -> bool:

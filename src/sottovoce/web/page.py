@@ -81,8 +81,20 @@ _TYPES = {
     ".json": "application/json",
 }
 JSON = "application/json"
-_ELSEWHERE = ("attack", "device", "terminal", "tab")
-"""Sentences of commands, report cards and browser tabs, which no page of an agent says."""
+ELSEWHERE = (
+    *("attack.", "device.", "terminal.", "tab.", "attributes.becomes", "attributes.head"),
+    *("attributes.no_", "attributes.nothing", "attributes.unknown", "busy.hint", "costs.helper"),
+    *("costs.next", "costs.plain", "costs.reports", "costs.sums", "erase.leave"),
+    *("field.total_epsilon.period", "field.total_epsilon.round", "learn.verdict."),
+    *("ledger.contacts", "ledger.never", "ledger.timeline", "ledger.total_words.", "odds.assumes"),
+    *("odds.caption", "odds.report", "preview.bytes", "preview.once", "preview.round"),
+    *("preview.saved", "preview.sending", "quiet.nobody", "stands.meter.", "stands.meter_full"),
+    *("stands.meter_nothing", "stands.meter_periods", "stands.meter_weak", "step.means."),
+    *("terms.agree_hint", "terms.agreed_on", "terms.digest", "terms.rounds", "terms.until"),
+    *("verdict.ask", "verdict.kept", "verdict.printed", "verdict.sound"),
+)
+"""How the keys of sentences begin that commands, report cards and browser tabs say, and no page of
+an agent does."""
 _SHOP = "shop"
 """Those of one page, in a file of their own."""
 
@@ -189,7 +201,7 @@ def _public(pages: Path, library: Path | None) -> dict[str, _File]:
         every: dict[str, dict[str, str]] = {"": {}, _SHOP: {}}
         for key, text in catalogue(language).items():
             group = key.partition(".")[0]
-            if group not in _ELSEWHERE:
+            if not key.startswith(ELSEWHERE):
                 every[group if group in every else ""][key] = text
         for group, sentences in every.items():
             name = f"{language}-{group}" if group else language
@@ -388,9 +400,11 @@ class PageApplication:
         return Refusal(403, "trouble.link")
 
     async def _page(self, request: Request) -> Response:
+        language = self._language_of(request.scope)
         text = self._template.render(
             token=request.scope["session"].token,
-            language=self._language_of(request.scope),
+            language=language,
+            waiting=say(said("page.working"), language),
             version=sottovoce.__version__,
         )
         return Response(text, media_type="text/html")

@@ -100,6 +100,7 @@ export async function consent(root, provider, host = "") {
 		for (const section of sections) section.hidden = !desk.store;
 		if (!desk.store) {
 			put(title, desk.state && said("trouble.no_store"));
+			for (const room of rooms) put(room); // what is forgotten is not here any more, either
 			return;
 		}
 		put(title, desk.store.federation ?? desk.store.name);

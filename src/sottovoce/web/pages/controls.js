@@ -3,7 +3,7 @@
 import { h, put, set, toggle } from "./dom.js";
 import { isSaid, number, percent, said, say } from "./words.js";
 
-/** @typedef {(value: unknown) => void} Turn */
+/** @typedef {(value: unknown, wrong?: Said | null) => void} Turn with `wrong`, there is no value */
 
 const FINE = 200;
 let made = 0;
@@ -11,7 +11,7 @@ let made = 0;
 /**
  * @param {Field} field
  * @param {unknown} value
- * @param {Turn} turn is told of each new value
+ * @param {Turn} turn is called with what is shown, each time that changes
  * @returns {HTMLElement}
  */
 export function control(field, value, turn) {
@@ -35,21 +35,43 @@ const nothing = () => h("span", { hidden: true });
 /** @param {Field} field @param {unknown} value @param {Turn} turn */
 function onOff(field, value, turn) {
 	const help = note(field);
-	const element = toggle(
-		field.label,
-		value === true,
-		(on, self) => {
-			set(self, "aria-checked", on);
-			turn(on);
-		},
-		{ "aria-describedby": help?.id },
-	);
+	const element = toggle(field.label, value === true, turn, { "aria-describedby": help?.id });
 	return h("div", { class: "field", "data-field": field.name }, element, help);
 }
 
 /** @param {Field} field */
 const note = (field) =>
 	field.help && h("p", { class: "help", id: `help-${field.name}-${(made += 1)}` }, field.help);
+
+/**
+ * The exact number, and the reason why what is written there cannot be kept.
+ * @param {Field} field
+ * @param {number} times
+ */
+function exactly(field, times) {
+	const why = h("p", { class: "amiss", id: `amiss-${(made += 1)}`, role: "status" });
+	const [least, most] = [field.least, field.most].map((end) =>
+		typeof end === "number" ? Number((end * times).toPrecision(12)) : null,
+	);
+	const input = h("input", {
+		type: "number",
+		min: least,
+		max: most,
+		step: field.kind === "count" ? 1 : "any",
+		required: true,
+		"aria-label": said("page.exact_number"),
+		"aria-describedby": why.id,
+		"aria-invalid": false,
+	});
+	const kind = field.kind === "limit" || field.kind === "count" ? field.kind : most === null ? "least" : "between";
+	const judge = () => {
+		const wrong = input.disabled || input.validity.valid ? null : said(`page.number_${kind}`, { least, most });
+		set(input, "aria-invalid", wrong !== null);
+		put(why, wrong);
+		return wrong;
+	};
+	return { input, why, judge };
+}
 
 /**
  * A number: named steps, a slider and the exact figure, which move together.
@@ -63,13 +85,7 @@ function amount(field, value, turn) {
 	const steps = field.steps ?? [];
 	// A share is read in percent.
 	const times = field.kind === "share" ? 100 : 1;
-	const exact = h("input", {
-		type: "number",
-		min: typeof field.least === "number" ? field.least * times : null,
-		max: typeof field.most === "number" ? field.most * times : null,
-		step: field.kind === "count" ? 1 : "any",
-		"aria-label": said("page.exact_number"),
-	});
+	const { input: exact, why, judge } = exactly(field, times);
 	const slider = h("input", { type: "range", min: 0, max: FINE, "aria-label": field.label });
 	const names = steps.map((step) => {
 		const box = h("input", { type: "radio", name: `step-${field.name}-${made}` });
@@ -77,25 +93,31 @@ function amount(field, value, turn) {
 		const odds = !!step.right && h("span", { class: "quiet" }, " ", said("odds.step", { right: step.right }));
 		return { box, step, whole: h("label", { class: "step" }, box, h("span", {}, step.label, odds)) };
 	});
-	/** @param {number | null} at */
+	/** @param {number | null} at none where nothing is written that can be kept */
 	function lay(at) {
 		for (const { box, step } of names) box.checked = at !== null && near(at, step.value);
-		if (at === null) return;
-		slider.value = String(scale.place(at));
-		set(slider, "aria-valuetext", times === 100 ? percent(at) : number(at));
-		if (Number(exact.value) / times !== at) exact.value = String(Number((at * times).toPrecision(6)));
+		set(slider, "aria-valuetext", at === null ? "–" : times === 100 ? percent(at) : number(at));
+		if (at !== null) slider.value = String(scale.place(at));
 	}
 	/** @param {number} at */
-	function moved(at) {
+	const write = (at) => {
+		exact.value = String(Number((at * times).toPrecision(12)));
 		lay(at);
+	};
+	/** @param {number} at */
+	function moved(at) {
+		write(at);
+		judge();
 		turn(at);
 	}
 	slider.addEventListener("input", () => moved(scale.value(Number(slider.value))));
 	exact.addEventListener("input", () => {
-		const at = exact.valueAsNumber / times;
-		if (exact.validity.valid && !Number.isNaN(at)) moved(at);
+		const wrong = judge();
+		const at = wrong ? null : Number((exact.valueAsNumber / times).toPrecision(12));
+		lay(at);
+		turn(at, wrong);
 	});
-	lay(typeof value === "number" ? value : null);
+	if (typeof value === "number") write(value);
 	return h(
 		"fieldset",
 		{ class: "field", "data-field": field.name, "aria-describedby": help?.id },
@@ -103,6 +125,7 @@ function amount(field, value, turn) {
 		help,
 		names.length > 0 && h("div", { class: "steps" }, ...names.map((one) => one.whole)),
 		h("div", { class: "amount" }, scale.ends ? slider : null, exact, times === 100 && "%"),
+		why,
 	);
 }
 
@@ -123,7 +146,7 @@ function scaled(field) {
 	return {
 		ends: true,
 		/** @param {number} at */
-		place: (at) => Math.round((((steep ? Math.log(at) : at) - low) / (high - low)) * FINE),
+		place: (at) => Math.round((((steep ? Math.log(Math.max(least, at)) : at) - low) / (high - low)) * FINE),
 		/** @param {number} place */
 		value: (place) => {
 			const raw = low + (place / FINE) * (high - low);
@@ -142,29 +165,28 @@ function scaled(field) {
 function limit(field, value, turn) {
 	const help = note(field);
 	const none = h("input", { type: "checkbox", checked: value === null || value === undefined });
-	const start = typeof value === "number" ? value : "";
-	const exact = h("input", {
-		type: "number",
-		min: field.least,
-		max: field.most,
-		step: "any",
-		value: start,
-		"aria-label": said("page.exact_number"),
-	});
+	const { input: exact, why, judge } = exactly(field, 1);
+	exact.value = typeof value === "number" ? String(value) : "";
 	exact.disabled = none.checked;
-	const told = () => {
-		exact.disabled = none.checked;
-		if (none.checked) turn(null);
-		else if (exact.validity.valid && exact.value !== "") turn(exact.valueAsNumber);
+	let before = exact.value;
+	const changed = () => {
+		const wrong = judge();
+		turn(none.checked || wrong ? null : exact.valueAsNumber, wrong);
 	};
-	none.addEventListener("change", told);
-	exact.addEventListener("input", told);
+	none.addEventListener("change", () => {
+		exact.disabled = none.checked;
+		if (none.checked) before = exact.value;
+		exact.value = none.checked ? "" : before; // where there is no limit, none is shown
+		changed();
+	});
+	exact.addEventListener("input", changed);
 	return h(
 		"fieldset",
 		{ class: "field", "data-field": field.name, "aria-describedby": help?.id },
 		h("legend", {}, field.label),
 		help,
 		h("div", { class: "amount" }, exact, h("label", { class: "check" }, none, h("span", {}, said("page.no_limit")))),
+		why,
 	);
 }
 
@@ -189,12 +211,14 @@ function options(field, value, turn) {
 	const list = h("ul", { class: "options" });
 	put(
 		list,
-		...known.map((one) =>
-			h(
+		...known.map((one) => {
+			// It says how it stands now: nothing, as soon as the switch says otherwise.
+			const words = one.said && h("p", { class: "help", hidden: on.has(one.name) !== one.on }, one.said);
+			return h(
 				"li",
 				{},
-				toggle(one.label, on.has(one.name), (turned, self) => {
-					set(self, "aria-checked", turned);
+				toggle(one.label, on.has(one.name), (turned) => {
+					if (words) words.hidden = turned !== one.on;
 					if (turned) on.add(one.name);
 					else on.delete(one.name);
 					// Names that nobody knows any more stay as they were.
@@ -202,9 +226,9 @@ function options(field, value, turn) {
 					const chosen = known.filter((each) => on.has(each.name) !== refuses);
 					turn([...chosen.map((each) => each.name), ...others]);
 				}),
-				one.said && h("p", { class: "help" }, one.said),
-			),
-		),
+				words,
+			);
+		}),
 	);
 	return h(
 		"fieldset",

@@ -34,6 +34,8 @@ export function set(element, name, value) {
 		const known = labels.get(element) ?? new Map();
 		labels.set(element, known.set(name, value));
 		element.setAttribute(name, say(value));
+	} else if (typeof value === "boolean" && name.startsWith("aria-")) {
+		element.setAttribute(name, String(value)); // there, "" and a missing state say something else
 	} else if (value === false || value === null || value === undefined) {
 		element.removeAttribute(name);
 	} else {
@@ -127,22 +129,25 @@ export const button = (label, press, props = {}) =>
 	h("button", { type: "button", onclick: press, ...props }, label);
 
 /**
- * A switch: `turn` is told what it is asked to become; whoever owns it says what it is.
+ * A switch: what it is, is what it shows; `turn` is called with what a press has made of it.
  * @param {Child} label
  * @param {boolean} on
- * @param {(on: boolean, element: HTMLButtonElement) => void} turn
+ * @param {(on: boolean) => void} turn
  * @param {Record<string, unknown>} [props]
  */
 export function toggle(label, on, turn, props = {}) {
 	const element = h(
 		"button",
-		{ type: "button", role: "switch", class: "switch", "aria-checked": String(on), ...props },
+		{ type: "button", role: "switch", class: "switch", "aria-checked": on, ...props },
 		h("span", { class: "knob", "aria-hidden": "true" }),
 		h("span", { class: "label" }, label),
 	);
-	element.addEventListener("click", () =>
-		turn(element.getAttribute("aria-checked") !== "true", element),
-	);
+	element.addEventListener("click", () => {
+		if (element.getAttribute("aria-disabled") === "true") return;
+		const now = element.getAttribute("aria-checked") !== "true";
+		set(element, "aria-checked", now);
+		turn(now);
+	});
 	return element;
 }
 

@@ -1,7 +1,7 @@
 // An act: what it means first, then a second press. It has one key, so that pressing again after no
 // answer came does nothing twice.
 
-import { button, h, put } from "./dom.js";
+import { button, h, put, set } from "./dom.js";
 import { LONG } from "./loopback.js";
 import { Trouble } from "./trouble.js";
 import { plainly } from "./watch.js";
@@ -46,6 +46,9 @@ export function confirm(watch, act) {
 						? h("textarea", { ...common, rows: 6, spellcheck: "false" })
 						: h("input", { ...common, type: one.kind ?? "text", min: one.least ?? null, max: one.most ?? null, required: one.kind === "number" });
 				input.value = one.value ?? "";
+				for (const sign of ["input", "invalid"]) {
+					input.addEventListener(sign, () => set(input, "aria-invalid", !input.validity.valid));
+				}
 				return [name, input];
 			}),
 		);

@@ -42,6 +42,8 @@ import { said } from "./words.js";
  * }} Device
  */
 
+/** What is hers once all is forgotten. @type {Hers} */
+const NOBODY = { visited: [], recommended: [], version: null, changed: null, enrolled: false, last: null, why: "" };
 const BEAT = 2000;
 const SOON = 200;
 const POLL = 1;
@@ -124,8 +126,10 @@ async function counter() {
 				return sent;
 			},
 			erase: async (store, what) => {
+				const left = await centre.erase(store, what);
 				gone ||= what === "everything";
-				return centre.erase(store, what);
+				before = null; // and no list of what she had is shown beside another
+				return left;
 			},
 		},
 		hers: () => inTurn(hers),
@@ -184,13 +188,14 @@ async function shop(root) {
 	function step() {
 		const store = desk.store;
 		const { sent, part: counts, seen } = part();
-		if (sent || (seen && !counts)) return 4;
+		if (sent || (seen && !counts && store?.takes_part)) return 4;
 		if (!store || mine.visited.length < SOME) return 0;
 		if (store.terms && !store.terms.agreed) return 1;
 		return store.takes_part ? 3 : 2;
 	}
 
 	function hint() {
+		if (desk.store?.stopped) return "stopped";
 		const now = STEPS[step()] ?? "";
 		if (now === "see") return part().sent ? "see" : "seen";
 		if (now === "send" && part().part) return "more";
@@ -199,7 +204,7 @@ async function shop(root) {
 
 	/** Where the next step is done, if not here. */
 	/** @type {Record<string, string>} */
-	const ROOMS = { agree: "terms", take_part: "choices", place: "preview", send: "preview", more: "preview", seen: "preview" };
+	const ROOMS = { agree: "terms", take_part: "choices", place: "preview", send: "preview", more: "preview", seen: "preview", stopped: "stop" };
 
 	function steps() {
 		const now = step();
@@ -214,7 +219,10 @@ async function shop(root) {
 			),
 		);
 		if (till.gone()) {
-			put(next); // the strip says what to do
+			if (hinted === "gone") return;
+			hinted = "gone";
+			put(next, button(said("stop.start"), () => location.reload(), { class: "main", "data-deed": "go" }));
+			if (!panel.hidden) hide(); // nothing is in it
 			return;
 		}
 		const name = hint();
@@ -246,8 +254,8 @@ async function shop(root) {
 		put(trouble, why);
 		put(left, desk.store?.stands);
 		if (!round || round.state !== "open") put(where, said(round?.state === "finished" ? "shop.round.over" : "shop.round.waits"));
-		else if (part().sent) put(where, said("shop.round.sent", { number: round.number + 1 }));
-		else put(where, said(round.stage === 0 ? "shop.round.first" : "shop.round.second", { number: round.number + 1 }));
+		else if (part().sent) put(where, said("shop.round.sent", { number: round.number }));
+		else put(where, said(round.stage === 0 ? "shop.round.first" : "shop.round.second", { number: round.number }));
 		put(
 			costs,
 			more(
@@ -276,7 +284,7 @@ async function shop(root) {
 			h("span", { class: "name" }, place.title),
 			h("span", { class: "about" }, [place.kind, place.district].filter(Boolean).join(" · ")),
 		);
-		element.addEventListener("click", () => void visit(place.item, element.getAttribute("aria-pressed") !== "true"));
+		element.addEventListener("click", () => void visit(place.item, element));
 		cards.set(place.item, element);
 		return element;
 	}
@@ -294,10 +302,18 @@ async function shop(root) {
 		),
 	);
 
-	/** @param {string} item @param {boolean} there */
-	async function visit(item, there) {
+	/** What was clicked, and is not stored yet. @type {Map<string, {there: boolean}>} */
+	const wanted = new Map();
+
+	/** @param {string} item @param {HTMLElement} element */
+	async function visit(item, element) {
 		if (till.gone()) return;
+		const there = element.getAttribute("aria-pressed") !== "true";
+		const want = { there };
+		wanted.set(item, want);
+		set(element, "aria-pressed", there);
 		const found = await desk.act(() => till.visit(item, there));
+		if (wanted.get(item) === want) wanted.delete(item);
 		if (found) mine = found;
 		draw();
 	}
@@ -322,7 +338,7 @@ async function shop(root) {
 	function lists() {
 		const visited = new Set(mine.visited.map((one) => one.item));
 		const popular = town.popular.flatMap((item) => places.find((one) => one.item === item) ?? []);
-		for (const [item, element] of cards) set(element, "aria-pressed", String(visited.has(item)));
+		for (const [item, element] of cards) set(element, "aria-pressed", wanted.get(item)?.there ?? visited.has(item));
 		put(own, ...mine.recommended.map((one) => entry(one)));
 		put(common, ...popular.map((one) => entry(one, visited.has(one.item) ? said("shop.been") : null)));
 		put(been, ...(mine.visited.length ? mine.visited.map((one) => entry(one)) : [h("li", { class: "quiet" }, said("shop.nowhere"))]));
@@ -331,6 +347,10 @@ async function shop(root) {
 	function compare() {
 		const found = mine.changed;
 		changes.hidden = !found;
+		if (!found) {
+			put(changes);
+			delete changes.dataset.version;
+		}
 		if (!found || changes.dataset.version === String(found.version)) return;
 		changes.dataset.version = String(found.version);
 		const before = found.before.map((one) => one.item);
@@ -408,6 +428,7 @@ async function shop(root) {
 	}
 
 	function draw() {
+		if (till.gone()) mine = NOBODY;
 		steps();
 		strip();
 		lists();

@@ -9,17 +9,22 @@ import { said } from "./words.js";
 const PAUSE = 250;
 
 export class Choices extends Part {
-	/** @type {Change} what she has moved and not kept */
+	/** @type {Change} what is shown and not kept */
 	draft = {};
-	base = "";
-	choice = "";
+	/** @type {Set<string>} fields that show something that cannot be kept */
+	wrong = new Set();
+	/** @type {Change | null} what is being kept now */
+	keeping = null;
+	/** @type {Map<string, {base: string, shown: string, place: HTMLElement}>} the fields as they are laid out */
+	laid = new Map();
+	basis = "";
 	pause = 0;
 	turn = 0;
 	fields = h("div", { class: "fields" });
 	weighed = h("div", { class: "weighed", "aria-live": "polite" });
-	keep = button(said("page.keep"), () => void this.kept(), { class: "main" });
+	keep = button(said("page.keep"), () => void this.kept(), { class: "main", "aria-describedby": "unsaved" });
 	undo = button(said("page.undo"), () => this.restart());
-	unsaved = h("p", { class: "unsaved", role: "status" });
+	unsaved = h("p", { class: "unsaved", id: "unsaved", role: "status" });
 	taste = h("div", { class: "taste", "aria-live": "polite" });
 	where = h("p");
 	try = button(said("page.recommend_button"), () => void this.recommend());
@@ -40,56 +45,90 @@ export class Choices extends Part {
 
 	/** @override @param {Store} store @param {boolean} fresh */
 	draw(store, fresh) {
-		const base = JSON.stringify(store.fields.filter((field) => field.kind !== "things"));
-		const choice = JSON.stringify(store.choice);
+		const basis = JSON.stringify([store.choice, store.history]);
 		put(this.where, ...asked(store));
-		if (fresh) this.draft = {};
-		if (fresh || base !== this.base) this.lay(store);
-		if (fresh || choice !== this.choice) {
+		if (fresh) this.forget();
+		this.lay(store);
+		if (fresh || basis !== this.basis) {
 			put(this.taste);
 			void this.weigh();
 		}
-		this.base = base;
-		this.choice = choice;
+		this.basis = basis;
 	}
 
-	/** @param {Store} store */
+	/** Nothing is moved, and all is laid out anew. */
+	forget() {
+		this.draft = {};
+		this.keeping = null;
+		this.wrong.clear();
+		this.laid.clear();
+	}
+
+	/**
+	 * What is moved is shown as it is in the draft, all else as it is stored. What shows that already
+	 * is left alone: somebody may be writing there.
+	 * @param {Store} store
+	 */
 	lay(store) {
-		put(
-			this.fields,
-			...store.fields
-				.filter((field) => field.kind !== "things")
-				.map((field) => {
-					const value = field.name in this.draft ? this.draft[field.name] : field.value;
-					return control(field, value, (now) => this.moved(field.name, now));
-				}),
-		);
+		const fields = store.fields.filter((field) => field.kind !== "things");
+		const laid = new Map();
+		for (const field of fields) {
+			const { name, value } = field;
+			// What has come to be stored is not moved any more; what is being kept may yet be.
+			if (!this.keeping && JSON.stringify(this.draft[name]) === JSON.stringify(value)) delete this.draft[name];
+			const now = name in this.draft ? this.draft[name] : value;
+			const base = JSON.stringify({ ...field, value: null });
+			const old = this.laid.get(name);
+			if (old?.base !== base) this.wrong.delete(name);
+			const shown = this.wrong.has(name) ? "" : JSON.stringify(now);
+			const place = old?.place ?? h("div");
+			if (old?.base !== base || old.shown !== shown) put(place, control(field, now, (...made) => this.moved(name, ...made)));
+			laid.set(name, { base, shown, place });
+		}
+		for (const name of [...Object.keys(this.draft), ...this.wrong]) {
+			if (laid.has(name)) continue;
+			delete this.draft[name]; // nobody is asked for it any more, and it is not shown
+			this.wrong.delete(name);
+		}
+		if ([...laid.keys()].join() !== [...this.laid.keys()].join()) put(this.fields, ...[...laid.values()].map((one) => one.place));
+		this.laid = laid;
 		this.mark();
 	}
 
 	restart() {
-		this.draft = {};
+		this.forget();
 		this.lay(this.desk.store);
 		void this.weigh();
 	}
 
-	/** @param {string} name @param {unknown} value */
-	moved(name, value) {
-		this.draft[name] = value;
-		const field = this.desk.store.fields.find((one) => one.name === name);
-		if (JSON.stringify(field?.value) === JSON.stringify(value)) delete this.draft[name];
-		this.mark();
+	/** @param {string} name @param {unknown} value @param {Said | null} [wrong] */
+	moved(name, value, wrong = null) {
+		if (wrong) {
+			this.wrong.add(name);
+			delete this.draft[name];
+			this.turn += 1;
+			put(this.weighed); // a choice that is not shown
+		} else {
+			this.wrong.delete(name);
+			this.draft[name] = value;
+		}
+		const laid = this.laid.get(name);
+		if (laid) laid.shown = wrong ? "" : JSON.stringify(value);
+		put(this.taste);
+		this.lay(this.desk.store);
 		clearTimeout(this.pause);
 		this.pause = setTimeout(() => void this.weigh(), PAUSE);
 	}
 
 	mark() {
-		const moved = Object.keys(this.draft).length > 0;
-		this.keep.disabled = this.undo.disabled = !moved;
-		put(this.unsaved, moved && said("page.unsaved"));
+		const [moved, wrong] = [Object.keys(this.draft).length > 0, this.wrong.size > 0];
+		this.keep.disabled = this.keeping !== null || wrong || !moved;
+		this.undo.disabled = this.keeping !== null || !(moved || wrong);
+		put(this.unsaved, (this.keeping || wrong || moved) && said(`page.${this.keeping ? "working" : wrong ? "cannot_keep" : "unsaved"}`));
 	}
 
 	async weigh() {
+		if (this.wrong.size > 0) return;
 		const turn = (this.turn += 1);
 		const store = this.desk.store;
 		const weighed = await this.desk.ask(() => this.desk.provider.weigh(store.id, this.draft));
@@ -111,20 +150,24 @@ export class Choices extends Part {
 
 	async kept() {
 		const { store } = this.desk;
-		const change = this.draft;
+		const keeping = (this.keeping = { ...this.draft });
+		this.mark();
 		const done = await this.desk.act(
-			() => this.desk.provider.choose(store.id, change),
+			() => this.desk.provider.choose(store.id, keeping),
 			said("page.saved"),
 		);
-		if (!done) return;
-		this.draft = {};
-		this.mark();
+		if (this.keeping !== keeping) return; // another store is shown
+		this.keeping = null;
+		for (const name of done ? Object.keys(keeping) : []) {
+			if (this.draft[name] === keeping[name]) delete this.draft[name]; // what was moved since, stays moved
+		}
+		this.lay(this.desk.store);
 	}
 
 	async recommend() {
 		const store = this.desk.store;
 		const away = store.kind === "owners";
-		const change = !away && Object.keys(this.draft).length ? this.draft : null;
+		const change = !away && !this.keep.disabled ? this.draft : null;
 		this.try.disabled = true;
 		put(this.taste, h("p", { class: "wait" }, said("page.working")));
 		const recommend = () => this.desk.provider.recommend(store.id, change);

@@ -9,6 +9,7 @@ const PAUSE = 400;
 
 export class Learn extends Part {
 	running = "";
+	things = 0;
 	state = h("div", { role: "status" });
 	found = h("div", { class: "findings" });
 	go = button(said("page.learn_button"), () => void this.learn());
@@ -23,9 +24,11 @@ export class Learn extends Part {
 		);
 	}
 
-	/** @override @param {Store} _store @param {boolean} fresh */
-	draw(_store, fresh) {
-		if (!fresh) return;
+	/** @override @param {Store} store @param {boolean} fresh */
+	draw(store, fresh) {
+		const things = store.history.items;
+		if (!fresh && things === this.things) return;
+		this.things = things; // what was found names some that may be gone
 		this.running = "";
 		this.go.disabled = false;
 		put(this.state);

@@ -54,6 +54,7 @@ export class Preview extends Part {
 		const stale = basis !== this.basis;
 		this.basis = basis;
 		if (stale) this.mark(true);
+		if (stale && store.history.items === 0) put(this.body); // it may name what is forgotten
 		if (stale && this.asked) {
 			this.turn += 1;
 			clearTimeout(this.pause);

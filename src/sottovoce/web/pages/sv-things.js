@@ -1,7 +1,7 @@
 // Never send: a switch for each thing of hers and rules by category, which hold at once.
 
 import { Part } from "./desk.js";
-import { button, h, more, put, set, toggle } from "./dom.js";
+import { button, h, more, put, toggle } from "./dom.js";
 import { ask } from "./sv-confirm.js";
 import { Rows } from "./sv-list.js";
 import { day, said } from "./words.js";
@@ -10,6 +10,7 @@ const PAUSE = 200;
 
 export class Things extends Part {
 	pause = 0;
+	asked = 0;
 	drawnFor = "";
 	lawsFor = "";
 	query = h("input", { type: "search", id: "things-query", autocomplete: "off" });
@@ -20,6 +21,8 @@ export class Things extends Part {
 	others = more(said("page.rules_all"), this.advance);
 	/** @type {Map<string, string>} */
 	titles = new Map();
+	/** @type {Map<string, {on: boolean}>} what was pressed, and is not stored yet */
+	wanted = new Map();
 	/** @type {Rows<Thing>} */
 	rows = new Rows();
 	ruleName = h("input", { type: "text", id: "things-rule", autocomplete: "off" });
@@ -54,19 +57,27 @@ export class Things extends Part {
 	draw(store, fresh) {
 		const now = JSON.stringify([store.choice.never_send, store.history]);
 		put(this.help, store.fields.find((one) => one.kind === "things")?.help);
-		if (fresh) this.query.value = "";
+		if (fresh) {
+			this.query.value = "";
+			this.wanted.clear();
+		}
 		if (fresh || now !== this.drawnFor) void this.find(fresh);
 		this.drawnFor = now;
 	}
 
 	/** @returns {string[]} */
 	get never() {
-		return /** @type {string[]} */ (this.desk.store.choice.never_send ?? []);
+		return never(this.desk.store);
+	}
+
+	/** @param {string} name @param {boolean} on as it is stored */
+	shown(name, on) {
+		return this.wanted.get(name)?.on ?? on;
 	}
 
 	/** @param {boolean} fresh */
 	async find(fresh) {
-		const store = this.desk.store.id;
+		const [store, turn] = [this.desk.store.id, (this.asked += 1)];
 		const query = this.query.value.trim();
 		/** @param {number} offset @param {number} limit */
 		const load = async (offset, limit) => {
@@ -77,7 +88,7 @@ export class Things extends Part {
 			return page;
 		};
 		const first = await load(0, 100);
-		if (!first || store !== this.desk.store.id || query !== this.query.value.trim()) return;
+		if (!first || turn !== this.asked) return;
 		const none = query ? said("page.search_none", { query }) : said("page.things_empty");
 		put(this.count, first.total ? said("page.things_total", { n: first.total }) : none);
 		this.laws(first.categories);
@@ -106,9 +117,16 @@ export class Things extends Part {
 		/** @param {Category} one */
 		const law = (one) => {
 			const many = said("page.category_count", { n: one.count });
-			const label = h("span", {}, one.name, " ", h("span", { class: "quiet" }, many, " · ", standing(one.on)));
-			const rule = { "data-rule": one.name };
-			return h("li", {}, toggle(label, one.on, (on, self) => void this.turn([one.name], on, self), rule));
+			const quiet = h("span", { class: "quiet" });
+			/** @param {boolean} on */
+			const stand = (on) => put(quiet, many, " · ", standing(on));
+			const on = this.shown(one.name, one.on);
+			stand(on);
+			const turn = (/** @type {boolean} */ now) => {
+				stand(now);
+				void this.turn([one.name], now);
+			};
+			return h("li", {}, toggle(h("span", {}, one.name, " ", quiet), on, turn, { "data-rule": one.name }));
 		};
 		put(this.rules, ...categories.map(law));
 		const known = new Set(categories.map((one) => one.name));
@@ -138,16 +156,20 @@ export class Things extends Part {
 		const ruled = !thing.on && thing.by === "category";
 		const names = [thing.item, ...(thing.former ?? []), thing.title];
 		const rules = thing.categories.filter((one) => this.never.includes(one));
-		const quiet = ruled
-			? [said("page.thing_by_category", { name: rules })]
-			: [standing(thing.on), " · ", () => about(thing)];
+		const quiet = h("span", { class: "quiet" }, ruled && said("page.thing_by_category", { name: rules }));
+		/** @param {boolean} on */
+		const stand = (on) => ruled || put(quiet, standing(on), " · ", () => about(thing));
+		const on = this.shown(thing.item, thing.on);
+		stand(on);
+		const turn = (/** @type {boolean} */ now) => {
+			stand(now);
+			void this.turn(names, now);
+		};
 		return h(
 			"div",
 			{ class: "thing" },
-			toggle(name, thing.on, (on, self) => ruled || void this.turn(names, on, self), {
-				"aria-disabled": ruled && "true",
-			}),
-			h("span", { class: "quiet" }, ...quiet),
+			toggle(name, on, turn, { "aria-disabled": ruled || null }),
+			quiet,
 			button(said("page.remove"), () => void this.forget(thing), {
 				class: "plain",
 				"aria-label": said("page.remove_name", { name }),
@@ -159,18 +181,21 @@ export class Things extends Part {
 	 * A rule is made or lifted, and holds at once.
 	 * @param {string[]} names the first of which makes the rule
 	 * @param {boolean} on
-	 * @param {HTMLElement} [self]
 	 */
-	async turn(names, on, self) {
-		if (self) set(self, "aria-checked", on);
+	async turn(names, on) {
 		const { store, provider } = this.desk;
+		const [name, want] = [names[0] ?? "", { on }];
+		this.wanted.set(name, want);
 		const done = await this.desk.act(() => {
-			const rest = this.never.filter((name) => !names.includes(name));
-			return provider.choose(store.id, { never_send: on ? rest : [...rest, names[0]] });
-		}, said(on ? "page.thing_may" : "page.thing_never", { name: names.at(-1) || names[0] }));
+			// What is stored by now, in the store that was shown when she pressed.
+			const now = this.desk.state?.stores.find((one) => one.id === store.id) ?? store;
+			const rest = never(now).filter((one) => !names.includes(one));
+			return provider.choose(store.id, { never_send: on ? rest : [...rest, name] });
+		}, said(on ? "page.thing_may" : "page.thing_never", { name: names.at(-1) || name }));
+		if (this.wanted.get(name) === want) this.wanted.delete(name);
 		if (done) return;
 		// The switch shows what she asked for, which did not come about.
-		this.lawsFor = "";
+		this.drawnFor = this.lawsFor = "";
 		void this.find(false);
 	}
 
@@ -183,6 +208,9 @@ export class Things extends Part {
 	}
 }
 customElements.define("sv-things", Things);
+
+/** @param {Store} store */
+const never = (store) => /** @type {string[]} */ (store.choice.never_send ?? []);
 
 /** @param {boolean} on */
 const standing = (on) => said(on ? "page.thing_on" : "page.thing_off");
