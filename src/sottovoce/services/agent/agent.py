@@ -302,7 +302,7 @@ _CHECKED_IN, _WAITED = "checked-in", "checked-in-while-waiting"
 _ROSTER = "roster"
 
 
-class _ShutOut(Told):
+class ShutOut(Told):
     """The server takes nothing from this device."""
 
 
@@ -368,7 +368,7 @@ class Agent(Reader):
                 self._returned |= self._agreed not in (None, now.terms)
                 self._agreed = now.terms
                 await self._serve(now, terms)
-            except _ShutOut:
+            except ShutOut:
                 pass  # recommendations go on
             except ConsentError:
                 await self._refresh(now, terms)
@@ -427,7 +427,7 @@ class Agent(Reader):
         if out is not None and not self._asks_in:
             lately = abs(self._clock() - out.asked) < _ASK_SECONDS
             if lately and not await self._aside(self._roster_is_new):
-                raise _ShutOut(out.said.key)
+                raise ShutOut(out.said.key)
         body = await self._aside(self._enrolment)
         leaving = await self._aside(lambda: self.hosted.contact("enrolment", "server", body))
         answer = await self.client.post("/v1/enrol", leaving)
@@ -455,7 +455,7 @@ class Agent(Reader):
         await self._checked_in()
         self._log("enrolled" if out is None else "let in again")
 
-    async def _told_out(self, answer: Answer) -> _ShutOut:
+    async def _told_out(self, answer: Answer) -> ShutOut:
         """The server has shut this device out, and nothing leaves any more: but for a question
         whether that still holds, when the agent is started, when somebody was shut out or let in,
         and once a day."""
@@ -470,7 +470,7 @@ class Agent(Reader):
         self._asks_in = False
         if first:
             self._log("shut out", why=answer.detail)
-        return _ShutOut(out.said.key)
+        return ShutOut(out.said.key)
 
     def _enrolment(self) -> bytes:
         """The same bytes whenever it is asked for."""
