@@ -93,7 +93,7 @@ def test_she_looks_through_the_running_agent_and_nothing_leaves_before_her_yes(h
         assert posts(town) == [], "not even that she is there"
         assert state(centre)["busy"] is None
         first = centre.preview("s0")
-        assert [one["what"]["key"] for one in first["messages"]][0] == "preview.enrolment"
+        assert first["messages"][0]["what"]["key"] == "preview.enrolment"
         bodies = [centre.body("s0", n) for n in range(len(first["messages"]))]
         assert posts(town) == []
         assert centre.send("s0", first["nonce"])["state"] == "arrived"
