@@ -1,5 +1,5 @@
 """A federation with changed items and terms that is set back to the copy from before, with real
-processes: two commands later it runs again, nobody has to agree again, and nothing is sent twice."""
+processes. Two commands later it runs again; nobody has to agree again, and nothing is sent twice."""
 
 import contextlib
 import json
