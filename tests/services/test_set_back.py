@@ -1,15 +1,23 @@
 """A federation with changed items and terms that is set back to the copy from before, with real
-processes. Two commands later it runs again; nobody has to agree again, and nothing is sent twice."""
+processes. Two commands later it runs again, nobody agrees again, and nothing is sent twice."""
 
 import contextlib
 import json
+import shutil
 import time
 
 import pytest
 from forked import COMMAND, ForkedProcess
-from server_world import ITEMS, new_folder
+from server_world import ITEMS, Client, ServerProcess, new_folder
+from test_server_operators import owner, take_part, visit
 
 from sottovoce.core.consent import Choice
+from sottovoce.errors import MessageError
+from sottovoce.services.server.operator import status
+from sottovoce.services.server.shuffled_rounds import coordinator_of
+from sottovoce.stores import operating
+from sottovoce.stores import server as records
+from sottovoce.stores.database import devices
 from sottovoce.stores.device import CohortStore
 from sottovoce.stores.server_folder import invite, open_folder
 from sottovoce.stores.session import DeviceSession
@@ -135,3 +143,66 @@ def stop(devices):
         agent.terminate()
     for agent in devices.agents:
         agent.wait(timeout=60)
+
+
+def test_devices_that_refuse_a_catalogue_are_counted_with_their_reason(tmp_path, ask):
+    """The former folder is lost, and with it a name that devices know."""
+    town = tmp_path / "town"
+    folder = new_folder(town, rounds=50, min_devices=1)
+    place = folder.path / "catalogue.json"
+    items = json.loads(place.read_text())["items"]
+    spare = [*items[:-1], [f"~spare-{ITEMS - 1}", ""]]
+    place.write_text(json.dumps({"items": spare}))
+    (tmp_path / "new.csv").write_text("item,title\nnew-0,New 0\n")
+    with owner(tmp_path / "her", folder) as store:
+        with ServerProcess(town) as running:
+            visit(store, running.url)
+            ask("serve", "backup", town, tmp_path / "copy")
+            ask("serve", "catalogue", town, "--add", tmp_path / "new.csv")
+            with Client(folder, running.port) as client:
+                client.wait(state="open")
+                until(lambda: client.get("/v1/catalogue").json()["items"][-1][0] == "new-0")
+            take_part(store, running, folder, [0])
+            assert store.catalogue()[-1][0] == "new-0"
+        shutil.rmtree(town)
+        ask("serve", "restore", tmp_path / "copy", town, "--next-round", 30)
+        reports = len(store.ledger_rows())
+        with ServerProcess(town) as running, Client(folder, running.port) as client:
+            for _ in range(3):
+                with pytest.raises(MessageError, match="another item in the place of new-0"):
+                    visit(store, running.url)
+            told = client.status()
+            assert told["objections"] == {"catalogue": 1}
+            assert [one.what for one in store.requests()].count("check-in") == 1, "it says so once"
+            assert len(store.ledger_rows()) == reports
+            (row,) = ask("serve", "devices", town)["rows"]
+            assert row["why"] == "refuses the catalogue: another item is in a place that it knows"
+            # The operator makes the same change again, and the device goes on.
+            ask("serve", "catalogue", town, "--add", tmp_path / "new.csv")
+            until(lambda: client.get("/v1/catalogue").json()["items"][-1][0] == "new-0")
+            until(lambda: visit(store, running.url) == 1)
+            until(lambda: client.status()["objections"] == {})
+            assert len(store.ledger_rows()) == reports + 1
+
+
+def test_a_reason_names_those_who_refuse(tmp_path):
+    folder = new_folder(tmp_path / "town", min_devices=2)
+    with contextlib.closing(folder.database()) as database:
+        invite(folder, database, "https://127.0.0.1:1", range(2))
+        with database.writing() as link:
+            coordinator_of(folder.plan, time.monotonic, folder.keys).start(link)
+            records.raise_target(link, 9)
+            for number in range(2):
+                values = {"public_key": bytes([number]) * 32}
+                link.execute(devices.update().where(devices.c.number == number).values(**values))
+                operating.set_objection(link, number, "catalogue")
+        told = status(database, plan=folder.plan)
+        why = told["reason"]
+        assert told["objections"] == {"catalogue": 2}
+        assert "2 refuse the catalogue: the catalogue has another item" in why["what"]
+        assert "put back the catalogue that devices know" in why["do"]
+        with database.writing() as link:
+            for number in range(2):
+                operating.set_objection(link, number, "")
+                records.seen(link, [number])
+        assert status(database, plan=folder.plan)["reason"] is None

@@ -157,6 +157,12 @@ round_times = sa.Table(  # UTC, to the second
     sa.Column("opened", sa.Text, nullable=False),
     sa.Column("ended", sa.Text),
 )
+objections = sa.Table(  # devices that refuse what is published, and say so
+    "objections",
+    _metadata,
+    sa.Column("number", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("why", sa.String(32), nullable=False),
+)
 acts = sa.Table(  # what operators did, in the order in which they did it; no secrets
     "acts",
     _metadata,

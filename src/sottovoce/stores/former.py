@@ -20,7 +20,16 @@ from sottovoce.errors import MessageError, ServiceError, UsageError
 from sottovoce.stores import amending
 from sottovoce.stores import server as records
 from sottovoce.stores.catalogue import set_catalogue
-from sottovoce.stores.database import Database, acts, contacts, devices, meta, places, shut_out
+from sottovoce.stores.database import (
+    Database,
+    acts,
+    contacts,
+    devices,
+    meta,
+    objections,
+    places,
+    shut_out,
+)
 from sottovoce.stores.places import RULES
 from sottovoce.stores.server_folder import DATABASE, ServerFolder, open_folder
 from sottovoce.wire.catalogue import Items, require_same_places
@@ -110,6 +119,7 @@ def bring_forward(link: sa.Connection, copy: ServerFolder, former: Former) -> tu
         link.execute(meta.delete().where(meta.c.key.in_(amending.WAITING)))
     if former.rows is None:
         return (*done, LOST)
+    link.execute(objections.delete())
     link.execute(meta.delete().where(_taken()))
     for name, value in former.facts.items():
         records.set_fact(link, name, value)

@@ -10,6 +10,7 @@ same bytes, until the server has said what became of it; so an agent may be kill
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import json
 import secrets
@@ -29,6 +30,7 @@ from sottovoce.errors import (
     ConsentError,
     KeyTrouble,
     MessageError,
+    SottovoceError,
     Told,
     Unreachable,
     UsageError,
@@ -42,6 +44,8 @@ from sottovoce.stores.expulsion import Expulsion, expelled, forget_expulsion, ke
 from sottovoce.stores.prepared import Prepared, is_as_large, sealed_by, signing_key
 from sottovoce.stores.session import DeviceSession
 from sottovoce.wire.catalogue import (
+    OBJECTION,
+    OtherItems,
     catalogue_limit,
     categories_in,
     is_text,
@@ -299,7 +303,7 @@ _ASK_SECONDS = 86400
 _OUT = "shut_out"
 _ENROLLED, _ADMISSION = "enrolled", "proxy-admission"
 _CHECKED_IN, _WAITED = "checked-in", "checked-in-while-waiting"
-_ROSTER = "roster"
+_ROSTER, _OBJECTED = "roster", "objected-to-catalogue"
 
 
 class ShutOut(Told):
@@ -360,7 +364,11 @@ class Agent(Reader):
         self.tally.visits += 1
         now = await self._look()
         self._roster = now.roster
-        terms = await self._meet(now)
+        try:
+            terms = await self._meet(now)
+        except OtherItems:
+            await self._object(now)
+            raise
         if await self._aside(self._takes_part):
             try:
                 await self._aside(self.hosted.require_agreed)
@@ -607,9 +615,29 @@ class Agent(Reader):
             return
         await self._say_present(now, secrets.token_bytes(NONCE_BYTES))
 
-    async def _say_present(self, now: Descriptor, nonce: bytes) -> None:
+    async def _object(self, now: Descriptor) -> None:
+        """Tell the server, once for each catalogue, that this device refuses it: the operator is
+        not to look for a device that is silent. Only a device that checks in anyway says so."""
+        seen = await self._aside(lambda: self.store.secret(_OBJECTED)) or b""
+        if now.catalogue.encode() == seen or not await self._aside(lambda: self._checks_in(now)):
+            return
+        with contextlib.suppress(SottovoceError):  # the objection itself is what is reported
+            await self._say_present(now, secrets.token_bytes(NONCE_BYTES), OBJECTION)
+            self._returned = True  # to be asked again, it says that it is there
+            name = now.catalogue.encode()
+            await self._aside(lambda: self.store.set_secret(_OBJECTED, name))
+
+    def _checks_in(self, now: Descriptor) -> bool:
+        """Whether this device has enrolled, takes part under these terms, and talks to the
+        server."""
+        terms, pending = self.hosted.terms, self.hosted.pending
+        agreed = terms is not None and pending is None and terms.digest() == now.terms
+        direct = terms is not None and terms.reporting is None
+        return agreed and direct and self._takes_part() and bool(self.store.secret(_ENROLLED))
+
+    async def _say_present(self, now: Descriptor, nonce: bytes, body: bytes = b"") -> None:
         sign = await self._signer("check-in", now.round, now.attempt, nonce)
-        leaving = await self._aside(lambda: self.hosted.contact("check-in", "server", sign(b"")))
+        leaving = await self._aside(lambda: self.hosted.contact("check-in", "server", sign(body)))
         answer = await self.client.post("/v1/checkin", leaving)
         if answer.reason == _OUT:
             raise await self._told_out(answer)
