@@ -217,3 +217,22 @@ def test_a_round_that_is_too_low_does_not_count(town, tmp_path):
     last = town.now.round
     done, _ = back(town, tmp_path, next_round=1)
     assert done.settled.next_round > last
+
+
+def test_with_postgresql_the_files_alone_are_compared(town, tmp_path):
+    """The database decides, and is not in a copy."""
+    town.kill()
+    for place in (town.path, tmp_path / "copy" / "content"):
+        (place / "state.json").write_text('{"kept_in": "postgresql"}')
+    (town.path / "server.db").unlink()
+    shutil.rmtree(tmp_path / "copy")
+    make_backup(town.path, tmp_path / "copy")
+    _, said = back(town, tmp_path)
+    assert "are not those of the former folder" not in said
+    other = Town(tmp_path / "other", rounds=40)
+    for name in ("federation.json", "catalogue.json"):
+        shutil.copy(other.path / name, town.path / name)
+    other.kill()
+    _, said = back(town, tmp_path)
+    assert "are not those of the former folder" in said
+    assert "make the same changes again" in said

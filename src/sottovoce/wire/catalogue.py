@@ -97,6 +97,21 @@ def as_table(items: Items, categories: Categories) -> dict[str, Any]:
     return table
 
 
+def items_in(table: Mapping[str, Any], n_items: int) -> list[tuple[str, str]]:
+    """Id and title of every item, from what a server published. Raises if it is not the catalogue
+    of so many items."""
+    items = table.get("items")
+    if (
+        not isinstance(items, list)
+        or len(items) != n_items
+        or not all(
+            isinstance(item, list) and len(item) == 2 and all(map(is_text, item)) for item in items
+        )
+    ):
+        raise MessageError("the server's catalogue is not that of its terms")
+    return [(item, title) for item, title in items]
+
+
 def categories_in(table: Mapping[str, Any], n_items: int) -> list[tuple[str, ...]]:
     """The categories of every item of a published catalogue; empty where it has none. Raises where
     they are not what they should be."""

@@ -48,7 +48,7 @@ from sottovoce.wire.catalogue import (
     OtherItems,
     catalogue_limit,
     categories_in,
-    is_text,
+    items_in,
     require_same_places,
     with_former_categories,
 )
@@ -61,7 +61,7 @@ from sottovoce.wire.signing import DIGEST_HEADER, NONCE_BYTES, Purpose, digest_o
 from sottovoce.wire.terms import Terms
 from sottovoce.wire.versions import decode_model, full_size
 
-# What an agent looks at before it relies on it: who its store is of, and a server's catalogue.
+# What an agent looks at before it relies on it: whose its store is.
 
 
 def identity(store: CohortStore) -> tuple[int, Invitation]:
@@ -96,20 +96,6 @@ def enrolment(key: Ed25519PrivateKey, invitation: Invitation) -> bytes:
         "signature": proof.hex(),
     }
     return json.dumps(content).encode()
-
-
-def catalogue_items(table: dict[str, Any], terms: Terms) -> list[tuple[str, str]]:
-    """Id and title of every item, from what a server published."""
-    items = table.get("items")
-    if (
-        not isinstance(items, list)
-        or len(items) != terms.n_items
-        or not all(
-            isinstance(item, list) and len(item) == 2 and all(map(is_text, item)) for item in items
-        )
-    ):
-        raise MessageError("the server's catalogue is not that of its terms")
-    return [(item, title) for item, title in items]
 
 
 # What a device reads of what is published: where the federation is, its terms, catalogue and
@@ -202,7 +188,7 @@ class Reader(Loop):
             # A cache on the way may have the one before, which must not be taken for this one.
             self._known = None
             raise Unreachable(f"the server at {self.client.url} is about to change its catalogue")
-        items, categories = catalogue_items(table, terms), categories_in(table, terms.n_items)
+        items, categories = items_in(table, terms.n_items), categories_in(table, terms.n_items)
 
         def keep() -> None:
             before, known = self.store.catalogue(), self.store.categories()

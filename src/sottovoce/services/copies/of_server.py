@@ -59,7 +59,8 @@ def _settle(copy: Path, before: Path | None, next_round: int | None) -> Resumpti
                 "the state of this server is in PostgreSQL and not in the backup; give the round "
                 "to `sottovoce serve server DIR --skip-to-round N` instead of --next-round"
             )
-        return Resumption((_POSTGRES, *_means(folder)))
+        former = None if before is None else Former.read(before)
+        return Resumption((_POSTGRES, *_of_files(folder, former), *_means(folder)))
     seen = _rounds(before)
     if seen:
         next_round = max(next_round or 0, max(seen) + 1)
@@ -68,6 +69,20 @@ def _settle(copy: Path, before: Path | None, next_round: int | None) -> Resumpti
     at = max(_rounds(copy), default=0)
     folder = open_folder(copy)
     return Resumption((_goes_on(at, next_round is not None), *news, *_means(folder)), at)
+
+
+def _of_files(folder: ServerFolder, former: Former | None) -> tuple[str, ...]:
+    """What follows if the database decides, and the files alone can be compared."""
+    if former is None:
+        return (LOST, _UNKNOWN)
+    if (former.terms, former.catalogue) == (folder.plan.terms, folder.catalogue()):
+        return (LOST,)
+    return (
+        "Items or terms of the copy's files are not those of the former folder. The database "
+        "decides: if it was not set back, nothing is lost.",
+        LOST,
+        _UNKNOWN,
+    )
 
 
 def _go_on(
