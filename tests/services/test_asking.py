@@ -5,6 +5,7 @@ import asyncio
 import json
 import threading
 import time
+from pathlib import Path
 
 import pytest
 from consent_world import GramTown, gram_terms, newcomer
@@ -293,3 +294,18 @@ def test_with_real_processes_she_looks_says_no_and_says_yes(her, town, capsys):
     asked = [one["round"] for one in events if one["event"] == "waits for your word"]
     assert sorted({*asked}) == [0, 1]
     assert [one["round"] for one in events if one["event"] == "counted"] == [1]
+
+
+def test_the_commands_of_the_page_do_what_it_says(her, town, capsys):
+    page = (Path(__file__).parents[2] / "docs" / "deploy" / "users.md").read_text(encoding="utf-8")
+    part = page.split("## Being asked each time")[1].split("```")[1]
+    consent, send, decline = [line.split() for line in part.splitlines() if "device" in line]
+    states = []
+    for words in (consent, send, send, decline):
+        typed = [str(her) if word.startswith("~") else word for word in words[1:]]
+        more = [] if words is consent else ["--plaintext", "--yes"]
+        states.append(told(capsys, *typed, *more).get("sent"))
+        if len(town.bodies()) == 1:
+            town.next_round()
+    assert states == [None, *({"state": one} for one in ("arrived", "arrived", "declined"))]
+    assert len(town.bodies()) == 1
