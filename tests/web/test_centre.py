@@ -58,7 +58,7 @@ def test_a_newcomer_reads_where_she_stands_and_nothing_leaves(centre, town, serv
     found = store(centre)
     assert words(found["stands"]).startswith("Nothing has left")
     assert found["quiet"]["key"] == "quiet.off"
-    assert [f["name"] for f in found["fields"]] == ["takes_part", "never_send"]
+    assert [f["name"] for f in found["fields"]] == ["takes_part", "asks_first", "never_send"]
     assert server.requests == []
     shown = centre.preview("s0")  # asks for what is public
     assert not shown["ready"]
@@ -66,7 +66,7 @@ def test_a_newcomer_reads_where_she_stands_and_nothing_leaves(centre, town, serv
     assert {r.method for r in server.requests} == {"GET"}
     found = store(centre)
     names = [f["name"] for f in found["fields"]]
-    assert names == ["takes_part", "epsilon", "total_epsilon", "never_send"]
+    assert names == ["takes_part", "asks_first", "epsilon", "total_epsilon", "never_send"]
     assert not found["terms"]["agreed"]
     assert all(words(one) for one in found["terms"]["said"])
     json.dumps(centre.state(), allow_nan=False)
@@ -220,13 +220,21 @@ def test_two_tabs_see_one_store(centre, town):
     assert len(town.bodies()) == 1
 
 
-def test_a_store_that_another_agent_serves_can_be_read_and_changed(centre, tmp_path):
+def test_a_store_that_another_agent_serves_can_be_looked_at_and_changed(centre, town, tmp_path):
+    ready(centre, town)
     with Centre([tmp_path / "me"], plaintext=True) as second:
         (found,) = second.state()["stores"]
-        assert found["busy"]["key"] == "busy.agent"
+        assert found["busy"] is None
         second.choose("s0", {"never_send": ["Food"]})
+        shown = second.preview("s0")
+        assert (shown["ready"], shown["nonce"]) == (True, None)
+        assert shown["said"]["key"] == "busy.sends"
+        assert (
+            hashlib.sha256(second.body("s0", 0)).hexdigest()
+            == centre.preview("s0")["messages"][0]["sha256"]
+        )
         with pytest.raises(Told, match="busy"):
-            second.preview("s0")
+            second.send("s0", "0" * 32)
         with pytest.raises(Told, match="in_use"):
             second.erase("s0", "everything")
     assert store(centre)["choice"]["never_send"] == ["Food"]

@@ -54,20 +54,20 @@ CENTRE = (
     # What is stored when it is kept: `walk` tries each.
     f"choices switch {w('field.takes_part.label')}",
     r"choices switch (Cinema Aurora|Video Nord|Kino Sud|age|gender|town)",
-    rf"choices (radio|slider|spinbutton|checkbox) .*",
+    r"choices (radio|slider|spinbutton|checkbox) .*",
     # What is stored at once: `at_once`.
     r"never switch .*",
-    rf"never (textbox|searchbox|button) .*",
+    r"never (textbox|searchbox|button) .*",
     # What is done: the tests of the page try each.
     rf"choices button ({w('page.keep')}|{w('page.undo')}|{w('page.recommend_button')})",
     rf"preview button ({w('page.preview_button')}|{w('page.preview_again')}|{w('page.send')})",
     rf"preview button ({w('page.bytes_show')}|{w('page.download')}|{w('page.more')})",
-    rf"ledger (searchbox|button) .*",
+    r"ledger (searchbox|button) .*",
     rf"learn button {w('page.learn_button')}",
     rf"terms button ({w('terms.agree')}|{w('terms.ask')})",
     rf"stop button ({w('stop.now')}|{w('stop.everything')}|{w('stop.start')}|{w('page.stop_all')})",
     rf"stop button ({w('erase.history')}|{w('erase.everything')})",
-    rf"dialog (textbox|button) .*",
+    r"dialog (textbox|button) .*",
     # What only leads somewhere, or opens.
     rf"header button ({w('page.english')}|{w('page.italian')})",
     rf"page link {w('page.skip')}",

@@ -36,7 +36,7 @@ from sottovoce.privacy import central, own_epsilon
 from sottovoce.privacy.mechanisms import _flag_smallest
 from sottovoce.privacy.own_epsilon import BoundContributions, OwnEpsilon
 from sottovoce.rng import SecretStreams, Streams, words_of
-from sottovoce.services.agent.agent import catalogue_items, enrolment
+from sottovoce.services.agent.agent import enrolment
 from sottovoce.services.kit.pacing import Pace
 from sottovoce.stores.device import CohortStore
 from sottovoce.stores.prepared import sealed_by
@@ -549,7 +549,7 @@ def catalogue_of(terms, body):
     found = json.loads(content)
     return {
         "name": hashlib.sha256(content).hexdigest(),
-        "items": [list(one) for one in catalogue_items(found, settings)],
+        "items": [list(one) for one in catalogue.items_in(found, settings.n_items)],
         "categories": [list(one) for one in catalogue.categories_in(found, settings.n_items)],
     }
 

@@ -172,6 +172,9 @@ def bring(
         output.show(output.joined(said("device.unknown", n=len(unknown), names=named)))
 
 
+_PREVIEW = "sottovoce device preview"
+
+
 @with_choices
 def consent(
     path: Store,
@@ -194,6 +197,13 @@ def consent(
     allow: Annotated[
         list[str] | None,
         typer.Option(metavar="OWNER", help="Do not refuse this data owner any more; repeatable."),
+    ] = None,
+    ask_first: Annotated[
+        bool | None,
+        typer.Option(
+            "--ask-first/--by-itself",
+            help="Whether each message waits for your yes (`sottovoce device preview --send`).",
+        ),
     ] = None,
     user: User = None,
     yes: Annotated[
@@ -239,6 +249,7 @@ def consent(
       sottovoce device consent ~/sottovoce --reports 100 --epsilon 1 --total-epsilon 500
       sottovoce device consent ~/sottovoce --take-part --share-positives 0.3
       sottovoce device consent ~/sottovoce --hide gender --hide age --strength 0.7
+      sottovoce device consent ~/sottovoce --ask-first
       sottovoce device consent ~/sottovoce --no-part
       sottovoce device consent ~/films --take-part --refuse Horror
       sottovoce device consent ~/films --allow Horror
@@ -248,6 +259,7 @@ def consent(
     from sottovoce.cli import plainly, spent
     from sottovoce.cli.device_attributes import hiding
     from sottovoce.cli.device_terms import is_gateway, terms_in_words, waiting
+    from sottovoce.stores import word
     from sottovoce.stores.opening import open_store
     from sottovoce.stores.session import DeviceSession
     from sottovoce.stores.user import UserStore, whose
@@ -255,10 +267,11 @@ def consent(
 
     if "epsilon" in changes:
         spent.require_sane(changes["epsilon"])
-    changing = bool(changes or hide or reveal or refuse or allow)
+    chosen = bool(changes or hide or reveal or refuse or allow)
+    changing = chosen or ask_first is not None
     with open_store(path, readonly=not changing) as store:
         if isinstance(store, UserStore):
-            if hide or reveal or changes.keys() - {"takes_part"}:
+            if hide or reveal or ask_first is not None or changes.keys() - {"takes_part"}:
                 raise UsageError(
                     "data owners read all that they get, so that here --take-part, --refuse and "
                     "--allow are what there is to choose"
@@ -276,9 +289,12 @@ def consent(
         hidden = hiding(choice, hide or [], reveal or [], known)
         choice = replace(choice, **changes, hidden_attributes=hidden)
         worth = plainly.worth(choice, changes, known)
-        if changing:
+        if chosen:
             plainly.ask_before(worth, yes=yes, as_json=as_json)
             store.set_choice(number, choice)
+        if ask_first is not None:
+            word.set_asks_first(store, ask_first)
+        asks = word.asks_first(store)
         name, records = store.name(number), store.records(number)
         cost = spent.spent_so_far(store, number)
         sums = spent.sums_of_store(store, number, known, choice)
@@ -297,6 +313,7 @@ def consent(
                 "user": name,
                 "changed": changing,
                 "choice": output.plain(choice),
+                "ask_first": asks,
                 "words": choice.words(),
                 "round_cost": spent.round_cost(choice, known),
                 "spent": cost,
@@ -312,6 +329,8 @@ def consent(
         output.show(f"{name}: {choice.words()}.")
     else:
         output.show(output.joined(*plainly.chosen(choice, name)))
+    if asks:
+        output.show(output.joined(said("device.asks_first", command=f"{_PREVIEW} {path} --send")))
     if not choice.takes_part and changes.get("share_positives"):
         command = f"sottovoce device consent {path} --take-part"
         output.show(output.joined(said("device.share_waits", command=command)))

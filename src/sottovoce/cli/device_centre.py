@@ -23,6 +23,9 @@ def preview(
     send: Annotated[
         bool, typer.Option("--send", help="Ask, and then send exactly what is shown.")
     ] = False,
+    decline: Annotated[
+        bool, typer.Option("--decline", help="Say no: what is shown does not leave.")
+    ] = False,
     yes: Yes = False,
     bytes_to: Annotated[
         Path | None,
@@ -40,15 +43,22 @@ def preview(
     It asks for what is published and sends nothing of yours. What is shown is kept: with --send, or
     if `sottovoce serve device` runs next, the very same bytes leave, unless you change something.
 
+    This works while the agent runs. By default the agent sends by itself. After `sottovoce device
+    consent STORE --ask-first` it waits for --send here or on your page. With --decline the message
+    does not leave, and costs nothing; you are asked again when the round moves on.
+
     \b
     Examples:
       sottovoce device preview ~/sottovoce
       sottovoce device preview ~/sottovoce --bytes message.bin
       sottovoce device preview ~/sottovoce --send
+      sottovoce device preview ~/sottovoce --decline
     """
     from sottovoce.stores.private import write_new
     from sottovoce.web.centre import Centre
 
+    if send and decline:
+        raise UsageError("choose one of --send and --decline")
     if bytes_to is not None and bytes_to.exists():
         raise UsageError(f"{bytes_to} is there already and is not overwritten")
     with Centre([path], server=server, plaintext=plaintext) as centre:
@@ -60,8 +70,10 @@ def preview(
         sent: dict[str, Any] | None = None
         if send and shown["nonce"] and _sure(yes, said("preview.send"), as_json):
             sent = centre.send("s0", shown["nonce"])
-            if not as_json:
-                output.show(*output.told(_said(sent["said"])))
+        elif decline and shown["nonce"]:
+            sent = centre.decline("s0", shown["nonce"])
+        if sent is not None and not as_json:
+            output.show(*output.told(_said(sent["said"])))
     if as_json:
         fate = None if sent is None else {"state": sent["state"]}
         output.emit({"store": path, "preview": shown, "sent": fate})

@@ -405,6 +405,8 @@ def status(
             f"Batch of tier {batch['tier']}: {batch['devices']} devices, {batch['stored']} of "
             f"{batch['parts']} parts are here"
         )
+    for what, many in content.get("objections", {}).items():
+        lines.append(f"Devices that refuse the {what}: {many:,}")
     if content["shut_out"]:
         lines.append(f"Shut out: {', '.join(map(str, content['shut_out']))}")
     for number, why in content.get("shut_out_why", {}).items():

@@ -14,7 +14,7 @@ the database and has files of its own.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -39,6 +39,8 @@ from sottovoce.wire.terms import Terms
 
 _TABLE, _AMENDMENT = "terms_table", "amendment"
 _NEW_TERMS, _NEW_CATALOGUE = "amendment_terms", "amendment_catalogue"
+WAITING = (_AMENDMENT, _NEW_TERMS, _NEW_CATALOGUE)
+"""The facts of a change that waits."""
 _PAST = "terms:"
 """Of facts, before the number of terms that were in force, or are."""
 GATHERING = "gathering"
@@ -250,7 +252,7 @@ def apply(link: sa.Connection, before: Terms, root_key: int, at: str) -> int | N
     round = now.round
     if after != before:
         round = _carry(link, before, after, root_key, now, at)
-        _remember(link, before, after, told, round, at)
+        _remember(link, before, told.changes, told.digest, told.who, round, at)
         records.set_fact(link, "terms", after.digest())
         records.set_fact(link, _TABLE, json.dumps(after.to_table()))
         about = {"proposed_by": told.who, "round": round, "digest": told.digest}
@@ -305,7 +307,13 @@ def _carry(
 
 
 def _remember(
-    link: sa.Connection, before: Terms, after: Terms, told: Proposed, round: int, at: str
+    link: sa.Connection,
+    before: Terms,
+    changed: Iterable[tuple[str, Any, Any]],
+    digest: str,
+    who: str,
+    round: int,
+    at: str,
 ) -> None:
     known = len(history(link))
     if not known:
@@ -314,12 +322,41 @@ def _remember(
         known = 1
     entry = {
         "at": at,
-        "who": told.who,
+        "who": who,
         "round": round,
-        "digest": after.digest(),
-        "changes": [list(one) for one in told.changes],
+        "digest": digest,
+        "changes": [list(one) for one in changed],
     }
     records.set_fact(link, f"{_PAST}{known}", json.dumps(entry))
+
+
+def carry_forward(
+    link: sa.Connection,
+    before: Terms,
+    after: Terms,
+    past: Sequence[Mapping[str, Any]],
+    root_key: int,
+    at: str,
+) -> int:
+    """Bring terms into force in a copy that was made before they were; return the next round.
+    `past` is the history of terms that the copy lacks."""
+    now = records.position(link)
+    round = _carry(link, before, after, root_key, now, at)
+    if past:
+        set_history(link, past)
+    else:  # the former database is lost, and who has agreed is not known
+        if after.reporting is None:
+            _gather(link)
+        _remember(link, before, changes(before, after), after.digest(), "restore", round, at)
+    records.set_fact(link, "terms", after.digest())
+    records.set_fact(link, _TABLE, json.dumps(after.to_table()))
+    return round
+
+
+def set_history(link: sa.Connection, past: Sequence[Mapping[str, Any]]) -> None:
+    """Replace the history of terms."""
+    for number, entry in enumerate(past):
+        records.set_fact(link, f"{_PAST}{number}", json.dumps(entry))
 
 
 def history(link: sa.Connection) -> list[dict[str, Any]]:
@@ -361,5 +398,4 @@ def _write(link: sa.Connection, told: Proposed) -> None:
 
 
 def _forget(link: sa.Connection) -> None:
-    names = (_AMENDMENT, _NEW_TERMS, _NEW_CATALOGUE)
-    link.execute(meta.delete().where(meta.c.key.in_(names)))
+    link.execute(meta.delete().where(meta.c.key.in_(WAITING)))

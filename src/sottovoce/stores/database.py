@@ -23,10 +23,6 @@ SCHEMA = 3
 """The version of the tables. A database of a later one is left alone."""
 MOST_ROUNDS = 2**31 - 1
 """Of a federation: models name rounds in 32 bits."""
-SHUT_OUT_WHY = "shut_out_why:"
-"""Of a fact, before the number of a device that the server itself has shut out."""
-ROSTER = "roster"
-"""Of a fact: another one whenever somebody was shut out or let in again."""
 _UNSTAMPED = 2
 """The version in which contents had no stamps."""
 
@@ -168,6 +164,12 @@ round_times = sa.Table(  # UTC, to the second
     sa.Column("attempt", sa.Integer, primary_key=True, autoincrement=False),
     sa.Column("opened", sa.Text, nullable=False),
     sa.Column("ended", sa.Text),
+)
+objections = sa.Table(  # devices that refuse what is published, and say so
+    "objections",
+    _metadata,
+    sa.Column("number", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("why", sa.String(32), nullable=False),
 )
 acts = sa.Table(  # what operators did, in the order in which they did it; no secrets
     "acts",

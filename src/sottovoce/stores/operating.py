@@ -21,6 +21,7 @@ from sottovoce.stores.database import (
     acts,
     contacts,
     devices,
+    objections,
     places,
     round_times,
     rounds,
@@ -37,6 +38,8 @@ Which = Literal["all", "active", "silent", "shut-out", "invited"]
 """Devices of one state. Silent ones have been asked in vain so often that they are not asked."""
 _LONGEST_QUERY, _MOST_ROWS = 200, 100_000
 _TO_THE_MINUTE = len("2026-11-17T18:04")
+REFUSED = {"catalogue": "the catalogue has another item in a place that they know"}
+"""What devices can refuse, and why."""
 _UNAGREED = "has not agreed to the changed terms yet, or has not asked since"
 _EVERY = 10.0
 """Seconds after which it is written which devices were heard of."""
@@ -175,6 +178,27 @@ def _unheard(changed: str) -> sa.ColumnElement[bool]:
     return sa.or_(contacts.c.last_contact.is_(None), last <= changed[:_TO_THE_MINUTE])
 
 
+def set_objection(link: sa.Connection, number: int, why: str) -> None:
+    """A device refuses what is published, and is not asked until it has checked in again; or, with
+    an empty `why`, it does not refuse any more."""
+    link.execute(objections.delete().where(objections.c.number == number))
+    if why:
+        link.execute(objections.insert().values(number=number, why=why))
+        missed = sa.case((devices.c.missed > 0, devices.c.missed), else_=1)
+        here = devices.c.number == number
+        link.execute(devices.update().where(here).values(dormant=True, missed=missed))
+
+
+def count_objections(link: sa.Connection) -> dict[str, int]:
+    """How many devices that were not shut out refuse what is published, by what they refuse."""
+    silent = sa.select(devices.c.number).where(devices.c.dormant.is_(True))
+    welcome = objections.c.number.not_in(sa.select(shut_out.c.number))
+    query = sa.select(objections.c.why, sa.func.count())
+    here = objections.c.number.in_(silent), welcome  # who has reported since refuses no more
+    rows = link.execute(query.where(*here).group_by(objections.c.why))
+    return {str(why): int(many) for why, many in rows}
+
+
 def count_unagreed(link: sa.Connection, changed: str) -> int:
     """Enrolled devices that are not asked and were not heard of since the terms were changed."""
     there = devices.outerjoin(contacts, contacts.c.number == devices.c.number)
@@ -254,8 +278,13 @@ def list_devices(
                 contacts.c.label,
                 contacts.c.enrolled,
                 contacts.c.last_contact,
+                objections.c.why.label("refuses"),
             )
-            .select_from(devices.outerjoin(contacts, contacts.c.number == devices.c.number))
+            .select_from(
+                devices.outerjoin(contacts, contacts.c.number == devices.c.number).outerjoin(
+                    objections, objections.c.number == devices.c.number
+                )
+            )
             .where(devices.c.number.in_(part))
             .order_by(devices.c.number)
         )
@@ -270,6 +299,8 @@ def list_devices(
     def reason(row: Any) -> str:
         if row.out:
             return why.get(row.number, "by the operator")
+        if row.refuses and row.dormant:
+            return f"refuses the {row.refuses}: another item is in a place that it knows"
         last = (row.last_contact or "")[:_TO_THE_MINUTE]
         unheard = changed is not None and last <= changed[:_TO_THE_MINUTE]
         return _UNAGREED if unheard and state(row) == "silent" else ""

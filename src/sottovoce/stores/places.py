@@ -16,19 +16,19 @@ from sottovoce.stores.database import devices, places
 from sottovoce.stores.one_key import KeyInUse, only_number
 from sottovoce.wire.invitations import MAX_NUMBER
 
-_PLACES, _CHALLENGE_KEY = "places", "challenge_key"
+RULES, _CHALLENGE_KEY = "places", "challenge_key"
 """Of facts: the rules, and the key of challenges that all processes of a federation know as
 theirs."""
 
 
 def place_rules(link: sa.Connection) -> PlaceRules | None:
     """By which devices come without an invitation; None where no operator ever opened places."""
-    found = records.fact(link, _PLACES)
-    return None if found is None else config.build(PlaceRules, json.loads(found), _PLACES)
+    found = records.fact(link, RULES)
+    return None if found is None else config.build(PlaceRules, json.loads(found), RULES)
 
 
 def set_place_rules(link: sa.Connection, rules: PlaceRules) -> None:
-    records.set_fact(link, _PLACES, json.dumps(asdict(rules)))
+    records.set_fact(link, RULES, json.dumps(asdict(rules)))
 
 
 def places_table(link: sa.Connection) -> dict[str, int] | None:

@@ -8,7 +8,7 @@ import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import sqlalchemy as sa
@@ -17,8 +17,6 @@ from sqlalchemy.dialects import postgresql, sqlite
 
 from sottovoce.errors import ServiceError
 from sottovoce.stores.database import (
-    ROSTER,
-    SHUT_OUT_WHY,
     devices,
     genuine,
     meta,
@@ -32,6 +30,10 @@ from sottovoce.stores.database import (
 )
 from sottovoce.stores.one_key import KeyInUse, only_number
 
+T = TypeVar("T")
+
+ROSTER = "roster"
+"""A fact, which changes whenever somebody was shut out or let in again."""
 RECEIPT_ROUNDS = 3
 """For so many rounds it is remembered whose submission was accepted."""
 AT_ONCE = 500
@@ -494,9 +496,9 @@ def _is(table: sa.Table, round: int, attempt: int) -> tuple[sa.ColumnElement[boo
     return table.c.round == round, table.c.attempt == attempt
 
 
-def in_parts(numbers: Sequence[int]) -> Iterator[Sequence[int]]:
-    for start in range(0, len(numbers), AT_ONCE):
-        yield numbers[start : start + AT_ONCE]
+def in_parts(rows: Sequence[T]) -> Iterator[Sequence[T]]:
+    for start in range(0, len(rows), AT_ONCE):
+        yield rows[start : start + AT_ONCE]
 
 
 # The devices of a federation: who is invited, who has enrolled, who is asked. Every function
@@ -506,6 +508,8 @@ _WELCOME = devices.c.number.not_in(sa.select(shut_out.c.number))
 _INVITED = sa.select(devices.c.number).where(
     devices.c.token_hash == sa.bindparam("token"), _WELCOME
 )
+WHY = "shut_out_why:"
+"""Of a fact, before the number of a device that the server itself has shut out."""
 
 
 def token_hash(token: bytes) -> bytes:
@@ -611,10 +615,10 @@ def shut(link: sa.Connection, numbers: Sequence[int], why: str = "") -> None:
     new = sorted(set(numbers) - shut_out_among(link, numbers))
     if new:
         link.execute(shut_out.insert(), [{"number": number} for number in new])
-        _new_roster(link)
+        new_roster(link)
     if why:
         for number in new:
-            set_fact(link, f"{SHUT_OUT_WHY}{number}", why)
+            set_fact(link, f"{WHY}{number}", why)
 
 
 def readmit(link: sa.Connection, numbers: Sequence[int], *, unheard: bool = True) -> None:
@@ -626,11 +630,11 @@ def readmit(link: sa.Connection, numbers: Sequence[int], *, unheard: bool = True
             away = sa.case((devices.c.missed > 0, devices.c.missed), else_=1)
             link.execute(devices.update().where(*here).values(missed=away, dormant=True))
         link.execute(shut_out.delete().where(shut_out.c.number.in_(part)))
-        link.execute(meta.delete().where(meta.c.key.in_([f"{SHUT_OUT_WHY}{n}" for n in part])))
-    _new_roster(link)
+        link.execute(meta.delete().where(meta.c.key.in_([f"{WHY}{n}" for n in part])))
+    new_roster(link)
 
 
-def _new_roster(link: sa.Connection) -> None:
+def new_roster(link: sa.Connection) -> None:
     # Drawn, and not counted: no two changes look like one, also with a database put back.
     set_fact(link, ROSTER, secrets.token_hex(8))
 
@@ -639,9 +643,9 @@ def why_shut(link: sa.Connection, numbers: Sequence[int]) -> dict[int, str]:
     """Why the server has shut these devices out; nothing of those whom the operator has."""
     told: dict[int, str] = {}
     for part in in_parts(numbers):
-        names = [f"{SHUT_OUT_WHY}{number}" for number in part]
+        names = [f"{WHY}{number}" for number in part]
         rows = link.execute(sa.select(meta.c.key, meta.c.value).where(meta.c.key.in_(names)))
-        told |= {int(row.key.removeprefix(SHUT_OUT_WHY)): row.value for row in rows}
+        told |= {int(row.key.removeprefix(WHY)): row.value for row in rows}
     return told
 
 

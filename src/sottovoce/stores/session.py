@@ -35,6 +35,7 @@ from sottovoce.errors import (
 from sottovoce.parties.device import Devices
 from sottovoce.parties.leaving import Booked, Leaving, let_go
 from sottovoce.rng import Streams
+from sottovoce.stores import word
 from sottovoce.stores.device import CohortStore
 from sottovoce.stores.device_limits import (
     has_room,
@@ -180,6 +181,8 @@ class DeviceSession(Agreeing):
             if entry.state == "dropped" or entry.nonce != prepared.nonce:
                 raise ConsentError(f"the report for round {entry.round} was dropped; prepare anew")
             changed, terms = self._book.minds_changed(entry), self.require_agreed()
+            if entry.state == "prepared":
+                word.require_word(self.store, word.of_report(entry.nonce))
             costs = self._book.costs(entry)
             beyond = entry.state == "prepared" and not has_room(self.store, terms, costs)
             if changed or beyond:
@@ -225,6 +228,7 @@ class DeviceSession(Agreeing):
                     f"a device of {self.store.path} takes no part, so that nobody is told that it "
                     f"is there; see `sottovoce device consent {self.store.path}`"
                 )
+            word.require_word(self.store, word.of_contact(what, party, body))
             return self._present(self.store.users, what, party, len(body), body)
 
     def willing(self) -> Leaving:
@@ -232,6 +236,10 @@ class DeviceSession(Agreeing):
         tells them with each of its answers. A device is booked as checking in when it is named and
         was not in the answer before: to be named again says nothing new."""
         store, users = self.store, self.store.users
+        if word.asks_first(store):
+            raise ConsentError(
+                f"the user of {store.path} wants to be asked each time, and a gateway asks nobody"
+            )
         store.history()  # is kept: others need not wait until it is read
         with store.file.transaction():
             terms, vectors = self.require_agreed(), np.zeros((len(users), 0), np.float32)
@@ -245,6 +253,19 @@ class DeviceSession(Agreeing):
                 store.set_secret(kept, body)
             new = named[~np.isin(named, np.frombuffer(before, "<u4"))]
             return self._present(new, "check-in", "server", 4, body)
+
+    def withhold(self, prepared: Prepared) -> None:
+        """Its user says no to a report that has not left: it never does, and costs nothing. Raise
+        if it has left."""
+        with self.store.file.transaction():
+            entry = self._entry(prepared.round, prepared.attempt)
+            if entry.nonce != prepared.nonce or entry.state not in ("prepared", "dropped"):
+                raise ConsentError(
+                    f"the report for round {entry.round} is not the one that was shown, or has "
+                    "left; look again"
+                )
+            if entry.state == "prepared":
+                self._book.drop(entry, "not sent: its user said no")
 
     def arrived(self, round: int, attempt: int) -> None:
         """The report was acknowledged: what was learnt counts."""

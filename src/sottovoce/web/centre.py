@@ -148,7 +148,7 @@ class Centre:
 
     def choose(self, store: str, change: dict[str, Any]) -> dict[str, Any]:
         with self._desk(store) as desk:
-            desk.keep(desk.changed(change))
+            desk.choose(change)
             return desk.describe()
 
     def things(self, store: str, query: str, offset: int, limit: int) -> dict[str, Any]:
@@ -172,7 +172,7 @@ class Centre:
 
     def preview(self, store: str) -> dict[str, Any]:
         with self._desk(store) as desk:
-            desk.require_agent()
+            desk.require_looking()
             return desk.preview()
 
     def body(self, store: str, index: int) -> bytes:
@@ -181,9 +181,16 @@ class Centre:
 
     def send(self, store: str, nonce: str) -> dict[str, Any]:
         with self._desk(store) as desk:
-            desk.require_agent()
+            desk.require_sending()
             state, words = desk.send(nonce)
             return {"state": state, "said": words.to_json(), "store": desk.describe()}
+
+    def decline(self, store: str, nonce: str) -> dict[str, Any]:
+        """Say no to what `preview` has shown: it does not leave."""
+        with self._desk(store) as desk:
+            desk.require_looking()
+            words = desk.decline(nonce)
+            return {"state": "declined", "said": words.to_json(), "store": desk.describe()}
 
     def ledger(self, store: str, offset: int, limit: int) -> dict[str, Any]:
         with self._desk(store) as desk:

@@ -99,6 +99,10 @@ class StoreDesk(ABC, Generic[S]):
     def body(self, index: int) -> bytes: ...
     @abstractmethod
     def send(self, nonce: str) -> tuple[str, Said]: ...
+    def decline(self, nonce: str) -> Said:
+        """Say no to what was shown."""
+        raise Told("trouble.not_found")
+
     @abstractmethod
     def line_words(self, line: Line) -> tuple[Said, Said]:
         """What left, and to whom."""
@@ -138,6 +142,10 @@ class StoreDesk(ABC, Generic[S]):
             return replace(self.store.choice(self.number), **given)
         except (ConfigError, TypeError, ValueError) as error:
             raise Told("trouble.bad_input", what=str(error)) from None
+
+    def choose(self, change: Mapping[str, Any]) -> None:
+        """Keep a changed choice."""
+        self.keep(self.changed(change))
 
     def stop(self, everything: bool) -> None:
         self.keep(replace(self.store.choice(self.number), takes_part=False))
@@ -262,11 +270,23 @@ class StoreDesk(ABC, Generic[S]):
 
     def require_agent(self) -> None:
         """This process, from now on, if no other one serves the store."""
-        self.serves = self.serves or self.store.file.serve()
-        if not self.serves:
+        if not self.may_serve():
             raise Told("busy.agent")
         if self.store.stopped:
             raise Told("trouble.stopped")
+
+    def require_looking(self) -> None:
+        """Raise if what would leave cannot be worked out here."""
+        self.require_agent()
+
+    def require_sending(self) -> None:
+        """Raise if nothing can be sent from here."""
+        self.require_agent()
+
+    def may_serve(self) -> bool:
+        """Become the store's agent, if no other process is; whether this one is now."""
+        self.serves = self.serves or self.store.file.serve()
+        return self.serves
 
 
 def plain_value(value: Any) -> Any:

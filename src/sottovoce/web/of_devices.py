@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import math
+import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -29,7 +30,7 @@ from sottovoce.errors import (
 from sottovoce.privacy.accountant import rounded_up
 from sottovoce.privacy.central import price
 from sottovoce.services.agent.by_hand import ByHand, Shown, ShownMessage
-from sottovoce.stores import timeline
+from sottovoce.stores import timeline, word
 from sottovoce.stores.device import CohortStore
 from sottovoce.stores.device_limits import (
     plain_releases,
@@ -63,7 +64,11 @@ _QUIET = {
     "no round": "quiet.waiting",
     "not asked": "quiet.waiting",
     "sent": "quiet.period_open",
+    "declined": "quiet.declined",
 }
+_ASKS = "asks_first"
+_LOOKS, _LOOK_SECONDS = 40, 0.25
+"""How often, and how long apart, a page looks whether the agent has sent what she said yes to."""
 
 
 class DeviceDesk(StoreDesk[CohortStore]):
@@ -197,10 +202,26 @@ class DeviceDesk(StoreDesk[CohortStore]):
             )
             for one in (*asked, ASKED["never_send"])
         ]
+        if kept_invitation(self.store) is not None:
+            drawn.insert(1, self._asks())
         for each in drawn:
             if each["kind"] == "epsilon":
                 self._weigh_steps(each["steps"], choice, terms)
         return drawn
+
+    def _asks(self) -> dict[str, Any]:
+        """The switch by which she is asked before anything leaves."""
+        return {
+            "name": _ASKS,
+            "kind": "switch",
+            "label": said(f"field.{_ASKS}.label").to_json(),
+            "help": said(f"field.{_ASKS}.help").to_json(),
+            "value": word.asks_first(self.store),
+            "least": 0.0,
+            "most": 1.0,
+            "steps": [],
+            "options": [],
+        }
 
     def _weigh_steps(
         self, steps: list[dict[str, Any]], choice: Choice, terms: Terms | None
@@ -262,6 +283,19 @@ class DeviceDesk(StoreDesk[CohortStore]):
             choice, noisy_sums=bool(sum_noise(terms))
         )  # fmt: skip
         return {**found, "technical": [exact] if exact and choice.takes_part else []}
+
+    def changed(self, change: Mapping[str, Any]) -> Choice:
+        if not isinstance(change.get(_ASKS, False), bool):
+            raise Told("trouble.bad_input", what=f"{_ASKS} must be true or false")
+        return super().changed({name: value for name, value in change.items() if name != _ASKS})
+
+    def choose(self, change: Mapping[str, Any]) -> None:
+        with self.store.file.transaction():
+            choice = self.changed(change)
+            if _ASKS in change:
+                word.set_asks_first(self.store, change[_ASKS])
+            if change.keys() - {_ASKS}:
+                self.keep(choice)
 
     def keep(self, choice: Choice) -> None:
         self.store.set_choice(self.number, choice)
@@ -333,6 +367,19 @@ class DeviceDesk(StoreDesk[CohortStore]):
             self._agent = ByHand(self.store, **self._reached)
         return self._agent
 
+    def base(self) -> dict[str, Any]:
+        return {**super().base(), "busy": None}  # she can look and choose beside an agent
+
+    def require_looking(self) -> None:
+        self.may_serve()
+        if self.store.stopped:
+            raise Told("trouble.stopped")
+
+    def require_sending(self) -> None:
+        self.require_looking()
+        if not self.serves and not word.asks_first(self.store):
+            raise Told("busy.sends")
+
     def preview(self) -> dict[str, Any]:
         self._shown = None
         shown = self.runner.run(self._by_hand().show())
@@ -353,11 +400,14 @@ class DeviceDesk(StoreDesk[CohortStore]):
             words = self._nothing_leaves(shown, terms)
         elif report is not None and report.state == "left":
             words = said("preview.left")
+        elif not (self.serves or word.asks_first(self.store)):
+            words = said("busy.sends")
+        sends = self.serves or word.asks_first(self.store)
         return {
             "ready": bool(shown.messages),
             "said": words.to_json(),
             "why": shown.detail,
-            "nonce": shown.name or None,
+            "nonce": (sends and shown.name) or None,
             "round": None if report is None else report.round,
             "epsilon": None if cost is None else plain_value(rounded_up(cost)),
             "cost": None if cost is None else self._cost(cost, terms).to_json(),
@@ -405,6 +455,8 @@ class DeviceDesk(StoreDesk[CohortStore]):
         return self._shown.messages[index].body
 
     def send(self, nonce: str) -> tuple[str, Said]:
+        if not self.serves:
+            return self._leave_to_agent(nonce)
         before = timeline.count(self.store.file, self.number)
         try:
             sent = self.runner.run(self._by_hand().press(nonce))
@@ -419,10 +471,40 @@ class DeviceDesk(StoreDesk[CohortStore]):
         self._shown = None
         if sent.report is None:
             return "arrived", said("preview.arrived")
+        return self._fate()
+
+    def _fate(self) -> tuple[str, Said]:
+        """What became of the latest report."""
         latest = self.session.latest()
         state = "nothing" if latest is None or latest.state == "dropped" else latest.state
         words = {"arrived": "arrived", "refused": "refused", "left": "left"}
         return state, said(f"preview.{words.get(state, 'nothing_sent')}")
+
+    def _leave_to_agent(self, nonce: str) -> tuple[str, Said]:
+        """Say yes, for the agent that runs; wait a little until it has sent."""
+        before = timeline.count(self.store.file, self.number)
+        try:
+            shown = self.runner.run(self._by_hand().allow(nonce))
+        except ConsentError:
+            raise Told("preview.changed") from None
+        self._shown = None
+        for _ in range(_LOOKS):
+            time.sleep(_LOOK_SECONDS)
+            latest, report = self.session.latest(), shown.report
+            if report is None and timeline.count(self.store.file, self.number) > before:
+                return "arrived", said("preview.arrived")
+            same = latest is not None and report is not None and latest.nonce == report.nonce
+            if same and latest is not None and latest.state in ("arrived", "refused"):
+                return self._fate()
+        return "left", said("preview.agent_will")
+
+    def decline(self, nonce: str) -> Said:
+        try:
+            self.runner.run(self._by_hand().decline(nonce))
+        except ConsentError:
+            raise Told("preview.changed") from None
+        self._shown = None
+        return said("preview.declined")
 
     # --- what has left ----------------------------------------------------------------------------
 

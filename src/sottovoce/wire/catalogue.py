@@ -31,6 +31,14 @@ _TURNING = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 """Characters that show what is around them in another order."""
 
 
+OBJECTION = b"catalogue"
+"""The body of a check-in by which a device says that it refuses the catalogue that is published."""
+
+
+class OtherItems(MessageError):
+    """A catalogue has another item in a place that a device knows."""
+
+
 def catalogue_limit(n_items: int) -> int:
     """The most bytes that a published catalogue may have: devices take no more."""
     return min((1 << 16) + n_items * 1024, 1 << 26)
@@ -92,6 +100,23 @@ def as_table(items: Items, categories: Categories) -> dict[str, Any]:
         of = [sorted({place[name] for name in each if name}) for each in categories]
         table["categories"] = {"names": names, "of": of}
     return table
+
+
+def items_in(table: Mapping[str, Any], n_items: int) -> list[tuple[str, str]]:
+    """Id and title of every item, from what a server published. Raises if it is not the catalogue
+    of so many items."""
+    items = table.get("items")
+    if (
+        not isinstance(items, list)
+        or len(items) != n_items
+        or not all(
+            isinstance(item, list) and len(item) == 2 and all(map(is_text, item)) for item in items
+        )
+    ):
+        raise MessageError("the server's catalogue is not that of its terms")
+    found = [(item, title) for item, title in items]
+    require_good_ids(found, categories_in(table, n_items))
+    return found
 
 
 def categories_in(table: Mapping[str, Any], n_items: int) -> list[tuple[str, ...]]:
@@ -221,7 +246,7 @@ def require_same_places(before: Items, after: Items) -> None:
         if place not in free and (place >= len(after) or after[place][0] != old)
     ]
     if moved:
-        raise MessageError(
+        raise OtherItems(
             f"the server's catalogue has another item in the place of {moved[0]}: nothing is sent "
             "until it is put right; tell the operator"
         )

@@ -10,6 +10,7 @@ same bytes, until the server has said what became of it; so an agent may be kill
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import json
 import secrets
@@ -29,6 +30,7 @@ from sottovoce.errors import (
     ConsentError,
     KeyTrouble,
     MessageError,
+    SottovoceError,
     Told,
     Unreachable,
     UsageError,
@@ -42,10 +44,11 @@ from sottovoce.stores.expulsion import Expulsion, expelled, forget_expulsion, ke
 from sottovoce.stores.prepared import Prepared, is_as_large, sealed_by, signing_key
 from sottovoce.stores.session import DeviceSession
 from sottovoce.wire.catalogue import (
+    OBJECTION,
+    OtherItems,
     catalogue_limit,
     categories_in,
-    is_text,
-    require_good_ids,
+    items_in,
     require_same_places,
     with_former_categories,
 )
@@ -58,7 +61,7 @@ from sottovoce.wire.signing import DIGEST_HEADER, NONCE_BYTES, Purpose, digest_o
 from sottovoce.wire.terms import Terms
 from sottovoce.wire.versions import decode_model, full_size
 
-# What an agent looks at before it relies on it: who its store is of, and a server's catalogue.
+# What an agent looks at before it relies on it: whose its store is.
 
 
 def identity(store: CohortStore) -> tuple[int, Invitation]:
@@ -93,22 +96,6 @@ def enrolment(key: Ed25519PrivateKey, invitation: Invitation) -> bytes:
         "signature": proof.hex(),
     }
     return json.dumps(content).encode()
-
-
-def catalogue_items(table: dict[str, Any], terms: Terms) -> list[tuple[str, str]]:
-    """Id and title of every item, from what a server published."""
-    items = table.get("items")
-    if (
-        not isinstance(items, list)
-        or len(items) != terms.n_items
-        or not all(
-            isinstance(item, list) and len(item) == 2 and all(map(is_text, item)) for item in items
-        )
-    ):
-        raise MessageError("the server's catalogue is not that of its terms")
-    found = [(item, title) for item, title in items]
-    require_good_ids(found, categories_in(table, len(found)))
-    return found
 
 
 # What a device reads of what is published: where the federation is, its terms, catalogue and
@@ -201,7 +188,7 @@ class Reader(Loop):
             # A cache on the way may have the one before, which must not be taken for this one.
             self._known = None
             raise Unreachable(f"the server at {self.client.url} is about to change its catalogue")
-        items, categories = catalogue_items(table, terms), categories_in(table, terms.n_items)
+        items, categories = items_in(table, terms.n_items), categories_in(table, terms.n_items)
 
         def keep() -> None:
             before, known = self.store.catalogue(), self.store.categories()
@@ -302,10 +289,10 @@ _ASK_SECONDS = 86400
 _OUT = "shut_out"
 _ENROLLED, _ADMISSION = "enrolled", "proxy-admission"
 _CHECKED_IN, _WAITED = "checked-in", "checked-in-while-waiting"
-_ROSTER = "roster"
+_ROSTER, _OBJECTED = "roster", "objected-to-catalogue"
 
 
-class _ShutOut(Told):
+class ShutOut(Told):
     """The server takes nothing from this device."""
 
 
@@ -363,7 +350,11 @@ class Agent(Reader):
         self.tally.visits += 1
         now = await self._look()
         self._roster = now.roster
-        terms = await self._meet(now)
+        try:
+            terms = await self._meet(now)
+        except OtherItems:
+            await self._object(now)
+            raise
         if await self._aside(self._takes_part):
             try:
                 await self._aside(self.hosted.require_agreed)
@@ -371,7 +362,7 @@ class Agent(Reader):
                 self._returned |= self._agreed not in (None, now.terms)
                 self._agreed = now.terms
                 await self._serve(now, terms)
-            except _ShutOut:
+            except ShutOut:
                 pass  # recommendations go on
             except ConsentError:
                 await self._refresh(now, terms)
@@ -430,7 +421,7 @@ class Agent(Reader):
         if out is not None and not self._asks_in:
             lately = abs(self._clock() - out.asked) < _ASK_SECONDS
             if lately and not await self._aside(self._roster_is_new):
-                raise _ShutOut(out.said.key)
+                raise ShutOut(out.said.key)
         body = await self._aside(self._enrolment)
         leaving = await self._aside(lambda: self.hosted.contact("enrolment", "server", body))
         answer = await self.client.post("/v1/enrol", leaving)
@@ -458,7 +449,7 @@ class Agent(Reader):
         await self._checked_in()
         self._log("enrolled" if out is None else "let in again")
 
-    async def _told_out(self, answer: Answer) -> _ShutOut:
+    async def _told_out(self, answer: Answer) -> ShutOut:
         """The server has shut this device out, and nothing leaves any more: but for a question
         whether that still holds, when the agent is started, when somebody was shut out or let in,
         and once a day."""
@@ -473,7 +464,7 @@ class Agent(Reader):
         self._asks_in = False
         if first:
             self._log("shut out", why=answer.detail)
-        return _ShutOut(out.said.key)
+        return ShutOut(out.said.key)
 
     def _enrolment(self) -> bytes:
         """The same bytes whenever it is asked for."""
@@ -610,9 +601,29 @@ class Agent(Reader):
             return
         await self._say_present(now, secrets.token_bytes(NONCE_BYTES))
 
-    async def _say_present(self, now: Descriptor, nonce: bytes) -> None:
+    async def _object(self, now: Descriptor) -> None:
+        """Tell the server, once for each catalogue, that this device refuses it: the operator is
+        not to look for a device that is silent. Only a device that checks in anyway says so."""
+        seen = await self._aside(lambda: self.store.secret(_OBJECTED)) or b""
+        if now.catalogue.encode() == seen or not await self._aside(lambda: self._checks_in(now)):
+            return
+        with contextlib.suppress(SottovoceError):  # the objection itself is what is reported
+            await self._say_present(now, secrets.token_bytes(NONCE_BYTES), OBJECTION)
+            self._returned = True  # to be asked again, it says that it is there
+            name = now.catalogue.encode()
+            await self._aside(lambda: self.store.set_secret(_OBJECTED, name))
+
+    def _checks_in(self, now: Descriptor) -> bool:
+        """Whether this device has enrolled, takes part under these terms, and talks to the
+        server."""
+        terms, pending = self.hosted.terms, self.hosted.pending
+        agreed = terms is not None and pending is None and terms.digest() == now.terms
+        direct = terms is not None and terms.reporting is None
+        return agreed and direct and self._takes_part() and bool(self.store.secret(_ENROLLED))
+
+    async def _say_present(self, now: Descriptor, nonce: bytes, body: bytes = b"") -> None:
         sign = await self._signer("check-in", now.round, now.attempt, nonce)
-        leaving = await self._aside(lambda: self.hosted.contact("check-in", "server", sign(b"")))
+        leaving = await self._aside(lambda: self.hosted.contact("check-in", "server", sign(body)))
         answer = await self.client.post("/v1/checkin", leaving)
         if answer.reason == _OUT:
             raise await self._told_out(answer)

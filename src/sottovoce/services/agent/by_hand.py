@@ -9,24 +9,30 @@ leave: if anything has changed since she looked, nothing does. What an agent wou
 from __future__ import annotations
 
 import hashlib
-import secrets
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from sottovoce.errors import ConsentError, MessageError
-from sottovoce.services.agent.agent import _ADMISSION, _ENROLLED, Agent
+from sottovoce.services.agent.agent import (
+    _ADMISSION,
+    _CHECK_IN_SECONDS,
+    _CHECKED_IN,
+    _ENROLLED,
+    _WAITED,
+    Agent,
+)
 from sottovoce.services.agent.loop import FAULTS
-from sottovoce.stores.device import CohortStore
+from sottovoce.stores import word
 from sottovoce.stores.expulsion import expelled
 from sottovoce.stores.prepared import Prepared
 from sottovoce.wire.descriptor import Descriptor
-from sottovoce.wire.signing import NONCE_BYTES, seal
+from sottovoce.wire.signing import seal
 from sottovoce.wire.terms import Terms
 
 What = Literal["enrolment", "check-in", "report"]
 Why = Literal[
     "", "stopped", "no part", "not agreed", "no round", "not asked", "sent", "nothing", "choice",
-    "shut out",
+    "shut out", "declined",
 ]  # fmt: skip
 
 
@@ -69,13 +75,20 @@ class Shown:
             digest.update(hashlib.sha256(message.what.encode() + message.body).digest())
         return digest.hexdigest()[:32]
 
+    @property
+    def words(self) -> set[str]:
+        """The names by which a user says yes to these messages (`stores.word`)."""
+        party = {"server": "server", "shuffler": "proxy"}
+        contacts = {
+            word.of_contact(one.what, party[one.to], one.body)
+            for one in self.messages
+            if one.what != "report"
+        }
+        return contacts if self.report is None else {*contacts, word.of_report(self.report.nonce)}
+
 
 class ByHand(Agent):
     """A device that takes part when its owner presses."""
-
-    def __init__(self, store: CohortStore, **options: Any) -> None:
-        super().__init__(store, **options)
-        self._presence: tuple[tuple[int, int], bytes] | None = None
 
     async def look(self) -> Descriptor:
         """Where the federation is. Sends nothing of hers."""
@@ -104,25 +117,63 @@ class ByHand(Agent):
         """Send what was shown under this name; what was sent. Raises, and nothing leaves, where
         something else would leave by now."""
         try:
-            shown, now, terms = await self._guarded_show()
-            if not name or shown.name != name or now is None or terms is None:
-                raise ConsentError(
-                    "what would leave is not what was shown any more, so that nothing was sent; "
-                    "look again"
-                )
-            for message in shown.messages:
-                if message.what == "enrolment" and message.to == "server":
-                    self._asks_in = True  # she does
-                    await self._enrol(admission=terms.reporting is not None)
-                elif message.what == "check-in" and self._presence is not None:
-                    await self._say_present(now, self._presence[1])
-                    self._presence = None
-                elif message.what == "report" and shown.report is not None:
-                    # With a word to the shuffler first, where it does not know her.
-                    await self._send(shown.report, now, terms)
+            shown, now, terms = await self._shown_as(name)
+            await self._aside(lambda: word.allow(self.store, shown.words))
+            await self._press(shown, now, terms)
             return shown
         finally:
             await self.rest()
+
+    async def allow(self, name: str) -> Shown:
+        """Leave her yes to what was shown under this name to the agent that runs. Raises if
+        something else would leave by now."""
+        try:
+            shown, _, _ = await self._shown_as(name)
+            await self._aside(lambda: word.allow(self.store, shown.words))
+            return shown
+        finally:
+            await self.rest()
+
+    async def decline(self, name: str) -> Shown:
+        """Say no to what was shown under this name: it does not leave and costs nothing. Raises if
+        something else would leave by now, or it has left."""
+        try:
+            shown, _, _ = await self._shown_as(name)
+            await self._aside(lambda: self._decline(shown))
+            return shown
+        finally:
+            await self.rest()
+
+    def _decline(self, shown: Shown) -> None:
+        report = shown.report
+        with self.store.file.transaction():
+            if report is not None:
+                self.hosted.withhold(report)
+            word.allow(self.store, ())
+            key = None if report is None else (report.round, report.attempt)
+            word.decline(self.store, shown.name, key)
+
+    async def _shown_as(self, name: str) -> tuple[Shown, Descriptor, Terms]:
+        shown, now, terms = await self._guarded_show()
+        if not name or shown.name != name or now is None or terms is None:
+            raise ConsentError(
+                "what would leave is not what was shown any more, so that nothing was sent; look "
+                "again"
+            )
+        return shown, now, terms
+
+    async def _press(self, shown: Shown, now: Descriptor, terms: Terms) -> None:
+        """Send what is shown."""
+        for message in shown.messages:
+            if message.what == "enrolment" and message.to == "server":
+                self._asks_in = True  # she does
+                await self._enrol(admission=terms.reporting is not None)
+            elif message.what == "check-in":
+                await self._say_present(now, await self._aside(lambda: self._nonce(now)))
+                await self._aside(lambda: self._was_present(now))
+            elif message.what == "report" and shown.report is not None:
+                # With a word to the shuffler first, where it does not know her.
+                await self._send(shown.report, now, terms)
 
     async def _guarded_show(self) -> tuple[Shown, Descriptor | None, Terms | None]:
         try:
@@ -160,13 +211,17 @@ class ByHand(Agent):
             if await self._aside(lambda: expelled(self.store)) is not None:
                 return Shown(tuple(messages), None, "shut out")
         report, why, detail = await self._report(now, terms)
+        if why == "declined":
+            return Shown(why=why)
         if report is not None:
             if terms.reporting is not None:
                 messages += await self._aside(lambda: self._introduction(terms))
             messages.append(await self._aside(lambda: self._message(report, terms)))
-        elif why == "not asked" and not messages:
+        elif not messages and await self._aside(lambda: self._says_present(now, why)):
             messages.append(await self._present(now))
-        return Shown(tuple(messages), report, why, detail)
+        shown = Shown(tuple(messages), report, why, detail)
+        said_no = await self._aside(lambda: word.declined(self.store)[0])
+        return Shown(why="declined") if shown.name and shown.name == said_no else shown
 
     async def _report(self, now: Descriptor, terms: Terms) -> tuple[Prepared | None, Why, str]:
         """What would leave of her history, or why nothing would."""
@@ -175,6 +230,8 @@ class ByHand(Agent):
             return before, "", ""
         if now.state != "open":
             return None, "no round", ""
+        if await self._aside(lambda: word.declined(self.store)[1]) == now.key:
+            return None, "declined", ""
         latest = await self._aside(self.hosted.latest)
         if latest is not None and (latest.round, latest.attempt) == now.key:
             if latest.state in ("arrived", "refused"):
@@ -204,9 +261,27 @@ class ByHand(Agent):
         )  # fmt: skip
         return ShownMessage("report", "server", body, True)
 
+    def _says_present(self, now: Descriptor, why: Why) -> bool:
+        """Whether a check-in would leave. A user who is asked each time is asked for it no more
+        often than an agent would send one by itself."""
+        if not word.asks_first(self.store):
+            return why == "not asked"
+        if why == "not asked":
+            return self._older(_CHECKED_IN, _CHECK_IN_SECONDS)
+        here = f"{now.round}.{now.attempt}".encode()
+        waiting = why == "no round" and now.state == "waiting" and now.key > (0, 0)
+        return waiting and self.store.secret(_WAITED) != here
+
     async def _present(self, now: Descriptor) -> ShownMessage:
         """A check-in with the nonce that it will have if she sends it."""
-        if self._presence is None or self._presence[0] != now.key:
-            self._presence = now.key, secrets.token_bytes(NONCE_BYTES)
-        sign = await self._signer("check-in", now.round, now.attempt, self._presence[1])
+        nonce = await self._aside(lambda: self._nonce(now))
+        sign = await self._signer("check-in", now.round, now.attempt, nonce)
         return ShownMessage("check-in", "server", sign(b""), True)
+
+    def _was_present(self, now: Descriptor) -> None:
+        word.forget_presence(self.store)
+        if now.state == "waiting":
+            self.store.set_secret(_WAITED, f"{now.round}.{now.attempt}".encode())
+
+    def _nonce(self, now: Descriptor) -> bytes:
+        return word.presence(self.store, now.key)

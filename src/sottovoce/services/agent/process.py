@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sottovoce.errors import SottovoceError, UsageError
-from sottovoce.services.agent.agent import Agent
+from sottovoce.services.agent.asking import AskingAgent
 from sottovoce.services.agent.loop import Log, Loop
 from sottovoce.stores.device import CohortStore
 from sottovoce.stores.opening import open_store
@@ -104,7 +104,7 @@ class JsonLines:
 def _agent(store: CohortStore | UserStore, options: Options, log: Log) -> Loop:
     """As the store's federation asks for."""
     if isinstance(store, CohortStore):
-        return Agent(
+        return AskingAgent(
             store,
             server=options.server,
             plaintext=options.plaintext,

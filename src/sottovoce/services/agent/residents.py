@@ -26,12 +26,12 @@ from sottovoce.core.messages import ModelView
 from sottovoce.engines.client import Answer, Busy, Client, good, loopback
 from sottovoce.errors import MessageError, SottovoceError, Unreachable, UsageError
 from sottovoce.parties.leaving import Leaving, body_of
-from sottovoce.services.agent.agent import catalogue_items, enrolment
+from sottovoce.services.agent.agent import enrolment
 from sottovoce.services.agent.loop import Log
 from sottovoce.services.kit.pacing import Draw, Pace, from_system
 from sottovoce.stores.prepared import items_named
 from sottovoce.stores.residents import ResidentsDoor, Secret
-from sottovoce.wire.catalogue import catalogue_limit, categories_in
+from sottovoce.wire.catalogue import catalogue_limit, categories_in, items_in
 from sottovoce.wire.descriptor import Descriptor
 from sottovoce.wire.invitations import Invitation
 from sottovoce.wire.signing import DIGEST_HEADER, NONCE_BYTES, digest_of, seal
@@ -149,7 +149,7 @@ class Residents:
         limit = catalogue_limit(terms.n_items)
         answer = await self._client.get("/v1/catalogue", limit=limit, packed=True)
         table = self._good(answer).table()
-        self._catalogue = catalogue_items(table, terms)
+        self._catalogue = items_in(table, terms.n_items)
         self._named = items_named(self._catalogue, categories_in(table, terms.n_items))
         self._period = -1
         await asyncio.to_thread(self._move, terms, now.round)

@@ -12,11 +12,16 @@ from sottovoce.services.copies.kind import FolderKind, Resumption, Whose
 from sottovoce.services.server.shuffled_rounds import coordinator_of
 from sottovoce.stores import server as records
 from sottovoce.stores.database import Database
+from sottovoce.stores.former import LOST, Former, bring_forward
 from sottovoce.stores.keys import ReportKeys
 from sottovoce.stores.server_folder import DATABASE, ServerFolder, open_folder
 
 _CHECKPOINT = "flower.db"
 """Its name is spelt here so that servers without Flower can be copied without its libraries."""
+_UNKNOWN = (
+    "If items or terms were changed since, make the same changes again before you "
+    "start it (`sottovoce serve catalogue`, `sottovoce serve terms`): devices refuse older ones."
+)
 _POSTGRES = (
     "The state is in PostgreSQL and not in the copy: copy it with pg_dump and put it back with "
     "pg_restore, by a file that only you can read."
@@ -54,29 +59,59 @@ def _settle(copy: Path, before: Path | None, next_round: int | None) -> Resumpti
                 "the state of this server is in PostgreSQL and not in the backup; give the round "
                 "to `sottovoce serve server DIR --skip-to-round N` instead of --next-round"
             )
-        return Resumption((_POSTGRES, *_means(folder)))
+        former = None if before is None else Former.read(before)
+        return Resumption((_POSTGRES, *_of_files(folder, former), *_means(folder)))
     seen = _rounds(before)
-    if next_round is None and seen:
-        next_round = max(seen) + 1
-    if next_round is not None:
-        _go_on(copy, folder, next_round)
+    if seen:
+        next_round = max(next_round or 0, max(seen) + 1)
+    former = None if before is None else Former.read(before)
+    news = _go_on(copy, folder, next_round, former)
     at = max(_rounds(copy), default=0)
-    return Resumption((_goes_on(at, next_round is not None), *_means(folder)), at)
+    folder = open_folder(copy)
+    return Resumption((_goes_on(at, next_round is not None), *news, *_means(folder)), at)
 
 
-def _go_on(copy: Path, folder: ServerFolder, round: int) -> None:
+def _of_files(folder: ServerFolder, former: Former | None) -> tuple[str, ...]:
+    """What follows if the database decides, and the files alone can be compared."""
+    if former is None:
+        return (LOST, _UNKNOWN)
+    if (former.terms, former.catalogue) == (folder.plan.terms, folder.catalogue()):
+        return (LOST,)
+    return (
+        "Items or terms of the copy's files are not those of the former folder. The database "
+        "decides: if it was not set back, nothing is lost.",
+        LOST,
+        _UNKNOWN,
+    )
+
+
+def _go_on(
+    copy: Path, folder: ServerFolder, round: int | None, former: Former | None
+) -> tuple[str, ...]:
+    """Leave the rounds out that devices have seen, and bring the copy up to the former folder;
+    return what was done about the latter, in sentences."""
+    news: tuple[str, ...] = (LOST,) if former is not None else (LOST, _UNKNOWN)
     if (copy / DATABASE).is_file():
-        with contextlib.closing(Database.sqlite(copy / DATABASE)) as store, store.writing() as link:
-            folder = folder.caught_up(link)
-            if round > records.position(link).round:
-                coordinator_of(folder.plan, time.monotonic, folder.keys).skip_to(link, round)
-        if folder.plan.proxied:  # keys that were destroyed since are not used again
+        with contextlib.closing(Database.sqlite(copy / DATABASE)) as store:
+            store.require()
+            with store.writing() as link:
+                folder = folder.caught_up(link)
+                now = records.position(link).round
+                amended = former is not None and former.terms != folder.plan.terms
+                first = now + 1 if round is None and amended else round
+                if first is not None and first > now:
+                    coordinator_of(folder.plan, time.monotonic, folder.keys).skip_to(link, first)
+                if former is not None:
+                    news = bring_forward(link, folder, former)
+            folder = folder.follow(store)
+        if folder.plan.proxied and round is not None:  # keys that were destroyed are not used again
             ReportKeys(folder.keys).rotate()
-    if (copy / _CHECKPOINT).is_file():
+    if (copy / _CHECKPOINT).is_file() and round is not None:
         from sottovoce.stores.conductor import Checkpoint
 
         with Checkpoint(copy) as checkpoint:
             checkpoint.skip_to(folder.plan.terms.build().begins_at(round))
+    return news
 
 
 def _rounds(folder: Path | None) -> list[int]:
@@ -116,8 +151,6 @@ def _means(folder: ServerFolder) -> tuple[str, ...]:
     found = [
         "Budgets are the devices' own: what left since stays in their ledgers and stays spent, "
         "though this server has forgotten it.",
-        "Devices that enrolled since need new invitations; those that were shut out since have to "
-        "be shut out again.",
     ]
     if folder.plan.summed:
         found.append(

@@ -52,8 +52,8 @@ from sottovoce.services.server.operator import status
 from sottovoce.services.server.places import Places
 from sottovoce.services.server.shuffled_rounds import Collector
 from sottovoce.services.server.state import RoundSnapshot, RoundState
+from sottovoce.stores import operating, sums
 from sottovoce.stores import server as records
-from sottovoce.stores import sums
 from sottovoce.stores.coordinator import LEAST_SECONDS, SLOWEST_LINE, Plan
 from sottovoce.stores.database import Database
 from sottovoce.stores.operating import LastContacts, Outcomes, note_act
@@ -397,7 +397,7 @@ class ServerApplication(HttpApplication[ServerLimits]):
 
     async def _check_in(self, scope: Scope, receive: Receive, send: Send) -> None:
         payload = await self._body(scope, receive, _SMALL_BODY)
-        number = await self._checks.check_in(payload, self._queries)
+        number, refuses = await self._checks.check_in(payload, self._queries)
         now = self._state.now.key
         if self._checked_in[0] != now:
             self._checked_in = now, set()
@@ -409,10 +409,12 @@ class ServerApplication(HttpApplication[ServerLimits]):
                 away = records.is_missed(link, number)
             if out:
                 raise Refused("shut_out", self._why(number))
-            if away:
+            if away or refuses:
                 with self._database.writing() as link:
-                    records.seen(link, [number])
-            return away
+                    operating.set_objection(link, number, "catalogue" if refuses else "")
+                    if not refuses:
+                        records.seen(link, [number])
+            return away or refuses
 
         away = await self._queries(note)
         if number in self._checked_in[1] and not away:  # whoever sends it again changes nothing

@@ -27,6 +27,7 @@ from sottovoce.stores.one_key import KEY_IN_USE
 from sottovoce.stores.server import Submission
 from sottovoce.stores.server_folder import admit
 from sottovoce.wire import shared
+from sottovoce.wire.catalogue import OBJECTION
 from sottovoce.wire.frames import PROTOCOL
 from sottovoce.wire.masked import (
     MOST_DEVICES,
@@ -128,12 +129,13 @@ class Checks:
         signed = envelope.signed_by(key, self._terms.federation, "report", digest)
         return envelope.number if signed else None
 
-    async def check_in(self, payload: bytes, queries: BoundedExecutor) -> int:
-        """The number of the device that signed this. It must have been signed just now, that is in
-        the present attempt, or in the one before while the round moved on."""
+    async def check_in(self, payload: bytes, queries: BoundedExecutor) -> tuple[int, bool]:
+        """The number of the device that signed this, and whether it refuses the catalogue. It must
+        have been signed just now, that is in the present attempt, or in the one before while the
+        round moved on."""
         envelope = await self._envelope(payload, "check-in", queries)
-        if envelope.body:
-            raise Refused("malformed", "a check-in has no body")
+        if envelope.body not in (b"", OBJECTION):
+            raise Refused("malformed", "a check-in has no body, or says what it refuses")
         sent, now = (envelope.round, envelope.attempt), self._state.now
         if sent > now.key:  # another process may have moved on, and told the device
             now = await queries(self._state.refresh)
@@ -142,7 +144,7 @@ class Checks:
             raise Refused("malformed", f"round {envelope.round} has not been opened")
         if sent not in (now.key, now.before):
             raise Refused("late", f"round {envelope.round} is closed; ask for the present one")
-        return envelope.number
+        return envelope.number, bool(envelope.body)
 
     async def report(self, payload: bytes, queries: BoundedExecutor) -> Submission:
         """A report that counts if it is the first of its device in the open round."""

@@ -173,6 +173,7 @@ def status(
             unagreed=0 if since_terms is None else operating.count_unagreed(link, since_terms),
             acted=operating.last_acted(link, now.round),
             gathering=None if gathering is None else int(gathering),
+            objections=operating.count_objections(link),
         )
     return {
         "round": now.round,
@@ -186,6 +187,7 @@ def status(
         "active": active,
         "shut_out": shut_out,
         "shut_out_why": {str(number): words for number, words in sorted(why.items())},
+        "objections": dict(situation.objections),
         "search": searches.to_table(search),
         "batches": [
             {"tier": b.tier, "devices": b.devices, "parts": b.parts, "stored": b.stored}

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 
 from sottovoce.stores.coordinator import Plan
+from sottovoce.stores.operating import REFUSED
 from sottovoce.stores.server import Position
 
 _NAMED = 20
@@ -15,6 +16,11 @@ _NAMED = 20
 Reason = Mapping[str, str | None]
 """`party`, `since` (UTC; None where nobody knows), `what` and `do`."""
 _SILENT = "look who is silent with `sottovoce serve devices DIR --which silent`, or invite more"
+
+_REFUSING = (
+    "put back the catalogue that devices know: `sottovoce serve restore` from a newer copy, or "
+    "the same changes again with `sottovoce serve catalogue`"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +60,8 @@ class Situation:
     """Enrolled devices that were not heard of since the terms were changed."""
     acted: str | None = None
     """When an operator last made rounds wait for devices (`operating.last_acted`)."""
+    objections: Mapping[str, int] = field(default_factory=dict)
+    """How many devices refuse what is published, by what they refuse."""
     gathering: int | None = None
     """Devices that were asked before the terms were changed, until a round opens under others."""
 
@@ -122,7 +130,8 @@ def _of_devices(now: Situation, plan: Plan) -> Reason | None:
     if now.active >= least:
         return None
     what = f"{now.active} of {now.enrolled} enrolled devices can be asked, and a round needs"
-    return _told("devices", since, f"{what} {least}{_who_cannot(now)}", _SILENT)
+    do = _REFUSING if now.objections else _SILENT
+    return _told("devices", since, f"{what} {least}{_who_cannot(now)}", do)
 
 
 def _who_cannot(now: Situation) -> str:
@@ -135,7 +144,9 @@ def _who_cannot(now: Situation) -> str:
         has = "has" if now.unagreed == 1 else "have"
         why = f"{has} not agreed to the changed terms yet, or {has} not asked since"
         found.append(f"{now.unagreed} {why}")
-    silent = now.enrolled - now.active - now.unagreed
+    for what, many in sorted(now.objections.items()):
+        found.append(f"{many} refuse{'s' * (many == 1)} the {what}: {REFUSED[what]}")
+    silent = now.enrolled - now.active - now.unagreed - sum(now.objections.values())
     if silent > 0:
         found.append(f"{silent} {_is(silent)} silent")
     return f"; {'; '.join(found)}" if found else ""
