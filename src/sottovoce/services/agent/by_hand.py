@@ -13,12 +13,13 @@ import secrets
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from sottovoce.core.waiting import words
 from sottovoce.errors import ConsentError, MessageError
 from sottovoce.services.agent.agent import _ADMISSION, _ENROLLED, Agent
 from sottovoce.services.agent.loop import FAULTS
 from sottovoce.stores.device import CohortStore
 from sottovoce.stores.expulsion import expelled
-from sottovoce.stores.prepared import Prepared
+from sottovoce.stores.prepared import Nothing, Prepared
 from sottovoce.wire.descriptor import Descriptor
 from sottovoce.wire.signing import NONCE_BYTES, seal
 from sottovoce.wire.terms import Terms
@@ -186,7 +187,9 @@ class ByHand(Agent):
             found = await self._aside(lambda: self.hosted.prepare(view, now.attempt, summed=False))
         except ConsentError as error:
             return None, "choice", str(error)
-        return found, "" if found is not None else "nothing", ""
+        if isinstance(found, Nothing):
+            return None, "nothing", words(found.kind)
+        return found, "", ""
 
     def _introduction(self, terms: Terms) -> list[ShownMessage]:
         """To the shuffler, with whom it begins."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from sottovoce.core import waiting
 from sottovoce.parties.server import Offered, quality_trouble, told_of
 from sottovoce.services.kit.metrics import Figure, by, known, one_of, unix
 from sottovoce.services.server.operator import status
@@ -69,6 +70,15 @@ def _of_rounds(now: Mapping[str, Any]) -> Iterator[Figure]:
     reason = now["reason"] or {"party": None, "since": None}
     words = "1 for the party for which rounds wait."
     yield one_of("party", "waiting", words, PARTIES, reason["party"])
+    yield Figure(
+        "waiting_reason",
+        "1 for the reason for which rounds wait; `words` is its sentence.",
+        [
+            ((kind, wait.words), float(kind == reason.get("kind")))
+            for kind, wait in waiting.ROUNDS.items()
+        ],
+        ("kind", "words"),
+    )
     words = "Since when rounds wait for it, in seconds since 1970."
     yield known("waiting_since_timestamp_seconds", words, unix(reason["since"]))
     words = "When the open round was opened, in seconds since 1970."
