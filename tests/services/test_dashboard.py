@@ -33,8 +33,11 @@ UNSHOWN = {
     "sottovoce_owner_held",
     "sottovoce_owner_in_flight_bytes",
     "sottovoce_owner_updates_total",
+    "process_virtual_memory_bytes",
+    "process_start_time_seconds",
+    "python_info",
 }
-"""What a data owner looks at by itself."""
+"""What a data owner looks at by itself, and what Prometheus's own collectors have besides."""
 
 
 def scraped(app, keys):

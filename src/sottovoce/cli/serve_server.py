@@ -455,6 +455,8 @@ def _version_words(content: Mapping[str, Any]) -> list[str]:
     if content.get("published") is None:
         return []
     lines = [f"Published: version {content['published']} of the model"]
+    if content.get("pinned") is not None:
+        lines[0] += ", to which an operator went back; new versions are held back"
     for one in content["versions"]:
         if one["published"] and one["quality"] is not None:
             lines[0] += f"; {_quality_words(one['quality'])}"
@@ -545,9 +547,15 @@ def publish(
       sottovoce serve publish town 6
     """
     with acting(folder, database) as acts:
-        before = acts.publish(version)["before"]
-    told = f"Version {version} is published; before, {'none' if before is None else before}"
-    return {"folder": folder, "published": version, "before": before}, [told]
+        done = acts.publish(version)
+    before, pinned = done["before"], done["pinned"] is not None
+    told = [f"Version {version} is published; before, {'none' if before is None else before}"]
+    if pinned:
+        told.append(
+            "It stays published: new versions are held back until you publish another one. "
+            "Publishing the newest one lets new versions follow by themselves again."
+        )
+    return {"folder": folder, "published": version, "before": before, "pinned": pinned}, told
 
 
 def _search_words(search: Mapping[str, Any]) -> list[str]:

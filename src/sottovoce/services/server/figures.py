@@ -56,6 +56,11 @@ def figures(
     ended = dict.fromkeys(OUTCOMES, 0) | counted
     yield by("outcome", "rounds", "Attempts at rounds that are over, by how they ended.", ended)
     yield from version_figures(now["published"], offered)
+    words = "Whether an operator went back to the published version, which stays."
+    yield Figure("published_pinned", words, int(now["pinned"] is not None))
+    words = "Seconds after which a round ends, or is tried again; none without a plan."
+    deadline = None if plan is None else plan.rules.deadline_seconds
+    yield known("round_deadline_seconds", words, deadline)
     yield Figure("in_flight_bytes", "Bytes of reports being received.", in_flight)
     yield Figure("database_bytes", "Bytes of the database.", size)
     yield by("reason", "refused", "Messages refused, by reason.", now["refused"])

@@ -144,7 +144,7 @@ def status(
         refused = Counter(records.refused(link)) + Counter(new)
         past = records.past_rounds(link, last)
         handed_over = batches.heads(link, now.round)
-        offered = versions.all_of(link)
+        offered, pinned = versions.all_of(link), versions.pinned(link)
         waits = records.fact(link, "waits") or ""
         since = min((one.round for one in past), default=now.round)
         out, times = sums.out_since(link, since), operating.times_since(link, since)
@@ -187,6 +187,7 @@ def status(
         "amendment": situation.amendment,
         "reason": reason(situation),
         "published": now.published,
+        "pinned": pinned,
         "versions": [version.to_table(now.published) for version in offered],
         "quality_trouble": quality_trouble(now.published, offered),
     }
