@@ -1314,7 +1314,7 @@ def balancer(tmp_path: Path, servers: tuple[int, int] = (8443, 8443), **changes:
 @pytest.mark.skipif(find_nginx() is None, reason="nginx is not installed")
 def test_nginx_writes_no_visitors_address_into_its_logs(tmp_path):
     """Whatever happens: no server answers, the request makes no sense, and it is too long."""
-    port, nobody = free_port(), free_port()
+    port, nobody = free_ports(2)
     config = balancer(
         tmp_path, (nobody, nobody), **{"listen 8443 ssl": f"listen 127.0.0.1:{port} ssl"}
     )

@@ -165,9 +165,12 @@ def test_joining_and_staying_becomes_the_agent_too(folder, tmp_path):
             stderr=subprocess.PIPE,
             text=True,
         )
-        wait_for(lambda: has_become(process) or process.poll() is not None)
-        wait_for(lambda: len(town.enrolments) == 1)
+        said = ""
+        while '"event": "serving"' not in said:
+            said = process.stderr.readline()
+            assert said, "it has ended"
+        assert has_become(process)
         process.send_signal(signal.SIGTERM)
-        out, err = process.communicate(timeout=30)
+        _, err = process.communicate(timeout=30)
     assert process.returncode == 0, err
     assert json.loads(err.splitlines()[-1])["event"] == "stopped"

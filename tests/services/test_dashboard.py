@@ -26,7 +26,7 @@ from sottovoce.wire.refusals import RefusalCounts
 DEPLOY = Path(__file__).parents[2] / "deploy"
 DASHBOARD = json.loads((DEPLOY / "grafana.json").read_text())
 ALERTS = (DEPLOY / "prometheus-alerts.yml").read_text()
-_SERIES = re.compile(r"\b(sottovoce_[a-z0-9_]+)(?:\{([^}]*)\})?")
+_SERIES = re.compile(r"\b((?:sottovoce|process)_[a-z0-9_]+)(?:\{([^}]*)\})?")
 _LABEL = re.compile(r"(\w+)\s*(?:=~|!~|!=|=)")
 OF_PROMETHEUS = {"job", "instance"}
 UNSHOWN = {
@@ -82,7 +82,8 @@ def everything(tmp_path_factory):
     found = {}
     for text in texts:
         for family in text_string_to_metric_families(text.decode()):
-            name = family.name + ("_total" if family.type == "counter" else "")
+            ends = {"counter": "_total", "histogram": "_bucket"}
+            name = family.name + ends.get(family.type, "")
             labels = {label for sample in family.samples for label in sample.labels}
             found[name] = (found.get(name) or labels) if family.samples else found.get(name)
     return found
