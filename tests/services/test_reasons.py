@@ -159,7 +159,7 @@ def test_the_target_the_server_and_its_trouble():
     found = told(Position(9, 0, "finished", 9))
     assert (found["party"], found["since"]) == ("operator", ENDED)
     assert found["kind"] == "done"
-    assert found["what"] == "9 of 9 rounds are complete"
+    assert found["what"] == "9 of 9"
     assert found["do"].startswith("ask for more than 9 with `sottovoce serve target")
     for position in (waiting(), opened(3), Position(0, 0, "finished", 0)):
         found = told(position, running=False)

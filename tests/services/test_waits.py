@@ -2,6 +2,7 @@
 and by address), the console and the figures say it."""
 
 import contextlib
+from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
@@ -234,6 +235,12 @@ def test_all_places_give_the_one_reason(kind, town):
 
 def test_there_is_a_state_for_every_kind():
     assert set(STATES) | {"no_server"} == set(ROUNDS)
+
+
+def test_the_table_of_the_documents_is_the_table_of_the_code():
+    text = (Path(__file__).parents[2] / "docs" / "deploy" / "operating.md").read_text()
+    for kind, wait in WAITS.items():
+        assert f"| `{kind}` | {wait.words} |" in text
 
 
 def test_without_a_server_the_folder_and_the_agent_say_the_same(tmp_path):

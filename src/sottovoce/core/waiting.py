@@ -58,9 +58,9 @@ ROUNDS: Mapping[str, Wait] = {
 
 DEVICES: Mapping[str, Wait] = {
     "no_history": Wait("owner", "there is no history to learn from yet"),
-    "kept_back": Wait("owner", "the owner's choice keeps back all that there is to learn from"),
-    "no_part": Wait("owner", "the owner takes no part"),
-    "limit": Wait("owner", "the owner's limit has no room for another message"),
+    "kept_back": Wait("owner", "the user's choice keeps back all that there is to learn from"),
+    "no_part": Wait("owner", "the user takes no part"),
+    "limit": Wait("owner", "the user's limit has no room for another message"),
     "contributed": Wait(
         "devices", "this device has contributed already, and is counted once in a period"
     ),

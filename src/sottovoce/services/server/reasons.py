@@ -168,7 +168,7 @@ def reason(now: Situation) -> Reason | None:
             what = f"version {now.held_back} of the model was held back"
             do = f"see `sottovoce serve versions DIR`; publish it or another one, or {do}"
             return _reason("held_back", "operator", since, what, do)
-        what = f"{at.target} of {at.target} rounds are complete"
+        what = f"{at.target} of {at.target}"
         return _reason("done", "operator", since, what, do)
     if not now.running:
         do = f"start it with `{now.start}`"
