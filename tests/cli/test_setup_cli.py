@@ -129,6 +129,17 @@ def test_without_tls_for_pages_on_this_machine(place, setup, capsys):
     assert "serve site" not in capsys.readouterr().out, "it is said at each start"
 
 
+def test_a_period_lasts_a_while_unless_everything_is_on_this_machine(place, setup):
+    """Without days between two periods a server could ask for one after the other."""
+    setup("--least", 3, "--name", "town.example.org")
+    assert open_folder(place / "town" / "server").plan.terms.release.period_days == 30
+
+
+def test_on_this_machine_periods_follow_each_other(place, setup):
+    setup("--least", 3)
+    assert open_folder(place / "town" / "server").plan.terms.release.period_days == 0
+
+
 def test_fmf_with_a_shuffler_on_this_machine(place, setup):
     told, _ = setup("--learn", "fmf", "--least", 4, "--name", "town.example.org")
     shuffler = open_shuffler_folder(place / "town" / "shuffler").introduction

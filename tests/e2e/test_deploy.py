@@ -8,6 +8,7 @@ import shlex
 import shutil
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import time
@@ -1284,8 +1285,8 @@ def test_systemd_finds_nothing_wrong_with_the_units(path, tmp_path):
 # --- nginx and containers -------------------------------------------------------------------------
 
 
-@pytest.mark.skipif(find_nginx() is None, reason="nginx is not installed")
-def test_nginx_accepts_the_load_balancer(tmp_path):
+def balancer(tmp_path: Path, servers: tuple[int, int] = (8443, 8443), **changes: str) -> Path:
+    """A configuration of nginx with the load balancer in it."""
     from sottovoce.stores.keys import init_keys
 
     init_keys(tmp_path / "town" / "keys")
@@ -1293,15 +1294,76 @@ def test_nginx_accepts_the_load_balancer(tmp_path):
     site = site.replace("/var/lib/sottovoce", str(tmp_path)).replace(
         "/var/log/nginx", str(tmp_path)
     )
-    for name in ("server-1", "server-2"):
-        site = site.replace(f"{name}:8443", "127.0.0.1:8443")
+    for number, port in enumerate(servers, 1):
+        site = site.replace(f"server-{number}:8443", f"127.0.0.1:{port}")
+    for before, after in changes.items():
+        assert before in site
+        site = site.replace(before, after)
     places = "".join(
         f"{kind}_temp_path {tmp_path}/{kind};"
         for kind in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
     )
     config = tmp_path / "nginx.conf"
-    own = f"pid {tmp_path}/pid; error_log {tmp_path}/error.log; events {{}}"
+    user = "user root; " if os.geteuid() == 0 else ""
+    own = f"{user}pid {tmp_path}/pid; error_log {tmp_path}/error.log; events {{}}"
     config.write_text(f"{own} http {{ {places}\n{site} }}")
+    return config
+
+
+@pytest.mark.skipif(find_nginx() is None, reason="nginx is not installed")
+def test_nginx_writes_no_visitors_address_into_its_logs(tmp_path):
+    """Whatever happens: no server answers, the request makes no sense, and it is too long."""
+    port, nobody = free_ports(2)
+    config = balancer(
+        tmp_path, (nobody, nobody), **{"listen 8443 ssl": f"listen 127.0.0.1:{port} ssl"}
+    )
+    command = [find_nginx(), "-g", "daemon off;", "-c", config, "-e", tmp_path / "error.log"]
+    trust = ssl.create_default_context(cafile=tmp_path / "town" / "keys" / "ca.crt")
+    visitor = ("127.0.0.77", 0)
+    with subprocess.Popen(list(map(str, command))) as nginx:
+        try:
+            until(lambda: listens(port))
+            for asked in (
+                b"GET /v1/round HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n",
+                b"POST /v1/reports HTTP/1.1\r\nhost: x\r\ncontent-length: 99999999\r\n\r\n",
+                b"nonsense\r\n\r\n",
+            ):
+                with (
+                    socket.create_connection(("127.0.0.1", port), 20, visitor) as plain,
+                    trust.wrap_socket(plain, server_hostname="localhost") as line,
+                ):
+                    line.sendall(asked)
+                    assert line.recv(99)
+            with socket.create_connection(("127.0.0.1", port), 20, visitor) as plain:
+                plain.sendall(b"no handshake at all")
+                plain.recv(99)
+            log = tmp_path / "sottovoce.log"
+            until(lambda: f"127.0.0.1:{nobody}" in log.read_text())
+        finally:
+            nginx.terminate()
+    written = {path.name: path.read_bytes() for path in tmp_path.glob("*.log")}
+    assert {"error.log", "sottovoce.log", "sottovoce-error.log"} <= set(written)
+    assert not [name for name, content in written.items() if b"127.0.0.77" in content]
+
+
+def listens(port: int) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", port), timeout=1).close()
+    except OSError:
+        return False
+    return True
+
+
+def until(condition: Callable[[], bool], seconds: float = 60) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+@pytest.mark.skipif(find_nginx() is None, reason="nginx is not installed")
+def test_nginx_accepts_the_load_balancer(tmp_path):
+    config = balancer(tmp_path)
     command = [find_nginx(), "-t", "-c", config, "-e", tmp_path / "error.log"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr

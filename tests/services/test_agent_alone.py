@@ -150,3 +150,27 @@ def test_the_words_of_somebody_else_are_left_to_the_command(words):
 
 def test_what_is_asked_for_arrives():
     assert alone.given([alone.WORD, TestWithin.GIVEN])["store"] == "x"
+
+
+def test_joining_and_staying_becomes_the_agent_too(folder, tmp_path):
+    """What reads commands is as heavy as an agent several times over."""
+    town = Federation(rounds=2, devices=1)
+    town.poll_seconds = 60
+    with town.serve(keys.server_context(folder)) as server:
+        store = make_store(tmp_path / "me", town, server.url, keys.authority_pem(folder))
+        words = ("device", "join", store, "--agree", TERMS.digest(), "--yes", "--stay")
+        process = subprocess.Popen(
+            [sys.executable, "-m", "sottovoce", *map(str, words)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        said = ""
+        while '"event": "serving"' not in said:
+            said = process.stderr.readline()
+            assert said, "it has ended"
+        assert has_become(process)
+        process.send_signal(signal.SIGTERM)
+        _, err = process.communicate(timeout=30)
+    assert process.returncode == 0, err
+    assert json.loads(err.splitlines()[-1])["event"] == "stopped"

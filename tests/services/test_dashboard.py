@@ -26,15 +26,18 @@ from sottovoce.wire.refusals import RefusalCounts
 DEPLOY = Path(__file__).parents[2] / "deploy"
 DASHBOARD = json.loads((DEPLOY / "grafana.json").read_text())
 ALERTS = (DEPLOY / "prometheus-alerts.yml").read_text()
-_SERIES = re.compile(r"\b(sottovoce_[a-z0-9_]+)(?:\{([^}]*)\})?")
+_SERIES = re.compile(r"\b((?:sottovoce|process)_[a-z0-9_]+)(?:\{([^}]*)\})?")
 _LABEL = re.compile(r"(\w+)\s*(?:=~|!~|!=|=)")
 OF_PROMETHEUS = {"job", "instance"}
 UNSHOWN = {
     "sottovoce_owner_held",
     "sottovoce_owner_in_flight_bytes",
     "sottovoce_owner_updates_total",
+    "process_virtual_memory_bytes",
+    "process_start_time_seconds",
+    "python_info",
 }
-"""What a data owner looks at by itself."""
+"""What a data owner looks at by itself, and what Prometheus's own collectors have besides."""
 
 
 def scraped(app, keys):
@@ -79,7 +82,8 @@ def everything(tmp_path_factory):
     found = {}
     for text in texts:
         for family in text_string_to_metric_families(text.decode()):
-            name = family.name + ("_total" if family.type == "counter" else "")
+            ends = {"counter": "_total", "histogram": "_bucket"}
+            name = family.name + ends.get(family.type, "")
             labels = {label for sample in family.samples for label in sample.labels}
             found[name] = (found.get(name) or labels) if family.samples else found.get(name)
     return found

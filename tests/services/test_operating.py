@@ -276,7 +276,8 @@ def test_the_commands_say_what_they_did(tmp_path, capsys):
     assert said("devices", tmp_path / "town", "--limit", 1).startswith("3 device(s), of which 1")
     assert said("devices", tmp_path / "town", "--which", "silent") == "0 device(s)\n"
     assert "until `sottovoce serve go-on`" in said("pause", tmp_path / "town", "--why", "lunch")
-    assert "Waits for the server: no server runs" in said("status", tmp_path / "town")
+    waits = "Waits for the server: no server of the federation answers: no server runs"
+    assert waits in said("status", tmp_path / "town")
     paused = next(
         line for line in said("status", tmp_path / "town").splitlines() if "Paused" in line
     )

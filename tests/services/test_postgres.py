@@ -1,6 +1,7 @@
 """Several server processes on one PostgreSQL, which the test starts by itself."""
 
 import contextlib
+import json
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -106,7 +107,8 @@ def test_a_device_may_ask_the_process_that_lags_behind(tmp_path, postgres):
         assert len(list(tmp_path.glob("server-*.json"))) == 2
         first.close()
         assert one.stop() == 0
-        assert [p.name for p in tmp_path.glob("server-*.json")] == [f"server-{two.port}.json"]
+        [left] = tmp_path.glob("server-*.json")
+        assert json.loads(left.read_text())["port"] == two.port
         assert np.array_equal(second.model(3).items, simulated(3, cohort_size=4))
 
 
@@ -129,6 +131,26 @@ def test_who_is_shut_out_is_out_in_every_process_at_once(tmp_path, postgres):
         acting(database).readmit([4])
         database.close()
         assert second.post("/v1/reports", fleet.report(4, view)).status == 204
+
+
+def test_a_server_without_its_database_is_there_and_not_ready(tmp_path, postgres):
+    url = postgres.fresh("ready")
+    folder = new_folder(tmp_path)
+    with ServerProcess(tmp_path, database=url) as server, Client(folder, server.port) as client:
+
+        def answers(path, status):
+            end = time.monotonic() + 60
+            while (got := client.get(path)).status != status:
+                assert time.monotonic() < end, got
+                time.sleep(0.1)
+            return got.body
+
+        assert answers("/ready", 200) == b"ready"
+        postgres.stop()
+        assert b"cannot use its disk or database" in answers("/ready", 503)
+        assert client.get("/health").body == b"ok"
+        postgres.start()
+        assert answers("/ready", 200) == b"ready"
 
 
 def test_concurrent_reports_of_one_device_count_once(postgres):

@@ -11,6 +11,7 @@ from proxy_world import proxy_terms
 from secure_sum_world import SummedWorld, summed_terms
 from server_world import USERS, acting, quick_rules, terms
 
+from sottovoce.core.waiting import WAITS
 from sottovoce.services.server.operator import status
 from sottovoce.services.server.reasons import Situation, reason
 from sottovoce.stores import operating
@@ -41,7 +42,8 @@ def told(position, enrolled=8, active=8, ours=DIRECT, **more):
     more = {"opened": OPENED, "ended": ENDED} | more
     found = reason(Situation(position, enrolled, active, ours, **more))
     if found is not None:
-        assert set(found) == {"party", "since", "what", "do"}
+        assert set(found) == {"kind", "words", "party", "since", "what", "do"}
+        assert found["words"] == WAITS[found["kind"]].words
         assert found["party"] in PARTIES
         assert not any(found[name].endswith(".") for name in ("what", "do"))
     return found
@@ -156,7 +158,8 @@ def test_a_pause_is_the_reason_once_nothing_is_open():
 def test_the_target_the_server_and_its_trouble():
     found = told(Position(9, 0, "finished", 9))
     assert (found["party"], found["since"]) == ("operator", ENDED)
-    assert found["what"] == "as many rounds as were asked for are done"
+    assert found["kind"] == "done"
+    assert found["what"] == "9 of 9"
     assert found["do"].startswith("ask for more than 9 with `sottovoce serve target")
     for position in (waiting(), opened(3), Position(0, 0, "finished", 0)):
         found = told(position, running=False)

@@ -144,7 +144,11 @@ def test_a_version_is_published_only_by_who_saw_which_one_is(invited, monkeypatc
         records.set_fact(link, records.PUBLISHED, "4")
     with pytest.raises(UsageError, match="version 4 is published by now; nothing was done"):
         acting(invited).publish(0, seen=3)
-    assert acting(invited).publish(0, seen=4) == {"published": 0, "before": 4}
+    assert acting(invited).publish(0, seen=4) == {
+        "published": 0,
+        "before": 4,
+        "pinned": None,
+    }
     with pytest.raises(UsageError, match=r"version 0 was published at \d\d:\d\d by anna"):
         acting(invited, who="bruno").publish(0, seen=4)
 

@@ -30,6 +30,7 @@ from sottovoce.privacy.reports import KReports, Tier
 from sottovoce.rng import Streams
 from sottovoce.stores.device import CohortStore
 from sottovoce.stores.encrypted import StoreFile
+from sottovoce.stores.prepared import Nothing
 from sottovoce.stores.session import DeviceSession
 from sottovoce.testing import random_world
 from sottovoce.wire import reports as report_wire
@@ -107,7 +108,7 @@ def test_stores_report_what_simulation_reports(tmp_path):
             hosted.agree(agreed)
             for round, expected in enumerate(rounds):
                 if number not in expected.sender:
-                    assert hosted.prepare(view(round), 0, summed=False) is None
+                    assert isinstance(hosted.prepare(view(round), 0, summed=False), Nothing)
                     continue
                 own = report_wire.decode_bits(send(hosted, round).message, sender=number)
                 where = np.flatnonzero(expected.sender == number)
@@ -564,7 +565,7 @@ class Purse(RuleBasedStateMachine):
             math.isinf(limit) or self.spent + price <= Fraction(str(limit))
         )
         if not self.choice.takes_part:
-            assert self.hosted.prepare(view(round), attempt, summed=False) is None
+            assert isinstance(self.hosted.prepare(view(round), attempt, summed=False), Nothing)
             return
         if not room or round in self.sent_rounds:
             with pytest.raises(ConsentError):

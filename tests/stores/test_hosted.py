@@ -37,6 +37,7 @@ from sottovoce.privacy.mechanisms import ShareFraction
 from sottovoce.rng import Streams
 from sottovoce.stores.device import CohortStore
 from sottovoce.stores.encrypted import StoreFile
+from sottovoce.stores.prepared import Nothing
 from sottovoce.stores.session import DeviceSession, Prepared
 from sottovoce.testing import random_world
 from sottovoce.wire import reports as report_wire
@@ -267,7 +268,7 @@ def test_only_the_asked_devices_learn(tmp_path):
     assert np.array_equal(server.items, reference.items)
     assert np.array_equal(hosted.vectors(), devices.cohort.vectors)
     at_home = np.flatnonzero(~consent.takes_part)
-    assert hosted.prepare(server.publish(), 0, at_home, summed=True) is None
+    assert isinstance(hosted.prepare(server.publish(), 0, at_home, summed=True), Nothing)
     with pytest.raises(MessageError, match="not in this store"):
         hosted.prepare(server.publish(), 0, np.array([999]), summed=True)
     hosted.store.close()
@@ -279,9 +280,9 @@ def test_users_with_nothing_to_learn_from_send_nothing(tmp_path):
         store.set_choice(0, SHARING)
         hosted = DeviceSession(store)
         hosted.agree(TERMS)
-        assert hosted.prepare(view(), 0, summed=False) is None
+        assert isinstance(hosted.prepare(view(), 0, summed=False), Nothing)
         store.add_history(0, [item for item, _ in ITEMS])
-        assert hosted.prepare(view(), 0, summed=False) is None
+        assert isinstance(hosted.prepare(view(), 0, summed=False), Nothing)
 
 
 # --- attempts and fates ---------------------------------------------------------------------------
@@ -452,7 +453,7 @@ def test_who_withdraws_before_it_leaves_sends_nothing(phone):
         phone.leaving(prepared)
     with pytest.raises(ConsentError, match="dropped"):
         phone.leaving(prepared)
-    assert phone.prepare(view(), 0, summed=False) is None
+    assert isinstance(phone.prepare(view(), 0, summed=False), Nothing)
     assert (phone.store.ledger().num_rows, phone.store.budget()) == (0, [])
     assert phone.latest().message == b""
 
@@ -494,7 +495,7 @@ def test_a_change_of_mind_while_the_device_learns_is_in_force(phone, monkeypatch
         return report(devices, *arguments)
 
     monkeypatch.setattr(Devices, "report", slow)
-    assert phone.prepare(view(), 0, summed=False) is None
+    assert isinstance(phone.prepare(view(), 0, summed=False), Nothing)
     assert phone.latest() is None
 
 
@@ -518,7 +519,7 @@ def test_no_consent_no_message(tmp_path):
         hosted.agree(TERMS)
         store.set_catalogue(ITEMS)
         store.add_history(0, [str(i) for i in train.row(0)])
-        assert hosted.prepare(view(), 0, summed=True) is None  # she has not chosen yet
+        assert isinstance(hosted.prepare(view(), 0, summed=True), Nothing)  # she has not chosen yet
         store.set_choice(0, Choice(epsilon=1.0, max_reports=3))
         with pytest.raises(ConsentError, match="adds no noise"):
             hosted.prepare(view(), 0, summed=True)
@@ -894,7 +895,9 @@ class Life(RuleBasedStateMachine):
                 with pytest.raises(ConsentError):
                     self.hosted.prepare(view(self.round), self.attempt, summed=True)
             else:
-                assert self.hosted.prepare(view(self.round), self.attempt, summed=True) is None
+                assert isinstance(
+                    self.hosted.prepare(view(self.round), self.attempt, summed=True), Nothing
+                )
             self.state = "refused" if self.state == "left" else self.state
             return
         again = self.hosted.prepare(view(self.round), self.attempt, summed=True)

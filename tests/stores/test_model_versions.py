@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import pytest
+from server_world import acting
 from versions_world import BAD, GOOD, VersionsWorld, answering
 
 from sottovoce.core.quality import Quality
@@ -12,6 +13,7 @@ from sottovoce.services.server.operator import status
 from sottovoce.services.server.state import RoundState
 from sottovoce.stores import server as records
 from sottovoce.stores import versions
+from sottovoce.stores.acts import past_acts
 from sottovoce.stores.database import models
 
 
@@ -67,11 +69,16 @@ def test_the_oldest_is_let_go_and_the_published_one_never(world):
     assert here.publish(2) == 16
     for _ in range(2):
         here.run_round()
-    assert here.position().published == 18  # the rule goes on
-    here.publish(4)
+    assert here.position().published == 2
+    assert here.kept() == [2, 4, 6, 8, 10, 12, 14, 16, 18]
+    here.publish(18)
+    for _ in range(2):
+        here.run_round()
+    assert here.position().published == 20  # the rule goes on
+    here.publish(6)
     here.run_round()
     here.restart()
-    assert (here.position().published, len(here.kept())) == (4, 8)
+    assert (here.position().published, len(here.kept())) == (6, 8)
 
 
 def test_a_worse_one_is_held_back_until_the_operator_says_otherwise(world):
@@ -100,7 +107,37 @@ def test_a_worse_one_is_held_back_until_the_operator_says_otherwise(world):
     here.publish(2)
     for _ in range(2):
         here.run_round()
-    assert here.position().published == 8
+    assert here.position().published == 2
+    here.publish(8)
+    for _ in range(2):
+        here.run_round()
+    assert here.position().published == 10
+
+
+def test_a_version_that_an_operator_went_back_to_stays_until_she_publishes_another(world):
+    here = world(GOOD)
+    for _ in range(4):
+        here.run_round()
+    acting(here.database).publish(2)
+    here.run_round()
+    over, offered, _ = here.run_round()
+    assert (over.what, offered.what) == ("goal", "held_back")
+    assert "an operator went back to version 2, which stays published" in offered.notices[0]
+    told = status(here.database)
+    assert (told["published"], told["pinned"]) == (2, 2)
+    assert "an operator went back to version 2" in told["versions"][-1]["held_back"]
+    with here.database.reading() as link:
+        [act] = [one["words"] for one in past_acts(link, 0, 9)[1] if "published" in one["words"]]
+    assert act == "version 2 published; it stays, and new versions are held back"
+    here.restart()
+    for _ in range(2):
+        here.run_round()
+    assert here.position().published == 2
+    acting(here.database).publish(8)
+    assert status(here.database)["pinned"] is None
+    for _ in range(2):
+        here.run_round()
+    assert here.position().published == 10
 
 
 def test_learning_is_the_same_whatever_is_published(world):

@@ -16,7 +16,7 @@ from sottovoce.privacy.own_epsilon import OwnEpsilon
 from sottovoce.rng import Streams
 from sottovoce.stores.device import CohortStore
 from sottovoce.stores.encrypted import StoreFile
-from sottovoce.stores.prepared import items_named, things_named
+from sottovoce.stores.prepared import Nothing, items_named, things_named
 from sottovoce.stores.session import DeviceSession
 from sottovoce.wire.catalogue import changed
 from sottovoce.wire.terms import Terms
@@ -192,7 +192,7 @@ def test_what_she_never_sends_counts_for_what_is_recommended_and_for_nothing_els
 def test_a_gateway_names_nobody_who_has_nothing_to_send(make):
     phone = make(Choice(share_positives=0.5, never_send=("Horror", "Drama")))
     assert phone.hosted.willing().booked.who == ()
-    assert phone.prepare(0) is None
+    assert isinstance(phone.prepare(0), Nothing)
     phone.store.set_choice(ME, SHARES)
     assert phone.hosted.willing().booked.who == (ME,)
 
@@ -287,7 +287,7 @@ def test_what_was_prepared_with_it_does_not_leave(make, terms, choice, how):
         other.store.add_history(ME, rest, [HISTORY.index(item) for item in rest])
         assert phone.send(0) == other.send(0)
     elif terms is FPL:
-        assert phone.prepare(0) is None
+        assert isinstance(phone.prepare(0), Nothing)
 
 
 def test_what_was_learnt_from_it_is_forgotten(make):

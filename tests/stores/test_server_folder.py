@@ -4,12 +4,14 @@ import contextlib
 import json
 import os
 import shutil
+import socket
 
 import pytest
 from server_world import ITEMS, ServerProcess, new_folder
 
 from sottovoce.errors import ServiceError, UsageError
 from sottovoce.stores import server as roster
+from sottovoce.stores.ready import write_ready_file
 from sottovoce.stores.server_folder import DATABASE_VARIABLE, invite, open_folder
 from sottovoce.wire.catalogue import as_table
 
@@ -172,3 +174,27 @@ def test_a_command_and_a_server_that_write_at_once_leave_whole_files(tmp_path, m
     assert not others
     assert folder.catalogue() == long
     assert {place.name for place in folder.path.iterdir()} == there
+
+
+def test_servers_on_one_folder_have_a_ready_file_each(town, monkeypatch):
+    """Two containers on one volume: each listens at the same port, as a process of its own."""
+    for host, port in (("one", 8443), ("two", 8443), ("two", 8444)):
+        monkeypatch.setattr(socket, "gethostname", lambda host=host: host)
+        monkeypatch.setattr(os, "getpid", lambda port=port: os.getppid() if port == 8443 else 1)
+        more = {"console": "http://127.0.0.1:1"} if port == 8444 else {}
+        place = town.ready_file(port, shared=True)
+        write_ready_file(place, f"https://{host}:{port}", port, **more)
+    monkeypatch.undo()
+    assert len(list(town.path.glob("server-*.json"))) == 3
+    for host, url in (("one", "https://one:8443"), ("two", "https://two:8444")):
+        monkeypatch.setattr(socket, "gethostname", lambda host=host: host)
+        assert town.running()["url"] == url, "the one with a console goes first"
+
+
+def test_a_ready_file_of_a_server_that_was_killed_goes(town):
+    place = town.ready_file(8443, shared=True)
+    write_ready_file(place, "https://localhost:8443", 8443)
+    place.write_text(place.read_text().replace(str(os.getpid()), str(2**22 + 1)))
+    assert town.running() is None
+    town.ready_file(8443, shared=True)
+    assert not place.exists()

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+import click
 import typer
 
 from sottovoce.cli import device_owners, output, plainly
@@ -23,6 +24,7 @@ from sottovoce.cli.options import (
 )
 from sottovoce.core.words import Said, said
 from sottovoce.errors import ConsentError, MessageError, ServiceError, UsageError
+from sottovoce.services.agent import alone
 
 if TYPE_CHECKING:
     from sottovoce.core.choice import DrawnField
@@ -127,9 +129,8 @@ def join(
         if as_json:
             output.emit(told)
     if stay:
-        from sottovoce.services.agent.process import Options, serve_devices
-
-        serve_devices([path], Options(server=server, plaintext=plaintext))
+        replaced = bool(click.get_current_context().obj)
+        alone.stay(path, {"server": server, "plaintext": plaintext}, replace=replaced)
 
 
 def _is_of_owners(path: Path, file: Path | None) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -67,11 +66,8 @@ def device(
         "foreseen": agree,
     }
     if len(stores) == 1:
-        given = {"store": str(stores[0]), "options": options, "json": as_json}
-        # Windows has no such thing: the caller would believe that the agent has ended.
-        if click.get_current_context().obj and os.name == "posix":
-            alone.become(given)
-        served = alone.serve(given)
+        replace = bool(click.get_current_context().obj)
+        served = alone.stay(stores[0], options, as_json=as_json, replace=replace)
     else:
         from sottovoce.services.agent.process import Options, serve_devices
 

@@ -35,7 +35,7 @@ from sottovoce.cli.options import (
     three_aggregators,
     through_proxy,
 )
-from sottovoce.errors import UsageError
+from sottovoce.errors import ServiceError, UsageError
 
 if TYPE_CHECKING:
     from sottovoce.stores.acts import Acts
@@ -440,7 +440,9 @@ def _reason_words(why: Mapping[str, Any]) -> str:
     """For whom rounds wait, in a line."""
     party = why["party"] if why["party"].startswith("aggregator") else f"the {why['party']}"
     since = f" since {_clock(why['since'])}" if why["since"] else ""
-    return f"Waits for {party}{since}: {why['what']}; do: {why['do']}"
+    # A server of an earlier release has no sentence for the kind.
+    words = f"{why['words']}: " if "words" in why else ""
+    return f"Waits for {party}{since}: {words}{why['what']}; do: {why['do']}"
 
 
 def _clock(at: str) -> str:
@@ -455,6 +457,8 @@ def _version_words(content: Mapping[str, Any]) -> list[str]:
     if content.get("published") is None:
         return []
     lines = [f"Published: version {content['published']} of the model"]
+    if content.get("pinned") is not None:
+        lines[0] += ", to which an operator went back; new versions are held back"
     for one in content["versions"]:
         if one["published"] and one["quality"] is not None:
             lines[0] += f"; {_quality_words(one['quality'])}"
@@ -545,9 +549,15 @@ def publish(
       sottovoce serve publish town 6
     """
     with acting(folder, database) as acts:
-        before = acts.publish(version)["before"]
-    told = f"Version {version} is published; before, {'none' if before is None else before}"
-    return {"folder": folder, "published": version, "before": before}, [told]
+        done = acts.publish(version)
+    before, pinned = done["before"], done["pinned"] is not None
+    told = [f"Version {version} is published; before, {'none' if before is None else before}"]
+    if pinned:
+        told.append(
+            "It stays published: new versions are held back until you publish another one. "
+            "Publishing the newest one lets new versions follow by themselves again."
+        )
+    return {"folder": folder, "published": version, "before": before, "pinned": pinned}, told
 
 
 def _search_words(search: Mapping[str, Any]) -> list[str]:
@@ -680,11 +690,24 @@ def _status_at(url: str, ca: Path | None, token: Path | None) -> Mapping[str, An
         return operator.status()
 
 
+_PATIENCE = 5.0
+"""Seconds for an answer of the server on this machine; its database is asked after that."""
+
+
 def _status_in(folder: Path, database: str | None) -> Mapping[str, Any]:
+    """As the server says that runs from the folder: only it knows what it cannot write down, that
+    its disk is full, say. If none answers, as the database has it."""
+    from sottovoce.services.server.operator import Operator
     from sottovoce.services.server.operator import status as status_of
     from sottovoce.stores.server_folder import open_folder, start_command
 
     found = open_folder(folder)
+    if process := found.running():
+        with (
+            contextlib.suppress(ServiceError),
+            contextlib.closing(Operator.of(found, str(process["url"]), _PATIENCE)) as operator,
+        ):
+            return operator.status()
     with contextlib.closing(found.database(database)) as store:
         # With PostgreSQL one may run elsewhere.
         running = store.shared or found.running() is not None

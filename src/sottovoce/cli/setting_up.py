@@ -28,6 +28,8 @@ _PORTS = {"gram": 8447, "fmf": 8444, "fpl": 0}
 """Of whoever is beside the server: the helper, the shuffler."""
 _BESIDE = {"gram": "helper", "fmf": "shuffler"}
 LEAST = 100
+PERIOD_DAYS = 30
+"""Days that one period lasts for a person, unless everything is on this machine."""
 
 _FEW = {
     "gram": (
@@ -56,6 +58,7 @@ quality_share = 0.05       # of 1/noise²: devices say how good a new model is
 
 [release]
 epsilon = 4.0              # nobody can speak louder
+period_days = {days:<12} # a person's next contribution leaves after so many days
 
 [link]
 name = "secure-sum"
@@ -426,8 +429,8 @@ def make_all(
     from sottovoce.stores.keys import init_keys
     from sottovoce.stores.private import write_new
 
-    poll, deadline = (2, 600) if answers.trial else (3600, 30 * 86400)
-    numbers = {"least": answers.least, "poll": poll, "deadline": deadline}
+    poll, deadline, days = (2, 600, 0) if answers.trial else (3600, 30 * 86400, PERIOD_DAYS)
+    numbers = {"least": answers.least, "poll": poll, "deadline": deadline, "days": days}
     named = re.sub(r"[^a-z0-9]+", "-", folder.absolute().name.lower()).strip("-") or "federation"
     text = _HEAD.format(name=named) + (_TEXTS[answers.learn] + _SERVICE).format(**numbers)
     experiment = place / EXPERIMENT

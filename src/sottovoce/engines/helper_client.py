@@ -26,6 +26,14 @@ _SETTLED_ELSEWHERE = (401, 403, 404, 405, 426)
 """Answers that say nothing of the question: somebody has to put the services right."""
 
 
+class HelperElsewhere(Unreachable):
+    """The party that answered is not the one of this federation, or it does not know the server."""
+
+
+class HelperTerms(Unreachable):
+    """The helper, or the aggregator, keeps other terms than the server."""
+
+
 class SumRefused(MessageError):
     """The helper will not tell this sum."""
 
@@ -70,9 +78,15 @@ class HelperClient:
 
 
 def check_reached(answer: Answer, who: str = "the helper") -> None:
-    """Raises where it was not the helper, or the aggregator, of this federation that answered."""
-    if answer.status in _SETTLED_ELSEWHERE or answer.reason == "other_terms":
-        raise Unreachable(
+    """Raises where it was not the helper, or the aggregator, of this federation that answered, or
+    it keeps other terms."""
+    if answer.reason == "other_terms":
+        raise HelperTerms(
+            f"{who} keeps other terms than the server, and answers for no others: "
+            f"{answer.detail or 'it says nothing more'}"
+        )
+    if answer.status in _SETTLED_ELSEWHERE:
+        raise HelperElsewhere(
             f"it answered with status {answer.status}, {answer.reason or 'no reason'}: "
             f"{answer.detail or 'nothing more'}; see whether it is {who} of this "
             "federation, of this release, and has its introduction"

@@ -52,7 +52,7 @@ from sottovoce.core.shares import AGGREGATORS, Form, bits_of, split
 from sottovoce.errors import ConfigError, ConsentError, MessageError
 from sottovoce.privacy.base import BoundRelease, Release
 from sottovoce.privacy.central import clip_reports, room_for_sums
-from sottovoce.privacy.own_epsilon import MOST_STAGES, BoundContributions, mark_of, marked
+from sottovoce.privacy.own_epsilon import MOST_STAGES, BoundContributions, mark_of, marked, was_in
 from sottovoce.privacy.reports import BoundReports
 from sottovoce.rng import Streams
 
@@ -157,6 +157,12 @@ class Devices(Redacted):
         """Devices that take part and can learn from what they may send."""
         able: NDArray[np.bool_] = self.algorithm.device_able(self._shown())
         return self.cohort.consent.takes_part & able
+
+    def has_sent(self, rows: NDArray[np.int64], round: int) -> NDArray[np.bool_]:
+        """Which of these devices have contributed to the stage of this round in its period."""
+        algorithm, _ = self._contributing()
+        mark = mark_of(round, len(algorithm.shares), algorithm.batches)
+        return was_in(self.cohort.sent[rows], mark)
 
     def tiers(self) -> NDArray[np.int32]:
         """The tier in which each device reports, -1 where in none."""

@@ -91,6 +91,15 @@ def marked(sent: NDArray[np.int64], mark: int) -> NDArray[np.int64]:
     return after
 
 
+def was_in(sent: NDArray[np.int64], mark: int) -> NDArray[np.bool_]:
+    """Return which devices were in the stage of this mark, or in a later period, by `sent`."""
+    period, theirs = mark >> MOST_STAGES, sent >> MOST_STAGES
+    done: NDArray[np.bool_] = (theirs > period) | (
+        (theirs == period) & (sent & mark & EVERY_STAGE != 0)
+    )
+    return done
+
+
 @lru_cache(maxsize=4096)
 def distance(epsilon: float, delta: float) -> float:
     """μ(ε): a sensitivity of 1 and noise of 1/μ are (ε, δ)."""
@@ -333,7 +342,7 @@ class BoundContributions(BoundRelease):
         else:
             mark = mark_of(round, len(shares), batches)
             done, more = _done(sent, mark), self._more(sent, mark, beyond)
-            open = (done & mark == 0) & (sent >> MOST_STAGES <= mark >> MOST_STAGES)
+            open = ~was_in(sent, mark)
         rest = self._added(done | every, shares, more) - self._added(done, shares, more)
         fits: NDArray[np.bool_] = (self.scale > 0) & open
         return fits & affords(spent, rest, self.limit)

@@ -20,6 +20,7 @@ from sottovoce.services.kit.serving import HttpListener, address_of, listen
 from sottovoce.services.server.figures import version_figures
 from sottovoce.stores.conductor import FILE, Checkpoint, conducted, read_status
 from sottovoce.stores.keys import RoleTokens, server_context
+from sottovoce.stores.server_folder import open_folder
 from sottovoce.wire.refusals import RefusalCounts
 
 HOST = "127.0.0.1"
@@ -64,9 +65,18 @@ class FlowerApplication(HttpApplication[Limits]):
         ):
             yield Figure(name, words, _number(said.get(name)) if runs else 0.0)
         yield from _of_rounds(kept)
+        words = "Seconds after which a round ends, or is tried again."
+        yield known("round_deadline_seconds", words, _deadline(folder))
         yield from version_figures(kept["published"], kept["offered"])
         yield Figure("database_bytes", "Bytes of the checkpoint.", kept["bytes"])
         yield by("reason", "refused", "Messages refused, by reason.", kept["refused"])
+
+
+def _deadline(folder: Path) -> float | None:
+    """As the federation's rules have it; None if the folder has none."""
+    if not (folder / "federation.json").exists():
+        return None
+    return open_folder(folder).plan.rules.deadline_seconds
 
 
 def _number(said: object) -> float:

@@ -269,7 +269,7 @@ class Acts:
             if (now is not None and now == version) or (seen is not UNSEEN and now != seen):
                 raise UsageError(self._why_published(link, now))
             before = versions.publish(link, version)
-            return {"published": version, "before": before}
+            return {"published": version, "before": before, "pinned": versions.pinned(link)}
 
         return self._do("publish", {"version": version}, key, act)
 
@@ -532,6 +532,10 @@ def _listed(items: Sequence[str]) -> str:
     return ", ".join(map(str, items)) + more
 
 
+def _stays(told: Mapping[str, Any]) -> str:
+    return "" if told.get("pinned") is None else "; it stays, and new versions are held back"
+
+
 def _changed(told: Mapping[str, Any]) -> str:
     """Settings that change, and whether items come."""
     found = [f"{name} {_value(a)} → {_value(b)}" for name, a, b in told["changes"]]
@@ -567,7 +571,7 @@ _WORDS: dict[str, Callable[[Mapping[str, Any]], str]] = {
         else "places closed: nobody comes without an invitation"
     ),
     "target": lambda told: f"target raised: {told['before']:,} → {told['rounds']:,} rounds",
-    "publish": lambda told: f"version {told['version']} published",
+    "publish": lambda told: f"version {told['version']} published{_stays(told)}",
     "token": lambda told: f"new token of who may {told['role']}",
     "report_key": lambda told: f"new report key {told['report_key']}",
     "propose": lambda told: f"terms proposed: {_changed(told)}",

@@ -299,6 +299,7 @@ def _carry(
     if more and now.published is not None:
         for old in records.kept_versions(link):
             link.execute(meta.delete().where(meta.c.key == f"{records.VERSION}{old}"))
+        versions.unpin(link)  # the version that was gone back to has too few items
         versions.keep(link, Offered(round), at)
     # Rounds that were left out were not run: as many are still to come.
     target = now.target + (round - now.round) if now.round < now.target else round

@@ -459,8 +459,7 @@ class Coordinator:
 
     def _offer(self, link: sa.Connection, offered: Offered) -> Event:
         """Keep a version, and say what became of it."""
-        versions.keep(link, offered, records.moment())
-        why = offered.held_back
+        why = versions.keep(link, offered, records.moment()).held_back
         said = f"version {offered.version} was held back: {why}" if why else ""
         trouble = quality_trouble(versions.published(link), versions.all_of(link))
         notices = tuple(words for words in (said, trouble) if words)

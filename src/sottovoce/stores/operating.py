@@ -375,6 +375,41 @@ def times_since(
     return {(row.round, row.attempt): (row.opened, row.ended) for row in rows}
 
 
+def last_times(link: sa.Connection) -> tuple[str | None, str | None]:
+    """When the newest attempt was opened, and when the last one that is over ended."""
+    query = sa.select(round_times).order_by(
+        round_times.c.round.desc(), round_times.c.attempt.desc()
+    )
+    newest = link.execute(query.limit(1)).one_or_none()
+    over = link.execute(query.where(round_times.c.ended.is_not(None)).limit(1)).one_or_none()
+    return newest.opened if newest else None, over.ended if over else None
+
+
+def last_ended(link: sa.Connection, below: int) -> str | None:
+    """When the last attempt at a round before this one ended in which somebody had reported."""
+    at = sa.and_(round_times.c.round == rounds.c.round, round_times.c.attempt == rounds.c.attempt)
+    query = sa.select(sa.func.max(round_times.c.ended)).select_from(rounds.join(round_times, at))
+    found: str | None = link.execute(
+        query.where(rounds.c.round < below, rounds.c.reported > 0)
+    ).scalar()
+    return found
+
+
+def count_reported(link: sa.Connection, numbers: range, attempt: int) -> int:
+    """Reports in all attempts at these rounds, but not in this attempt at the last one."""
+    if not numbers:
+        return 0
+    query = sa.select(rounds.c.round, rounds.c.attempt, rounds.c.reported).where(
+        rounds.c.round.between(numbers[0], numbers[-1]), rounds.c.reported > 0
+    )
+    open_now = numbers[-1], attempt
+    return sum(
+        row.reported
+        for row in link.execute(query)
+        if row.round in numbers and (row.round, row.attempt) != open_now
+    )
+
+
 # Why rounds do not move on, where that is no matter of devices.
 
 
@@ -400,12 +435,15 @@ class Outcomes:
         )
 
 
-def keep_since(link: sa.Connection, name: str, what: str, party: str = "server") -> None:
-    """Note one of `AWAY` and `TROUBLE`, since now unless it is noted already."""
+def keep_since(
+    link: sa.Connection, name: str, what: str, party: str = "server", kind: str = ""
+) -> None:
+    """Note one of `AWAY` and `TROUBLE`, since now unless it is noted already, and of which kind of
+    wait it is (`core.waiting`)."""
     before = since_when(link, name)
     since = records.moment() if before is None else before["since"]
-    if before is None or (before["what"], before["party"]) != (what, party):
-        told = {"since": since, "what": what, "party": party}
+    told = {"since": since, "what": what, "party": party, "kind": kind}
+    if before != told:
         records.set_fact(link, name, json.dumps(told))
 
 

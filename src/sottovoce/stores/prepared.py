@@ -207,22 +207,37 @@ def digest(view: ModelView, numbers: NDArray[np.int64] | None, summed: bool) -> 
     return asked.digest()
 
 
+@dataclass(frozen=True, slots=True)
+class Nothing:
+    """No message is made, for a reason of this kind (`core.waiting`)."""
+
+    kind: str
+
+
 def explain(
     devices: Devices,
     asked: NDArray[np.int64],
+    round: int,
     noise: float,
     plain: NDArray[np.int64],
     store: Path,
-) -> None:
-    """Raises where the one device that was asked takes part and can learn, but may not send: its
-    owner should know why. `noise` is that on sums, `plain` says how many releases of each device
-    nothing bounds."""
+) -> Nothing:
+    """Return why none of the devices that were asked sends anything in this round. Raises if the
+    one device that was asked takes part and can learn, but its owner's limit or choice is in the
+    way: she should know by how much. `noise` is that on sums, `plain` says how many releases of
+    each device nothing bounds."""
     cohort = devices.cohort
-    if len(asked) != 1 or not devices.able()[asked[0]]:
-        return
+    there = cohort.consent.takes_part[asked]
+    if not there.any():
+        return Nothing("no_part")
+    if not devices.able()[asked].any():
+        has = (cohort.history.counts[asked] > 0) & there
+        return Nothing("kept_back" if has.any() else "no_history")
+    if devices.contributes and cohort.sent[asked].any():
+        return Nothing("contributed" if devices.has_sent(asked, round).any() else "limit")
+    if len(asked) != 1:
+        return Nothing("limit")
     row = int(asked[0])
-    if devices.contributes and cohort.sent[row]:
-        return  # she has contributed, and is not asked again in this period
     if devices.reports_bits and devices.tiers()[row] < 0:
         raise ConsentError(
             f"the federation asks for more reports, or for a larger ε of each, than the choice "

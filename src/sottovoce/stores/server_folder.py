@@ -13,6 +13,7 @@ import json
 import os
 import re
 import secrets
+import socket
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
@@ -375,12 +376,27 @@ class ServerFolder:
         return locked(self.path / "server.lock", advice)
 
     def ready_file(self, port: int, *, shared: bool) -> Path:
-        return self.path / (f"server-{port}.json" if shared else "server.json")
+        """Where this process says that it listens. Servers that share a database may share the
+        folder, too: on several machines or addresses, or in containers, with one port each."""
+        if not shared:
+            return self.path / "server.json"
+        here = _host()
+        for place in self.path.glob(f"server-*-{here}-*.json"):
+            if running(place) is None:  # of a process that was killed
+                place.unlink(missing_ok=True)
+        return self.path / f"server-{port}-{here}-{os.getpid()}.json"
 
     def running(self) -> dict[str, Any] | None:
-        """Address and process of a server that runs from this folder."""
-        found = map(running, sorted(self.path.glob("server*.json")))
-        return next((process for process in found if process is not None), None)
+        """Address and process of a server that runs from this folder on this machine; one that has
+        a console if there are several."""
+        places = [self.path / "server.json", *sorted(self.path.glob(f"server-*-{_host()}-*.json"))]
+        found = [process for process in map(running, places) if process is not None]
+        return max(found, key=lambda process: "console" in process, default=None)
+
+
+def _host() -> str:
+    """The name of this machine or container, for the name of a file."""
+    return re.sub(r"[^A-Za-z0-9.]", "_", socket.gethostname()) or "host"
 
 
 def with_items(

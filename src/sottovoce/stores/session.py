@@ -51,6 +51,7 @@ from sottovoce.stores.device_rounds import Round
 from sottovoce.stores.person import RequestSent
 from sottovoce.stores.prepared import (
     Agreeing,
+    Nothing,
     Pack,
     Prepared,
     among,
@@ -147,14 +148,14 @@ class DeviceSession(Agreeing):
         numbers: NDArray[np.int64] | None = None,
         *,
         summed: bool,
-    ) -> Prepared | None:
+    ) -> Prepared | Nothing:
         """One round of the asked devices (all of the store's where `numbers` is None) through the
         door, as one device's message or as the sum of several.
 
         Consent is read first. The result is durable; asked again for the same round and attempt,
-        this gives the very same bytes. None where none of the asked takes part and can learn. A
-        later attempt of a round starts where the first one did; one that left and was never
-        confirmed before the next round does not count.
+        this gives the very same bytes. It returns why if none of the asked sends anything. A later
+        attempt of a round starts where the first one did; one that left and was never confirmed
+        before the next round does not count.
         """
         terms = self.require_agreed()
         check_shape(view, terms)
@@ -166,9 +167,9 @@ class DeviceSession(Agreeing):
                 ready = self._again(view.round, attempt, asked)
             if ready is not None:
                 return ready
-            done, ready = self._learn(view, attempt, numbers, summed, asked)
-            if done:
-                return ready
+            made = self._learn(view, attempt, numbers, summed, asked)
+            if made is not None:
+                return made
         raise ConsentError("choices changed while the round was being prepared; try again")
 
     def leaving(self, prepared: Prepared) -> Leaving:
@@ -404,8 +405,8 @@ class DeviceSession(Agreeing):
         numbers: NDArray[np.int64] | None,
         summed: bool,
         asked: bytes,
-    ) -> tuple[bool, Prepared | None]:
-        """Through the door, and into the store unless a choice has changed meanwhile (False)."""
+    ) -> Prepared | Nothing | None:
+        """Through the door, and into the store unless a choice has changed meanwhile (None)."""
         book, file, ledger = self._book, self.store.file, Ledger()
         with file.snapshot():
             era, terms = self._known()
@@ -430,8 +431,8 @@ class DeviceSession(Agreeing):
         if not len(rows):
             asked_rows = among(np.arange(len(users), dtype=np.int64), users, numbers)
             plain = plain_releases(self.store)
-            explain(devices, asked_rows, sum_noise(terms), plain, self.store.path)
-            return True, None
+            sigma, place = sum_noise(terms), self.store.path
+            return explain(devices, asked_rows, view.round, sigma, plain, place)
         if before is not None and before.gone and before.key == (era, view.round, attempt):
             raise ConsentError(
                 f"a report for round {view.round} has left already under an earlier choice; the "
@@ -457,13 +458,13 @@ class DeviceSession(Agreeing):
             now, new = book.latest(), self.store.latest_choice() != choice
             changed = new and np.isin(users[rows], book.changed_since(choice)).any()
             if changed or not same(before, now):
-                return False, None
+                return None
             self._settle(view.round)
             contents = devices.contents if len(users) == 1 else None
             sha256 = hashlib.sha256(message).hexdigest()
             book.add(entry, ledger, sha256, self.store.now(), contents)
             book.keep_learnt(users[rows], learnt)
-        return True, Prepared.of(entry)
+        return Prepared.of(entry)
 
     def _present(
         self, numbers: NDArray[np.int64], what: str, party: str, size: int, body: bytes

@@ -18,8 +18,13 @@ from sottovoce.parties.server import Offered
 from sottovoce.stores import server as records
 from sottovoce.stores.database import meta, models
 
+AFTER_ROLLBACK = (
+    "an operator went back to version {}, which stays published until another one is published"
+)
 KEPT = 8
 """So many versions are kept, and the published one in any case."""
+_PINNED = "published_pinned"
+"""Of a fact: the version to which the operator went back, and which stays published."""
 _CHOSEN_IN = "published_in"
 """Of a fact: the round in which the operator last chose what is published."""
 
@@ -59,8 +64,24 @@ def all_of(link: sa.Connection) -> list[ModelVersion]:
     return [_version(link, number) for number in records.kept_versions(link)]
 
 
-def keep(link: sa.Connection, offered: Offered, made: str) -> None:
-    """A new version, which is published unless it was held back. The oldest is let go."""
+def pinned(link: sa.Connection) -> int | None:
+    """The version to which the operator went back; later ones are held back until she publishes
+    another one. None: a new version is published by itself."""
+    found = records.fact(link, _PINNED)
+    return None if found is None else int(found)
+
+
+def unpin(link: sa.Connection) -> None:
+    """Publish new versions by themselves again."""
+    records.drop_fact(link, _PINNED)
+
+
+def keep(link: sa.Connection, offered: Offered, made: str) -> ModelVersion:
+    """Keep a new version as it is returned. It is published unless it was held back, or the
+    operator has gone back to an earlier one. The oldest version is let go."""
+    stays = pinned(link)
+    if stays is not None and not offered.held_back:
+        offered = replace(offered, held_back=AFTER_ROLLBACK.format(stays))
     if records.fact(link, _CHOSEN_IN) == str(offered.version - 1):
         offered = replace(offered, against=None)  # devices did not all compare with the same
     found = ModelVersion(offered.version, made, offered.held_back, offered.quality, offered.against)
@@ -71,11 +92,12 @@ def keep(link: sa.Connection, offered: Offered, made: str) -> None:
     for old in records.kept_versions(link)[:-KEPT]:
         if old != named:
             link.execute(meta.delete().where(meta.c.key == _key(old)))
+    return found
 
 
 def publish(link: sa.Connection, version: int) -> int | None:
-    """By the operator's word, whatever was said of it; also one from before. The version that was
-    published until now."""
+    """Publish a version by the operator's word, whatever was said of it, and return the one that
+    was published until now. An earlier version than the newest stays published (`pinned`)."""
     rows = set(link.execute(sa.select(models.c.round)).scalars())
     before, there = published(link), [n for n in records.kept_versions(link) if n in rows]
     if version not in there:
@@ -89,6 +111,10 @@ def publish(link: sa.Connection, version: int) -> int | None:
     found = _version(link, version)
     _write(link, replace(found, held_back=""))
     records.set_fact(link, records.PUBLISHED, str(version))
+    if version < max(there):
+        records.set_fact(link, _PINNED, str(version))
+    else:
+        unpin(link)
     records.set_fact(link, _CHOSEN_IN, str(records.position(link).round))
     return before
 

@@ -207,7 +207,7 @@ class Console:
 
     def versions(self) -> dict[str, Any]:
         found = self._views.status()
-        return {"published": found["published"], "versions": found["versions"]}
+        return {name: found[name] for name in ("published", "pinned", "versions")}
 
     def terms(self) -> dict[str, Any]:
         """Those in force, those before, and what waits."""

@@ -37,6 +37,8 @@ class Descriptor:
     roster: str = ""
     """Another one whenever somebody was shut out or let in again; it does not tell whom. Empty
     where that has never happened."""
+    waits: str = ""
+    """The kind of wait (`core.waiting`) if the round does not move on by itself; else empty."""
 
     @property
     def key(self) -> tuple[int, int]:
@@ -67,7 +69,13 @@ class Descriptor:
         told = {name: table[name] for name in fields}
         key = _report_key(table.get("report_key"))
         told |= {"poll_seconds": float(seconds), "published": version}
-        return cls(**told, report_key=key, catalogue=names[0], roster=names[1])
+        return cls(**told, report_key=key, catalogue=names[0], roster=names[1], waits=_kind(table))
+
+
+def _kind(table: dict[str, Any]) -> str:
+    """The kind of wait; empty if it makes no sense, because nothing depends on it."""
+    told = table.get("waits", "")
+    return told if isinstance(told, str) and len(told) <= _LONGEST_NAME else ""
 
 
 def _report_key(told: object) -> bytes:

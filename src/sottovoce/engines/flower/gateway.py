@@ -43,8 +43,8 @@ upstream sottovoce_superlink {{
     server 127.0.0.1:{superlink_port};
 }}
 
-# No addresses in the log: time, status, call.
-log_format sottovoce_gateway '$time_iso8601 $status $request_method $uri';
+# No nodes' addresses in the log: time, status, call, and what the SuperLink answered.
+log_format sottovoce_gateway '$time_iso8601 $status $request_method $uri $upstream_status';
 
 # Whom limits are for: an IPv4 address, or a /64 of IPv6, which one visitor may have all of.
 map $binary_remote_addr $sottovoce_node {{
@@ -65,13 +65,13 @@ server {{
     ssl_protocols       TLSv1.2 TLSv1.3;
 
     access_log {access_log} sottovoce_gateway;
+    # nginx writes the node's address into every line of its error log that is about a request, so
+    # that such lines are not written.
+    error_log {error_log} emerg;
     limit_req zone=sottovoce_calls burst={burst} nodelay;
     limit_req_status 429;
     limit_conn sottovoce_connections {connections};
     limit_conn_status 429;
-    # No addresses in the error log either.
-    limit_req_log_level info;
-    limit_conn_log_level info;
     # Silent and idle connections end soon; where there are too many, nginx cuts the oldest of them.
     client_header_timeout 15s;
     client_body_timeout 30s;
@@ -160,6 +160,9 @@ class Site:
             certificate=_quoted(self.keys.absolute() / "server.crt"),
             key=_quoted(self.keys.absolute() / "server.key"),
             access_log=_quoted(self.access_log.absolute()),
+            error_log=_quoted(
+                self.access_log.absolute().with_name(f"{self.access_log.stem}-error.log")
+            ),
             calls="|".join(NODE_CALLS),
         )
 

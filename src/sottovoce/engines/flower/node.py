@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from sottovoce.core.messages import ModelView
 from sottovoce.errors import ConsentError, MessageError, SottovoceError
 from sottovoce.parties.leaving import Leaving, body_of
+from sottovoce.stores.prepared import Nothing
 from sottovoce.stores.session import DeviceSession
 from sottovoce.wire.cohort_rounds import NOTHING, CohortAnswer, CohortQuestion, CohortTask, Content
 from sottovoce.wire.fields import unpack_numbers
@@ -74,7 +75,7 @@ def answer_task(hosted: DeviceSession, task: CohortTask) -> Outgoing:
 def _report(hosted: DeviceSession, view: ModelView, task: CohortTask) -> Leaving | None:
     try:
         prepared = hosted.prepare(view, task.attempt, task.numbers, summed=True)
-        return None if prepared is None else hosted.leaving(prepared)
+        return None if isinstance(prepared, Nothing) else hosted.leaving(prepared)
     except ConsentError:
         return None  # a choice changed since: nothing more of this round leaves
 

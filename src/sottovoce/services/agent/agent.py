@@ -24,6 +24,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from sottovoce.core.links import has_noise
 from sottovoce.core.messages import ModelView
+from sottovoce.core.waiting import ROUNDS, words
 from sottovoce.core.words import say
 from sottovoce.engines.client import Answer, Busy, Client, Traffic, good
 from sottovoce.errors import (
@@ -41,7 +42,7 @@ from sottovoce.services.agent.shuffled import ShufflerLink, admission_in, may_re
 from sottovoce.services.kit.pacing import Draw, from_system
 from sottovoce.stores.device import CohortStore
 from sottovoce.stores.expulsion import Expulsion, expelled, forget_expulsion, keep_expulsion
-from sottovoce.stores.prepared import Prepared, is_as_large, sealed_by, signing_key
+from sottovoce.stores.prepared import Nothing, Prepared, is_as_large, sealed_by, signing_key
 from sottovoce.stores.session import DeviceSession
 from sottovoce.wire.catalogue import (
     OBJECTION,
@@ -130,6 +131,7 @@ class Reader(Loop):
         self._worker = ThreadPoolExecutor(1, "store")
         self._known: tuple[str, Descriptor] | None = None
         self._learning: ModelView | None = None
+        self._waits = ""
 
     @property
     def stopped(self) -> bool:
@@ -138,7 +140,13 @@ class Reader(Loop):
     async def _look(self) -> Descriptor:
         """The round descriptor; a short question where nothing has changed."""
         tag = self._known[0] if self._known else ""
-        answer = await self.client.get("/v1/round", etag=tag)
+        try:
+            answer = await self.client.get("/v1/round", etag=tag)
+        except Busy:
+            raise
+        except Unreachable:
+            self._say_waits("no_server")
+            raise
         if answer.status == 304 and self._known:
             return self._known[1]
         now = Descriptor.from_table(self._good(answer).table())
@@ -151,6 +159,12 @@ class Reader(Loop):
         self._known = (answer.etag, now) if answer.etag else None
         self._pace.heard(now.poll_seconds)
         return now
+
+    def _say_waits(self, kind: str) -> None:
+        """Log for what the federation's rounds wait, once, in the words of its operator."""
+        if kind and kind != self._waits:
+            self._log("round waits", kind=kind if kind in ROUNDS else "other", why=words(kind))
+        self._waits = kind
 
     async def _meet(self, now: Descriptor) -> Terms:
         """The terms that this device goes by. The first ones are kept to be looked at; others raise
@@ -349,6 +363,7 @@ class Agent(Reader):
         """Ask once, and do what there is to do."""
         self.tally.visits += 1
         now = await self._look()
+        self._say_waits(now.waits)
         self._roster = now.roster
         try:
             terms = await self._meet(now)
@@ -502,8 +517,8 @@ class Agent(Reader):
         except ConsentError as error:
             self._say_once("nothing sent", now.key, why=str(error))
             return
-        if prepared is None:
-            self._say_once("nothing sent", now.key, why="there is no history to learn from yet")
+        if isinstance(prepared, Nothing):
+            self._say_once("nothing sent", now.key, why=words(prepared.kind))
         elif prepared.state in ("prepared", "left"):
             await self._send(prepared, now, terms)
 

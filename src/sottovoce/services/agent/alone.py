@@ -41,6 +41,16 @@ def become(given: dict[str, Any]) -> NoReturn:
     os.execve(sys.executable, [*command, json.dumps(given)], environment)
 
 
+def stay(store: Path, options: dict[str, Any], *, replace: bool, as_json: bool = False) -> Any:
+    """Serve this store. The process becomes its agent if it may be replaced; if not, this returns
+    what the agent did. Windows cannot replace a process: the caller would believe that it has
+    ended."""
+    asked = {"store": str(store), "options": options, "json": as_json}
+    if replace and os.name == "posix":
+        become(asked)
+    return serve(asked)
+
+
 def given(words: list[str]) -> dict[str, Any] | None:
     """What `become` asked for; None where these are the words of somebody else."""
     if len(words) != 2 or words[0] != WORD:

@@ -27,13 +27,13 @@ class AskingAgent(ByHand):
 
     def __init__(self, store: CohortStore, **options: Any) -> None:
         super().__init__(store, **options)
-        self._waits: Shown | None = None
+        self._asked_about: Shown | None = None
         """What waits for her word."""
         self._sleep, self._plain_sleep = self._watch, self._sleep
 
     async def visit(self) -> Descriptor:
         """Ask once, and do what there is to do and she has said yes to."""
-        self._waits = None
+        self._asked_about = None
         if not await self._aside(lambda: word.asks_first(self.store)):
             return await super().visit()
         self.tally.visits += 1
@@ -50,7 +50,7 @@ class AskingAgent(ByHand):
             with contextlib.suppress(ShutOut):
                 await self._press(shown, now, terms)
         else:
-            self._waits = shown
+            self._asked_about = shown
             self._say_once("waits for your word", now.key, why=self._how(shown))
         return now
 
@@ -64,7 +64,7 @@ class AskingAgent(ByHand):
     async def _watch(self, seconds: float) -> None:
         """Wait, and no longer than until she has answered."""
         sleep: Sleep = self._plain_sleep
-        while self._waits is not None and seconds > _WATCH_SECONDS:
+        while self._asked_about is not None and seconds > _WATCH_SECONDS:
             await sleep(_WATCH_SECONDS)
             seconds -= _WATCH_SECONDS
             if await self._aside(self._has_answered):
@@ -72,7 +72,7 @@ class AskingAgent(ByHand):
         await sleep(seconds)
 
     def _has_answered(self) -> bool:
-        waits, store = self._waits, self.store
+        waits, store = self._asked_about, self.store
         return waits is None or (
             not word.asks_first(store)
             or waits.words <= word.allowed(store)

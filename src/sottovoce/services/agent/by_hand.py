@@ -12,6 +12,7 @@ import hashlib
 from dataclasses import dataclass
 from typing import Literal
 
+from sottovoce.core.waiting import words
 from sottovoce.errors import ConsentError, MessageError
 from sottovoce.services.agent.agent import (
     _ADMISSION,
@@ -24,7 +25,7 @@ from sottovoce.services.agent.agent import (
 from sottovoce.services.agent.loop import FAULTS
 from sottovoce.stores import word
 from sottovoce.stores.expulsion import expelled
-from sottovoce.stores.prepared import Prepared
+from sottovoce.stores.prepared import Nothing, Prepared
 from sottovoce.wire.descriptor import Descriptor
 from sottovoce.wire.signing import seal
 from sottovoce.wire.terms import Terms
@@ -243,7 +244,9 @@ class ByHand(Agent):
             found = await self._aside(lambda: self.hosted.prepare(view, now.attempt, summed=False))
         except ConsentError as error:
             return None, "choice", str(error)
-        return found, "" if found is not None else "nothing", ""
+        if isinstance(found, Nothing):
+            return None, "nothing", words(found.kind)
+        return found, "", ""
 
     def _introduction(self, terms: Terms) -> list[ShownMessage]:
         """To the shuffler, with whom it begins."""

@@ -4,6 +4,7 @@ is refused, what every operator asks for, and a pulse by which a service knows t
 from __future__ import annotations
 
 import asyncio
+import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -25,7 +26,14 @@ from sottovoce.services.kit.answers import (
 from sottovoce.services.kit.connections import Limits
 from sottovoce.services.kit.cors import NO_ORIGINS, Origins, is_preflight
 from sottovoce.services.kit.executor import BoundedExecutor
-from sottovoce.services.kit.metrics import Figure, exposition, of_service
+from sottovoce.services.kit.metrics import (
+    Figure,
+    RequestCounts,
+    build,
+    exposition,
+    of_process,
+    of_service,
+)
 from sottovoce.stores.keys import Role, RoleTokens
 from sottovoce.wire.refusals import Reason, RefusalCounts, Refused
 
@@ -34,6 +42,8 @@ Routes = Mapping[str, tuple[str, Handler]]
 _OPERATORS = 16
 """Requests of the operator that wait."""
 _BEAT = 0.05
+_READY_SECONDS, _READY_PATIENCE = 1.0, 3.0
+"""For how long an answer about being ready holds, and how long it is waited for."""
 
 
 class Unserved(ServiceError):
@@ -87,6 +97,8 @@ class HttpApplication(ABC, Generic[L]):
         """By path; one that ends in a slash is for all addresses below it."""
         self._origins, self._for_pages = NO_ORIGINS, frozenset[str]()
         """Pages whose browsers may talk to some of these."""
+        self._next_look, self._trouble = 0.0, ""
+        self.requests = RequestCounts()
         self.failed: Callable[[ServiceError], None] = lambda error: None
         """Told if a request finds that the disk cannot be used."""
         self.refused: Callable[[Reason], None] = lambda reason: None
@@ -100,6 +112,7 @@ class HttpApplication(ABC, Generic[L]):
         self._origins, self._for_pages = origins, frozenset(pages) if origins else frozenset()
         own = {
             "/health": ("GET", _health),
+            "/ready": ("GET", self._ready),
             "/metrics": ("GET", self._operator(self._metrics, "look")),
         }
         self._routes = {**own, **routes}
@@ -126,6 +139,7 @@ class HttpApplication(ABC, Generic[L]):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
+        send = self.requests.counted(self._route(scope["path"]), send)
         retry, crowded = self._limits.retry_seconds, is_crowded(scope)
         if self._for_pages and self._route(scope["path"]) in self._for_pages:
             send = self._origins.on(scope, send)
@@ -174,6 +188,32 @@ class HttpApplication(ABC, Generic[L]):
         self._ends.append(made.close)
         return made
 
+    async def _ready(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Whether the service can do its work now: for balancers and containers. Anybody may ask,
+        so that all who ask within a second share one look."""
+        now = asyncio.get_running_loop().time()
+        if now >= self._next_look:
+            self._next_look = now + _READY_SECONDS
+            self._trouble = await self._look()
+        if self._trouble:
+            raise Unserved(503, "not_ready", self._trouble)
+        await answer(send, 200, [TEXT, (b"cache-control", b"no-store")], b"ready")
+
+    async def _look(self) -> str:
+        """Why the service is not ready; empty if it is."""
+        look = asyncio.ensure_future(self._operators(self.require_ready))
+        try:
+            await asyncio.wait_for(asyncio.shield(look), _READY_PATIENCE)
+        except TimeoutError:
+            look.add_done_callback(_forget)
+            return f"{self.name} waits for its disk or database"
+        except (ServiceError, Refused):
+            return f"{self.name} cannot use its disk or database now"
+        return ""
+
+    def require_ready(self) -> None:
+        """Raise `ServiceError` if the service cannot do its work now; runs in a thread."""
+
     async def _body(self, scope: Scope, receive: Receive, limit: int) -> bytes:
         return await read_body(scope, receive, limit, self._limits.body_seconds)
 
@@ -210,7 +250,14 @@ class HttpApplication(ABC, Generic[L]):
 
     def _exposed(self) -> bytes:
         service = of_service(self.name.removeprefix("the "), self._tokens.folder)
-        return exposition(self.prefix, self.figures()) + exposition("", service)
+        figures = itertools.chain(service, self.requests.figures(), build(type(self).name))
+        return exposition(self.prefix, self.figures()) + exposition("", figures) + of_process()
+
+
+def _forget(late: asyncio.Future[None]) -> None:
+    """Nobody waits for this look any more."""
+    if not late.cancelled():
+        late.exception()
 
 
 async def _health(scope: Scope, receive: Receive, send: Send) -> None:

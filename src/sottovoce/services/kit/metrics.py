@@ -2,25 +2,54 @@
 
 from __future__ import annotations
 
+import bisect
+import itertools
 import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client import PlatformCollector, ProcessCollector
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
 from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector, CollectorRegistry
 
+import sottovoce
 from sottovoce.errors import KeyTrouble
+from sottovoce.services.kit.answers import Send
 from sottovoce.stores.keys import show_keys
+from sottovoce.wire.frames import PROTOCOL
+
+BUCKETS = (0.005, 0.025, 0.1, 0.5, 2.5, 10.0)
+"""Seconds, by which times of answers are sorted."""
+
+
+class Spread(NamedTuple):
+    """How many values lie up to each of `BUCKETS`, and above; and their sum."""
+
+    counts: tuple[int, ...]
+    sum: float
+
+    @property
+    def buckets(self) -> list[tuple[str, float]]:
+        """As Prometheus has them: each with all below it."""
+        ends = [*map(str, BUCKETS), "+Inf"]
+        return list(zip(ends, map(float, itertools.accumulate(self.counts)), strict=True))
 
 
 class Figure(NamedTuple):
     name: str
     """Without the service's prefix."""
     words: str
-    value: float | Sequence[tuple[Sequence[str], float]]
+    value: float | Sequence[tuple[Sequence[str], float]] | dict[tuple[str, ...], Spread]
     """One number, or one for each value of the labels."""
     labels: tuple[str, ...] = ()
     counts: bool = False
@@ -71,6 +100,67 @@ def of_service(service: str, keys: Path) -> Iterator[Figure]:
     yield Figure("disk_free_bytes", words, free, ("service",))
 
 
+def build(service: str) -> Iterator[Figure]:
+    """Which release runs, as labels of a 1."""
+    words = "1, with the release and the number of its protocol."
+    labels = (sottovoce.__version__, str(PROTOCOL), service.removeprefix("the "))
+    yield Figure("build_info", words, [(labels, 1.0)], ("version", "protocol", "service"))
+
+
+class RequestCounts:
+    """How many requests were answered, by address and status, and how long that took. An address is
+    one of those that the service knows, without what follows in it. Used in one event loop."""
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock = clock
+        self._answered: Counter[tuple[str, str]] = Counter()
+        self._within: dict[str, list[int]] = {}
+        self._seconds: dict[str, float] = {}
+
+    def counted(self, route: str | None, send: Send) -> Send:
+        """`send` for one request, which is counted when its answer begins."""
+        begun, name = self._clock(), route or "other"
+
+        async def counting(message: dict[str, Any]) -> None:
+            if message["type"] == "http.response.start":
+                self._count(name, message["status"], self._clock() - begun)
+            await send(message)
+
+        return counting
+
+    def at_hand(self, route: str) -> None:
+        """One was answered at once, with what was ready."""
+        self._answered[route, "2xx"] += 1
+
+    def _count(self, name: str, status: int, seconds: float) -> None:
+        self._answered[name, f"{status // 100}xx"] += 1
+        within = self._within.setdefault(name, [0] * (len(BUCKETS) + 1))
+        within[bisect.bisect_left(BUCKETS, seconds)] += 1
+        self._seconds[name] = self._seconds.get(name, 0.0) + seconds
+
+    def figures(self) -> Iterator[Figure]:
+        """Copied first: the loop goes on counting."""
+        answered, within, seconds = dict(self._answered), dict(self._within), dict(self._seconds)
+        words = "Requests that were answered, by address and status."
+        counts = [(key, float(many)) for key, many in sorted(answered.items())]
+        yield Figure("requests", words, counts, ("route", "status"), counts=True)
+        words = "Seconds until an answer began, by address, of answers that were not ready before."
+        yield Figure(
+            "request_seconds",
+            words,
+            {(name,): Spread(tuple(within[name]), seconds[name]) for name in sorted(seconds)},
+            ("route",),
+        )
+
+
+def of_process() -> bytes:
+    """What Prometheus's own collectors know of this process and its interpreter."""
+    registry = CollectorRegistry(auto_describe=False)
+    ProcessCollector(registry=registry)
+    PlatformCollector(registry=registry)
+    return generate_latest(registry)
+
+
 def exposition(prefix: str, figures: Iterable[Figure]) -> bytes:
     """The figures in the text format of Prometheus."""
     registry = CollectorRegistry(auto_describe=False)
@@ -84,12 +174,18 @@ class _Figures(Collector):
 
     def collect(self) -> Iterator[Metric]:
         for figure in self._figures:
-            family = CounterMetricFamily if figure.counts else GaugeMetricFamily
             name = f"sottovoce_{self._prefix}{figure.name}"
+            if isinstance(figure.value, dict):
+                spread = HistogramMetricFamily(name, figure.words, labels=figure.labels)
+                for which, value in figure.value.items():
+                    spread.add_metric(which, value.buckets, value.sum)
+                yield spread
+                continue
+            family = CounterMetricFamily if figure.counts else GaugeMetricFamily
             if isinstance(figure.value, int | float):
                 yield family(name, figure.words, figure.value)
                 continue
             made = family(name, figure.words, labels=figure.labels)
-            for labels, value in figure.value:
-                made.add_metric(labels, value)
+            for labels, number in figure.value:
+                made.add_metric(labels, number)
             yield made

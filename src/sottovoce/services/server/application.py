@@ -229,6 +229,7 @@ class ServerApplication(HttpApplication[ServerLimits]):
         if url != _ROUND:
             return None
         now = self._state.now.descriptor
+        self.requests.at_hand("/v1/round")
         if now is not self._told[0]:
             self._told = self._ready_round(now)
         return self._told[1]
@@ -445,6 +446,10 @@ class ServerApplication(HttpApplication[ServerLimits]):
     def _stands(self) -> dict[str, Any]:
         trouble = self._state.trouble
         return status(self._database, self._tally, plan=self._plan, trouble=trouble)
+
+    def require_ready(self) -> None:
+        with self._database.reading() as link:
+            records.position(link)
 
     def figures(self) -> Iterator[Figure]:
         in_flight = self._unproven.bytes + self._proven.bytes

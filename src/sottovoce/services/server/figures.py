@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from sottovoce.core import waiting
 from sottovoce.parties.server import Offered, quality_trouble, told_of
 from sottovoce.services.kit.metrics import Figure, by, known, one_of, unix
 from sottovoce.services.server.operator import status
@@ -55,6 +56,11 @@ def figures(
     ended = dict.fromkeys(OUTCOMES, 0) | counted
     yield by("outcome", "rounds", "Attempts at rounds that are over, by how they ended.", ended)
     yield from version_figures(now["published"], offered)
+    words = "Whether an operator went back to the published version, which stays."
+    yield Figure("published_pinned", words, int(now["pinned"] is not None))
+    words = "Seconds after which a round ends, or is tried again; none without a plan."
+    deadline = None if plan is None else plan.rules.deadline_seconds
+    yield known("round_deadline_seconds", words, deadline)
     yield Figure("in_flight_bytes", "Bytes of reports being received.", in_flight)
     yield Figure("database_bytes", "Bytes of the database.", size)
     yield by("reason", "refused", "Messages refused, by reason.", now["refused"])
@@ -69,6 +75,15 @@ def _of_rounds(now: Mapping[str, Any]) -> Iterator[Figure]:
     reason = now["reason"] or {"party": None, "since": None}
     words = "1 for the party for which rounds wait."
     yield one_of("party", "waiting", words, PARTIES, reason["party"])
+    yield Figure(
+        "waiting_reason",
+        "1 for the reason for which rounds wait; `words` is its sentence.",
+        [
+            ((kind, wait.words), float(kind == reason.get("kind")))
+            for kind, wait in waiting.ROUNDS.items()
+        ],
+        ("kind", "words"),
+    )
     words = "Since when rounds wait for it, in seconds since 1970."
     yield known("waiting_since_timestamp_seconds", words, unix(reason["since"]))
     words = "When the open round was opened, in seconds since 1970."

@@ -41,12 +41,13 @@ class Operator:
     _http: httpx2.Client
 
     @classmethod
-    def of(cls, folder: ServerFolder, url: str) -> Operator:
+    def of(cls, folder: ServerFolder, url: str, seconds: float = _SECONDS) -> Operator:
         """With the keys of the server's own folder."""
-        return cls.at(url, folder.keys / CA_CERTIFICATE, folder.keys / OPERATOR_TOKEN)
+        ca, token = folder.keys / CA_CERTIFICATE, folder.keys / OPERATOR_TOKEN
+        return cls.at(url, None if url.startswith("http://") else ca, token, seconds)
 
     @classmethod
-    def at(cls, url: str, ca: Path | None, token: Path) -> Operator:
+    def at(cls, url: str, ca: Path | None, token: Path, seconds: float = _SECONDS) -> Operator:
         """With the authority's certificate and the operator's token, as files. Plain HTTP, on this
         machine only, needs no certificate."""
         plaintext = url.startswith("http://")
@@ -62,7 +63,7 @@ class Operator:
             base_url=url,
             verify=trusted,
             headers={"authorization": f"Bearer {secret.strip()}"},
-            timeout=_SECONDS,
+            timeout=seconds,
             trust_env=False,
         )
         return cls(url, http)
@@ -137,44 +138,19 @@ def status(
         new = {} if tally is None else stack.enter_context(tally.settled())
         link = stack.enter_context(database.reading())
         now = records.position(link)
-        enrolled, active = records.count_devices(link)
         shut_out = records.shut_numbers(link)
         why = records.why_shut(link, shut_out)
         search = searches.found(link)
         refused = Counter(records.refused(link)) + Counter(new)
         past = records.past_rounds(link, last)
         handed_over = batches.heads(link, now.round)
-        offered = versions.all_of(link)
+        offered, pinned = versions.all_of(link), versions.pinned(link)
         waits = records.fact(link, "waits") or ""
         since = min((one.round for one in past), default=now.round)
         out, times = sums.out_since(link, since), operating.times_since(link, since)
-        paused, places = operating.paused(link), places_table(link)
-        amendment, gathering = amending.proposed(link), records.fact(link, amending.GATHERING)
+        places = places_table(link)
         changed = amending.last_change(link)
-        since_terms = None if changed is None else changed["at"]
-        opened, ended = _latest(times)
-        situation = Situation(
-            now,
-            enrolled,
-            active,
-            plan,
-            opened,
-            ended,
-            paused,
-            operating.since_when(link, operating.AWAY) if waits else None,
-            trouble or operating.since_when(link, operating.TROUBLE),
-            [(one.tier, one.stored, one.parts) for one in handed_over],
-            sums.there(link, now.round, now.attempt) if plan and plan.terms.link.adds_up else None,
-            running,
-            amendment=None if amendment is None else amendment.to_table(),
-            start=start,
-            changed=since_terms,
-            shut_out=operating.shut_out_devices(link) if shut_out else (),
-            unagreed=0 if since_terms is None else operating.count_unagreed(link, since_terms),
-            acted=operating.last_acted(link, now.round),
-            gathering=None if gathering is None else int(gathering),
-            objections=operating.count_objections(link),
-        )
+        situation = Situation.read(link, plan, trouble=trouble, running=running, start=start)
     return {
         "round": now.round,
         "attempt": now.attempt,
@@ -183,8 +159,8 @@ def status(
         "reported": now.reported,
         "goal": now.goal,
         "asked": now.asked,
-        "enrolled": enrolled,
-        "active": active,
+        "enrolled": situation.enrolled,
+        "active": situation.active,
         "shut_out": shut_out,
         "shut_out_why": {str(number): words for number, words in sorted(why.items())},
         "objections": dict(situation.objections),
@@ -202,28 +178,20 @@ def status(
             for one in past
             for where in [(one.round, one.attempt)]
         ],
-        "opened": opened if now.state in ("open", "closing") else None,
-        "paused": paused,
+        "opened": situation.opened if now.state in ("open", "closing") else None,
+        "paused": situation.paused,
         "places": places,
         "running": running,
         **({} if running else {"start": start}),
         "terms": now.terms,
         "changed": changed if changed is not None and changed["round"] == now.round else None,
-        "amendment": None if amendment is None else amendment.to_table(),
+        "amendment": situation.amendment,
         "reason": reason(situation),
         "published": now.published,
+        "pinned": pinned,
         "versions": [version.to_table(now.published) for version in offered],
         "quality_trouble": quality_trouble(now.published, offered),
     }
-
-
-def _latest(
-    times: Mapping[tuple[int, int], tuple[str | None, str | None]],
-) -> tuple[str | None, str | None]:
-    """When the newest attempt was opened, and when the last one that is over ended."""
-    newest = [times[where] for where in sorted(times)]
-    ended = [end for _, end in newest if end is not None]
-    return newest[-1][0] if newest else None, ended[-1] if ended else None
 
 
 def devices(

@@ -19,11 +19,12 @@ from sottovoce.services.kit.cors import Origins
 from sottovoce.services.kit.serving import Also, Beside, Parts, Service, Start
 from sottovoce.services.server.application import ServerApplication, ServerLimits
 from sottovoce.services.server.operator import status
+from sottovoce.services.server.reasons import Situation, reason, trouble_kind
 from sottovoce.services.server.shuffled_rounds import coordinator_of
 from sottovoce.services.server.state import RoundState
 from sottovoce.stores.acts import Actor
 from sottovoce.stores.catalogue import catalogue_name, require_catalogue
-from sottovoce.stores.coordinator import Awaiting, Coordinator
+from sottovoce.stores.coordinator import Awaiting, Coordinator, Plan
 from sottovoce.stores.database import Database
 from sottovoce.stores.keys import ReportKeys, RoleTokens, drop_half_tokens
 from sottovoce.stores.operating import TROUBLE, LastContacts, keep_since, note_act
@@ -36,6 +37,9 @@ _WATCH_SHARED, _WATCH_ALONE = 0.2, 1.0
 _SPACING = 0.03
 _RETRY = 1.0
 _SWAP_SECONDS = 30.0
+_REASONS, _REST = 1.0, 10
+"""Seconds after which it is found out anew why rounds wait, and how many times as long as that took
+last time."""
 _QUIET = 90.0
 """Seconds without trouble after which there is none; whoever is asked again in vain is asked at
 least so often."""
@@ -111,7 +115,15 @@ class ServerService(Service[ServerFolder, ServerLimits]):
         state.refresh()
         contacts = LastContacts()
         running = Running(folder, store, state)
-        rounds = RoundsThread(store, coordinator, state, start.log, contacts, running.follow)
+        rounds = RoundsThread(
+            store,
+            coordinator,
+            state,
+            start.log,
+            contacts,
+            running.follow,
+            plan=lambda: running.folder.plan,
+        )
         also: list[Also] = []
         if self.console is not None:
 
@@ -213,9 +225,13 @@ class RoundsThread:
         log: Any,
         contacts: LastContacts,
         follow: Callable[[], Coordinator] | None = None,
+        *,
+        plan: Callable[[], Plan] | None = None,
     ) -> None:
-        """`follow` takes up a plan that was changed, and gives its coordinator."""
-        self._follow = follow
+        """`follow` takes up a plan that was changed, and gives its coordinator; `plan` gives the
+        one in force, by which it is published why rounds wait."""
+        self._follow, self._plan = follow, plan
+        self._next_reason, self._said_of = 0.0, (-1, 0, "")
         self._database, self._coordinator, self._state = database, coordinator, state
         self._log, self._contacts = log, contacts
         self._quiet = 0.0
@@ -267,13 +283,32 @@ class RoundsThread:
                         self._contacts.store(self._database)
                         if events or time.monotonic() >= self._quiet:
                             self._in_order()
+                        self._say_why()
                         if not events:
                             self._wait()
             except SottovoceError as error:
                 self._log.error("rounds do not move on", detail=str(error))
                 if not isinstance(error, Awaiting):
                     self._in_trouble(str(error))
+                self._say_why()
                 self._stopping.wait(_RETRY)
+
+    def _say_why(self) -> None:
+        """Publish why rounds wait. It is found out when the round moves, and now and then."""
+        at, begun = self._state.now.position, time.monotonic()
+        where = at.round, at.attempt, at.state
+        if self._plan is None or (where == self._said_of and begun < self._next_reason):
+            return
+        trouble = self._state.trouble
+        try:
+            with self._database.reading() as link:
+                found = reason(Situation.read(link, self._plan(), trouble=trouble))
+            kind = "" if found is None else found["kind"] or ""
+        except SottovoceError as error:
+            kind = trouble_kind(str(error))
+        self._state.says_waits(kind)
+        now = time.monotonic()
+        self._said_of, self._next_reason = where, now + max(_REASONS, _REST * (now - begun))
 
     def _in_trouble(self, what: str) -> None:
         """The operator is told so, from this process and, if it can be written, from the

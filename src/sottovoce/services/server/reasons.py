@@ -1,20 +1,35 @@
-"""Why no round moves on now: which party it waits for, since when, and what the operator can do."""
+"""Why no round moves on now: which party it waits for, since when, and what the operator can do.
+
+There is one computation for all who want to know. A running server reads the situation from its
+database, adds what it alone knows (`trouble`), and publishes the kind of wait in the state of the
+round. `serve status`, the console and the figures get the whole reason.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
-from typing import Any
+from datetime import UTC, datetime, timedelta
+from typing import Any, Self, cast
 
+import sqlalchemy as sa
+
+from sottovoce.algorithms.base import Contributing
+from sottovoce.core.waiting import WAITS
+from sottovoce.services.server import shuffled_rounds as batches
+from sottovoce.stores import amending, operating, sums, versions
+from sottovoce.stores import server as records
 from sottovoce.stores.coordinator import Plan
 from sottovoce.stores.operating import REFUSED
 from sottovoce.stores.server import Position
 
 _NAMED = 20
 """Devices that a reason names."""
+_FULL = ("disk is full", "no space left", "disk full", "could not extend")
+"""Words by which databases and systems say that a disk is full."""
 Reason = Mapping[str, str | None]
-"""`party`, `since` (UTC; None where nobody knows), `what` and `do`."""
+"""`kind` and its sentence `words` (`core.waiting`), which everybody may know; and for the operator
+`party`, `since` (UTC; None if nobody knows), `what` in particular, and what to `do`."""
 _SILENT = "look who is silent with `sottovoce serve devices DIR --which silent`, or invite more"
 
 _REFUSING = (
@@ -64,6 +79,88 @@ class Situation:
     """How many devices refuse what is published, by what they refuse."""
     gathering: int | None = None
     """Devices that were asked before the terms were changed, until a round opens under others."""
+    contributed: int = 0
+    """Contributions to the stage of the open round that came in earlier rounds of its period."""
+    rests: str | None = None
+    """Until when devices rest that contributed to an earlier period."""
+    held_back: int | None = None
+    """The newest version of the model, if it was held back."""
+
+    @classmethod
+    def read(
+        cls,
+        link: sa.Connection,
+        plan: Plan | None,
+        *,
+        trouble: Mapping[str, str] | None = None,
+        running: bool = True,
+        start: str = "sottovoce serve server DIR",
+    ) -> Self:
+        """The situation as the database has it; `trouble` is what only a process knows."""
+        now = records.position(link)
+        enrolled, active = records.count_devices(link)
+        shut_out = operating.shut_out_devices(link)
+        amendment, gathering = amending.proposed(link), records.fact(link, amending.GATHERING)
+        changed = amending.last_change(link)
+        since = None if changed is None else changed["at"]
+        opened, ended = operating.last_times(link)
+        held_back = [one.version for one in versions.all_of(link)[-1:] if one.held_back]
+        contributed, rests = 0, None
+        if plan is not None and plan.terms.contributes:
+            contributed = _contributed(link, plan, now)
+            rests = _rests(link, plan, now, 0 if changed is None else int(changed["round"]))
+        return cls(
+            now,
+            enrolled,
+            active,
+            plan,
+            opened,
+            ended,
+            operating.paused(link),
+            operating.since_when(link, operating.AWAY) if records.fact(link, "waits") else None,
+            trouble or operating.since_when(link, operating.TROUBLE),
+            [(one.tier, one.stored, one.parts) for one in batches.heads(link, now.round)],
+            sums.there(link, now.round, now.attempt) if plan and plan.terms.link.adds_up else None,
+            running,
+            start,
+            None if amendment is None else amendment.to_table(),
+            since,
+            shut_out,
+            0 if since is None else operating.count_unagreed(link, since),
+            operating.last_acted(link, now.round),
+            operating.count_objections(link),
+            None if gathering is None else int(gathering),
+            contributed,
+            rests,
+            held_back[0] if held_back else None,
+        )
+
+
+def _contributed(link: sa.Connection, plan: Plan, now: Position) -> int:
+    """Contributions to the stage of this round in earlier batches of its period. Each device is in
+    a stage once."""
+    algorithm = cast(Contributing, plan.terms.build())
+    each = len(algorithm.shares)
+    first = algorithm.period(now.round) * each * algorithm.batches + algorithm.stage(now.round)
+    return operating.count_reported(link, range(first, now.round + 1, each), now.attempt)
+
+
+def _rests(link: sa.Connection, plan: Plan, now: Position, changed: int) -> str | None:
+    """Until when those rest who contributed to an earlier period, or under other terms."""
+    own, algorithm = plan.terms.release.contributing, cast(Contributing, plan.terms.build())
+    if own is None or not own.period_days:
+        return None
+    first = algorithm.period(now.round) * len(algorithm.shares) * algorithm.batches
+    ended = operating.last_ended(link, max(first, changed))
+    if ended is None:
+        return None
+    until = datetime.fromisoformat(ended) + timedelta(days=own.period_days)
+    return until.isoformat(timespec="seconds") if until > datetime.now(UTC) else None
+
+
+def trouble_kind(what: str) -> str:
+    """The kind of wait for a server that says this of itself."""
+    return "disk_full" if any(words in what.lower() for words in _FULL) else "server_trouble"
 
 
 def reason(now: Situation) -> Reason | None:
@@ -71,35 +168,65 @@ def reason(now: Situation) -> Reason | None:
     at, plan = now.position, now.plan
     changing = now.amendment
     if changing is not None and changing["waits"] and at.state in ("finished", "waiting"):
-        return _told(changing["party"], changing["since"], changing["waits"], changing["do"])
+        told = changing["party"], changing["since"], changing["waits"], changing["do"]
+        return _reason("amendment", *told)
     if at.state == "finished" and (now.running or at.target):
+        since = _latest(now.ended, now.changed)
         do = f"ask for more than {at.target} with `sottovoce serve target DIR --rounds N`"
-        what = "as many rounds as were asked for are done"
-        return _told("operator", _latest(now.ended, now.changed), what, do)
+        if now.held_back is not None:
+            what = f"version {now.held_back} of the model was held back"
+            do = f"see `sottovoce serve versions DIR`; publish it or another one, or {do}"
+            return _reason("held_back", "operator", since, what, do)
+        what = f"{at.target} of {at.target}"
+        return _reason("done", "operator", since, what, do)
     if not now.running:
         do = f"start it with `{now.start}`"
-        return _told("server", None, "no server runs from this folder", do)
+        return _reason("no_server", "server", None, "no server runs from this folder", do)
     if now.away is not None:
-        party = now.away["party"]
-        the = party if party.startswith("aggregator") else f"the {party}"
-        do = f"see that {the} runs and can be reached; it is asked again by itself"
-        return _told(party, now.away["since"], now.away["what"], do)
+        return _of_away(now.away)
     if now.trouble is not None:
+        since, what = now.trouble["since"], now.trouble["what"]
+        kind = trouble_kind(what)
         do = "see the server's log, and put right what it names"
-        return _told("server", now.trouble["since"], now.trouble["what"], do)
+        if kind == "disk_full":
+            do = "make room on the disk of the server; nothing that was acknowledged is lost"
+        return _reason(kind, "server", since, what, do)
     if at.state == "closing":
         return None
     if at.state == "open":
         if plan is None:
-            return _told("devices", now.opened, f"round {at.round} waits for reports", "wait")
+            what = f"round {at.round} waits for reports"
+            return _reason("reports", "devices", now.opened, what, "wait")
         return _of_batches(now, plan) if plan.proxied else _of_reports(now, plan)
     if now.paused is not None:
         why = f": {now.paused['why']}" if now.paused["why"] else ""
         what = f"{now.paused['who']} has paused rounds{why}"
         do = "let them go on with `sottovoce serve go-on DIR`"
         since = _latest(now.paused["since"], now.ended, now.changed)
-        return _told("operator", since, what, do)
+        return _reason("paused", "operator", since, what, do)
     return None if plan is None else _of_devices(now, plan)
+
+
+def _of_away(away: Mapping[str, str]) -> Reason:
+    """Another party does not do its part."""
+    party = away["party"]
+    kind = away.get("kind") or f"{party.split()[0]}_away"
+    the = party if party.startswith("aggregator") else f"the {party}"
+    again = "it is asked again by itself"
+    do = f"see that {the} runs and can be reached; {again}"
+    if kind.endswith("_terms"):
+        command = party.split()[0]
+        do = (
+            f"have both keep the same terms: hand over the file of `sottovoce serve introduce "
+            f"DIR`, for `sottovoce serve {command} DIR --introduction FILE`; if a copy was put "
+            f"back, put back one that is as new as the other party; {again}"
+        )
+    elif kind.endswith("_refuses"):
+        do = (
+            f"see that {the} is that of this federation, of this release, and has the introduction "
+            f"that `sottovoce serve introduce DIR` writes; {again}"
+        )
+    return _reason(kind, party, away["since"], away["what"], do)
 
 
 def _latest(*moments: str | None) -> str | None:
@@ -107,8 +234,11 @@ def _latest(*moments: str | None) -> str | None:
     return max((at for at in moments if at is not None), default=None)
 
 
-def _told(party: str, since: str | None, what: str, do: str) -> Reason:
-    return {"party": party, "since": since, "what": what, "do": do}
+def _reason(kind: str, party: str, since: str | None, what: str, do: str) -> Reason:
+    words = WAITS[kind].words
+    return {
+        "kind": kind, "words": words, "party": party, "since": since, "what": what, "do": do,
+    }  # fmt: skip
 
 
 def _of_devices(now: Situation, plan: Plan) -> Reason | None:
@@ -118,20 +248,30 @@ def _of_devices(now: Situation, plan: Plan) -> Reason | None:
     if (at.round, at.attempt) == (0, 0) and now.enrolled < rules.min_devices:
         what = f"{now.enrolled} of the {rules.min_devices} devices that the first round needs"
         do = "invite more with `sottovoce serve invite DIR`, or wait until they enrol"
-        return _told("devices", since, f"{what} have enrolled", do)
+        return _reason("few_enrolled", "devices", since, f"{what} have enrolled", do)
     if plan.proxied:
         return None
-    if now.gathering is not None and now.active < rules.least(now.gathering):
-        what = f"{now.active} of {now.gathering} devices have agreed to the changed terms by now"
-        do = "wait; a round opens when most have agreed, or later with those who have by then"
-        return _told("devices", since, what, do)
     goal = now.active if plan.cohort_size == "all" or plan.asks_all else plan.cohort_size
     least = max(rules.least(goal), _least_of_sum(plan))
+    if now.gathering is not None and now.active < max(least, rules.least(now.gathering)):
+        return _of_agreement(now, now.gathering, least, rules.least(now.gathering), since)
     if now.active >= least:
         return None
     what = f"{now.active} of {now.enrolled} enrolled devices can be asked, and a round needs"
     do = _REFUSING if now.objections else _SILENT
-    return _told("devices", since, f"{what} {least}{_who_cannot(now)}", do)
+    return _reason("few_active", "devices", since, f"{what} {least}{_who_cannot(now)}", do)
+
+
+def _of_agreement(
+    now: Situation, gathering: int, least: int, most: int, since: str | None
+) -> Reason:
+    """Terms were changed: a round opens when `most` of those before have agreed or, at the end of a
+    round's time, with `least`."""
+    what = f"{now.active} of {gathering} devices have agreed to the changed terms by now"
+    do = f"wait; a round opens when {max(least, most)} have agreed"
+    if least < most:
+        do += f", or at the end of a round's time with those who have by then, {least} at least"
+    return _reason("few_agreed", "devices", since, what, do)
 
 
 def _who_cannot(now: Situation) -> str:
@@ -168,15 +308,32 @@ def _of_reports(now: Situation, plan: Plan) -> Reason:
         needed = "its sum needs" if sum_of == least else "it needs"
         what += f"; {needed} at least {least}"
     if plan.terms.contributes and there < sum_of:
-        return _told("devices", now.opened, what, f"the round stays open until then: {_SILENT}")
+        return _of_contributions(now, what, sum_of)
     if at.last_call:
         what += "; its deadline is over, and what is on its way still counts"
-        return _told("devices", now.opened, what, f"wait: it ends within {plan.grace:.0f} seconds")
+        do = f"wait: it ends within {plan.grace:.0f} seconds"
+        return _reason("reports", "devices", now.opened, what, do)
     ends = _deadline(now.opened, plan)
     if ends is None:
-        return _told("devices", now.opened, what, "wait for the round's deadline")
+        return _reason("reports", "devices", now.opened, what, "wait for the round's deadline")
     so = "it ends then" if there >= least else "it is tried again then unless enough come"
-    return _told("devices", now.opened, what, f"wait until {ends:%H:%M}, the deadline: {so}")
+    do = f"wait until {ends:%H:%M}, the deadline: {so}"
+    return _reason("reports", "devices", now.opened, what, do)
+
+
+def _of_contributions(now: Situation, what: str, least: int) -> Reason:
+    """A sum over too few contributions stays open. Whoever has contributed is not asked again."""
+    left = now.enrolled + len(now.shut_out) - now.contributed
+    if now.contributed and left < least:
+        what += f"; {now.contributed} devices have contributed to this period in earlier batches"
+        do = "invite more with `sottovoce serve invite DIR`: those who have contributed cannot help"
+        return _reason("counted", "devices", now.opened, what, do)
+    if now.rests is not None:
+        until = datetime.fromisoformat(now.rests).astimezone()
+        do = f"wait until {until:%Y-%m-%d}, or invite more with `sottovoce serve invite DIR`"
+        return _reason("resting", "devices", now.opened, what, do)
+    do = f"the round stays open until then: {_SILENT}"
+    return _reason("reports", "devices", now.opened, what, do)
 
 
 def _of_batches(now: Situation, plan: Plan) -> Reason:
@@ -188,20 +345,20 @@ def _of_batches(now: Situation, plan: Plan) -> Reason:
         tier, here, parts = begun[0]
         what = f"{here} of {parts} parts of the batch of tier {tier} are here"
         do = "see with whoever runs the shuffler that it runs; it goes on by itself"
-        return _told("shuffler", now.opened, what, do)
+        return _reason("batch_part", "shuffler", now.opened, what, do)
     complete = {tier for tier, here, all in now.batches if here == all}
     missing = [tier for tier in range(len(tiers)) if tier not in complete]
     fewest = min((tiers[tier].min_devices for tier in missing), default=0)
     if now.enrolled < fewest:
         what = f"{now.enrolled} of the {fewest} devices that a batch has at least have enrolled"
         do = "invite more with `sottovoce serve invite DIR`, or wait until they enrol"
-        return _told("devices", now.opened, what, do)
+        return _reason("few_enrolled", "devices", now.opened, what, do)
     names = ", ".join(map(str, missing))
     what = (
         f"no batch of tier {names} of round {at.round} is here; one has at least {fewest} devices"
     )
     do = "ask whoever runs the shuffler whether it runs, and whether enough devices have reported"
-    return _told("shuffler", now.opened, what, do)
+    return _reason("batch", "shuffler", now.opened, what, do)
 
 
 def _least_of_sum(plan: Plan) -> int:

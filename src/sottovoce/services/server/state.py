@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -67,6 +67,7 @@ class RoundState:
         self._everyone = plan.asks_all
         self._turn = threading.Lock()
         self._troubles: dict[str, dict[str, str]] = {}
+        self._waits = ""
         self.outdated = False
         """Whether terms or catalogue were changed, and are to be taken up (`follow`). Until then
         nothing is told of what came after."""
@@ -88,6 +89,15 @@ class RoundState:
     def in_order(self, where: str) -> bool:
         """Whether there was trouble until now."""
         return self._troubles.pop(where, None) is not None
+
+    def says_waits(self, kind: str) -> None:
+        """Publish the kind of wait (`core.waiting`); it is empty if the round moves on. There is no
+        number in it: how many reports are here is not for everybody."""
+        with self._turn:
+            if kind == self._waits:
+                return
+            self._waits, old = kind, self.now
+            self.now = replace(old, descriptor=self._describe(old.position))
 
     def follow(self, plan: Plan, catalogue: str) -> None:
         """Go by this plan and catalogue from now on."""
@@ -163,6 +173,8 @@ class RoundState:
         }
         if position.published is not None:
             content["published"] = position.published
+        if self._waits:
+            content["waits"] = self._waits
         if self._catalogue:
             content["catalogue"] = self._catalogue
         if position.roster:

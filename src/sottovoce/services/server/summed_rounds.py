@@ -34,6 +34,8 @@ from sottovoce.engines.helper_client import (
     SEEDS,
     SUMS,
     Ask,
+    HelperElsewhere,
+    HelperTerms,
     SumRefused,
     check_reached,
     is_undecryptable,
@@ -246,7 +248,8 @@ class SumCoordinator(Coordinator, ABC):
         with leader.writing() as link:
             records.set_fact(link, "waits", why)
             party = self._waits_for.removeprefix("the ")
-            operating.keep_since(link, operating.AWAY, why, party)
+            kind = f"{party.split()[0]}_{_ending(error)}"
+            operating.keep_since(link, operating.AWAY, why, party, kind)
         return Awaiting(why)
 
     def _goes_on(self, leader: Leader) -> None:
@@ -407,6 +410,13 @@ class SumCoordinator(Coordinator, ABC):
         opened = self._open(link, after, 0) if after < now.target else None
         ended = replace(over, trouble=f"round {now.round} does not count: {why}")
         return [ended] if opened is None else [ended, opened]
+
+
+def _ending(error: Exception) -> str:
+    """How the kind of wait for a helper ends (`core.waiting`)."""
+    if isinstance(error, HelperTerms):
+        return "terms"
+    return "refuses" if isinstance(error, HelperElsewhere | KeyTrouble) else "away"
 
 
 class SummedCoordinator(SumCoordinator):

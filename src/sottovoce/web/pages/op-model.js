@@ -10,7 +10,7 @@ export class Model extends View {
 	drawn = h("div", { class: "drawn" });
 	said = h("p", {});
 	list = h("ul", { class: "versions" });
-	/** @type {{published: number | null, versions: VersionLine[]} | null} */
+	/** @type {{published: number | null, pinned: number | null, versions: VersionLine[]} | null} */
 	found = null;
 
 	connectedCallback() {
@@ -38,8 +38,8 @@ export class Model extends View {
 		const found = await this.watch.ask("versions");
 		if (!found) return;
 		this.found = found;
-		const { published, versions } = found;
-		put(this.said, versions.length === 0 ? "Devices recommend by the newest model; versions are not kept here." : `Devices recommend by version ${published === null ? "–" : many(published)}.`);
+		const { published, pinned, versions } = found;
+		put(this.said, versions.length === 0 ? "Devices recommend by the newest model; versions are not kept here." : `Devices recommend by version ${published === null ? "–" : many(published)}.${pinned === null ? "" : " An operator went back to it: new versions are held back until another one is published."}`);
 		for (const one of this.querySelectorAll(".part > div > .legend, .help")) one.toggleAttribute("hidden", !versions.some((/** @type {VersionLine} */ v) => v.quality));
 		put(this.list, ...[...versions].reverse().map((one) => this.line(one, published)));
 		this.draw();
@@ -64,10 +64,11 @@ export class Model extends View {
 	/** @param {VersionLine} one @param {number | null} seen */
 	async publish(one, seen) {
 		const back = seen !== null && one.version < seen;
+		const newest = !this.found?.versions.some((other) => other.version > one.version);
 		const done = await confirm(this.watch, {
 			path: "publish",
 			title: back ? `Roll back to version ${one.version}?` : `Publish version ${one.version}?`,
-			says: [`Devices recommend by version ${one.version}${seen === null ? "" : ` in place of ${seen}`} from their next visit on. A version that is offered later is compared with this one.`],
+			says: [`Devices recommend by version ${one.version}${seen === null ? "" : ` in place of ${seen}`} from their next visit on. A version that is offered later is compared with this one.`, newest ? "New versions are published by themselves, unless devices find them worse." : "It stays published: new versions are held back until another one is published here. Publishing the newest one lets new versions follow by themselves again."],
 			yes: back ? "Roll back" : "Publish",
 			body: () => ({ version: one.version, seen }),
 			done: async () => `Version ${one.version} is published.`,

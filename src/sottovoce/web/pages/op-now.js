@@ -216,7 +216,8 @@ function why(state) {
 		h(
 			"div",
 			{ class: state.state === "open" && found.party === "devices" ? "objection calm" : "objection", "data-party": found.party },
-			h("p", {}, h("span", { class: "strong" }, sentence(found.what)), found.since ? ` Since ${clock(found.since)}.` : null),
+			h("p", {}, h("span", { class: "strong" }, sentence(found.words)), found.since ? ` Since ${clock(found.since)}.` : null),
+			h("p", {}, sentence(found.what)),
 			found.do ? h("p", {}, sentence(found.do)) : null,
 		),
 	];

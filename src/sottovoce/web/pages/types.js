@@ -153,7 +153,7 @@
 
 // What the console and a server say to each other.
 
-/** @typedef {{party: string, since: string | null, what: string, do: string}} Reason */
+/** @typedef {{kind: string, words: string, party: string, since: string | null, what: string, do: string}} Reason */
 /**
  * @typedef {object} ConsoleState
  * @property {string} federation
