@@ -17,7 +17,7 @@ function languageOf(element: Element): string {
   return language in words ? language : "en";
 }
 
-function say(element: Element, key: string): string {
+export function say(element: Element, key: string): string {
   return words[languageOf(element)]?.[key] ?? key;
 }
 
