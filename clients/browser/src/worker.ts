@@ -564,6 +564,7 @@ async function join(vault: Vault, server: string, given: unknown): Promise<void>
         "this browser is invited to another federation at this address, or as another device; forget everything here first",
       );
     }
+    await store.ownSecret();
     const held = invitation ?? kept?.invitation ?? null;
     const number = kept?.number ?? held?.number ?? null;
     const member: Membership = { server, federation, invitation: held, number };
