@@ -1,6 +1,8 @@
 """What a tab leaves in a browser and what comes back to a server, in a real Chromium: tags, kept
 answers, addresses with an invitation, and what is left after everything was deleted."""
 
+import json
+
 import pytest
 from chromium import browser  # noqa: F401
 from consent_world import CATALOGUE, GramTown, gram_terms
@@ -113,6 +115,29 @@ def test_a_page_with_trusted_types_opens_its_device(context, front):
     page.evaluate("(f) => sottovoce.keepOffline('/service-worker.js', f)", ["/"])
     until(lambda: page.evaluate(KEPT))
     assert not page.troubles
+
+
+def test_no_name_hides_or_turns_a_sign(browser, town):  # noqa: F811
+    trick = "safe\u202egnp.exe\u200b"
+    titles = [[item, f"{trick}{at}"] for at, (item, _) in enumerate(CATALOGUE)]
+    with Shop() as shop, town.serve() as server, browser.new_context() as context:
+        shop.upstream = server.url
+        shop.change = lambda path, status, body: (
+            status, json.dumps({"items": titles}).encode() if path == "/v1/catalogue" else body,
+        )  # fmt: skip
+        page = context.new_page()
+        page.goto(shop.url)
+        page.wait_for_selector("[data-ready]")
+        page.evaluate("(given) => window.open_device(given)", QUIET)
+        page.evaluate("() => window.device.refresh()")
+        page.evaluate("(id) => window.device.visited(id)", CATALOGUE[3][0])
+        frame = page.frame_locator("sottovoce-consent iframe")
+        shown = "safe[U+202E]gnp.exe[U+200B]"
+        expect(frame.locator("#never")).to_contain_text(f"{shown}3")
+        best = page.locator("sottovoce-recommendations")
+        expect(best.locator("li").first).to_contain_text(shown)
+        for words in (frame.locator("body").inner_text(), best.inner_text()):
+            assert not {"\u202e", "\u200b"} & set(words)
 
 
 def test_other_tabs_show_nothing_of_what_was_deleted_in_one(browser, town):  # noqa: F811
