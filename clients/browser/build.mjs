@@ -20,7 +20,10 @@ const WIRE = [
 ];
 // Sentences of commands, report cards and the demo, which no tab says.
 const ELSEWHERE = ["attack", "device", "terminal", "shop"];
-const IN_ELEMENTS = ["page.title", "page.recommend_empty", "tab.for_you", "tab.for_you_help"];
+const IN_ELEMENTS = [
+  "page.title", "page.recommend_empty", "tab.for_you", "tab.for_you_help",
+  "tab.open_centre", "tab.open_centre_help", "tab.no_frame",
+];
 const options = {
   bundle: true,
   minify: true,

@@ -8,6 +8,7 @@ import hashlib
 import http.client
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -15,9 +16,11 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
+from people_world import POLICY
 from server_world import Client, ServerProcess, new_folder
 
 from sottovoce.cli import call
@@ -307,12 +310,37 @@ def test_a_real_nginx_serves_it_with_the_headers_that_are_suggested(made, librar
             assert plain == (out / "sottovoce" / name).read_bytes()
             assert headers["cache-control"] == "no-cache"
             around = headers.get("content-security-policy")
-            assert around == (
-                "frame-ancestors https://shop.example" if name == "frame.html" else None
-            )
+            frames = {"frame.html": "https://shop.example", "consent.html": "'self'"}
+            assert around == (f"frame-ancestors {frames[name]}" if name in frames else None)
         for hidden in ("/nginx.conf", "/.site.lock", "/files/../../town/keys/ca.key"):
             assert get(hidden)[0] in (400, 404), hidden
         assert "connect-src 'self' https://api.shop.example" in (out / "nginx.conf").read_text()
     finally:
         process.terminate()
         process.wait(10)
+
+
+def directives(policy):
+    return dict(one.split(None, 1) for one in " ".join(policy.split()).split("; "))
+
+
+def test_policies_let_the_centre_in_and_keep_other_sites_out(made, library, tmp_path, ask):
+    """The policy of nginx.conf, and of both pages that tell a shop what to send, have what a page
+    with `<sottovoce-consent>` needs. Pages of other sites cannot have it in a frame."""
+    folder, _, _ = made
+    out = tmp_path / "www"
+    script = library / "sottovoce.js"
+    ask("serve", "site", folder.path, "--out", out, "--server", URL, "--script", script)
+    conf = (out / "nginx.conf").read_text()
+    (written,) = re.findall(r'# add_header Content-Security-Policy "(.*)" always', conf)
+    policies = {"nginx.conf": directives(written)}
+    for page in ("tab.md", "tutorials/web-developer.md"):
+        text = (Path(__file__).parents[2] / "docs" / page).read_text(encoding="utf-8")
+        (told,) = re.findall(r"```text\nContent-Security-Policy: (.*?)\n```", text, re.S)
+        policies[page] = directives(told)
+    own = "'self'"
+    wanted = directives(f"{POLICY.format(hashes='', frames=own)}; frame-ancestors {own}")
+    for page, found in policies.items():
+        assert set(found) == set(wanted), page
+        for name, value in wanted.items():
+            assert set(value.split()) <= set(found[name].split()), (page, name)

@@ -169,3 +169,43 @@ def test_only_the_page_around_it_that_the_operator_names_is_heard(context, sites
     assert things(inside) == []
     page.evaluate("window.tell({ sottovoce: 'visited', item: 'venue-3' })")
     until(lambda: things(inside) == ["venue-3"])
+
+
+def test_no_page_around_the_frame_can_lay_anything_over_what_she_agrees_with(context, sites):
+    """In a shop's page there is nothing to agree or to choose with: only what opens a window."""
+    shop, federation, _, town = sites
+    page = context.new_page()
+    page.goto(shop.url)
+    inside = page.frame(url=f"{federation.url}/sottovoce/frame.html")
+    page.evaluate("(item) => window.tell({ sottovoce: 'visited', item })", CATALOGUE[3][0])
+    page.evaluate("window.tell({ sottovoce: 'show', what: 'consent' })")
+    frame = page.frame_locator("iframe")
+    expect(frame.get_by_role("button")).to_have_text("La mia privacy")
+    expect(frame.locator("input, select, textarea, [role=switch], a, sv-terms")).to_have_count(0)
+    with context.expect_page() as opened:
+        frame.get_by_role("button").click()
+    popup = opened.value
+    assert popup.url == f"{federation.url}/sottovoce/frame.html#centre"
+    # The second click of a double click on the shop does nothing in the new window.
+    popup.wait_for_selector("#page[inert]", state="attached")
+    terms = popup.locator("#terms")
+    popup.wait_for_selector("#page:not([inert])")
+    # It is the device of the frame, with what she visited in this shop.
+    expect(popup.locator("#never")).to_contain_text(CATALOGUE[3][1])
+    terms.get_by_role("button", name="Accetta queste condizioni").click()
+    status = "async () => (await window.sottovoce).status()"
+    until(lambda: inside.evaluate(status)["agreedAt"] is not None)
+    # The shop hears nothing of it, and the window goes with the page.
+    assert page.evaluate("window.heard") == []
+    assert page.evaluate(REACH) == []
+    with popup.expect_event("close"):
+        page.goto("about:blank")
+    assert not town.bodies()
+
+
+def test_the_centres_own_window_without_its_frame_has_no_device(context, sites):
+    _, federation, _, _ = sites
+    page = context.new_page()
+    page.goto(f"{federation.url}/sottovoce/frame.html#centre")
+    expect(page.locator("#page")).to_contain_text("La pagina che ha aperto questa finestra")
+    assert page.evaluate("indexedDB.databases().then((all) => all.length)") == 0

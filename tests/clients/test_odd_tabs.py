@@ -167,7 +167,7 @@ def test_after_a_week_offline_nothing_goes_to_rounds_and_terms_that_are_over(bro
         until(lambda: asked(page, "status")["model"] == 1)
         files = [*OFFLINE, f"/odd-worker.js?{odd}"]
         page.evaluate("(f) => sottovoce.keepOffline('/service-worker.js', f)", files)
-        kept = "caches.open('sottovoce-1').then((kept) => kept.keys()).then((all) => all.length)"
+        kept = "caches.open('sottovoce-2').then((kept) => kept.keys()).then((all) => all.length)"
         until(lambda: page.evaluate(kept) >= len(files))
         best, spent = asked(page, "recommend", 5), asked(page, "status")["budget"]["spent"]
         front.down = True

@@ -190,7 +190,7 @@ KEEP = """async (files) => {
   const { keepOffline } = await import("/sottovoce/sottovoce.js");
   await keepOffline("/service-worker.js", files);
 }"""
-KEPT = "caches.open('sottovoce-1').then((kept) => kept.keys()).then((all) => all.length)"
+KEPT = "caches.open('sottovoce-2').then((kept) => kept.keys()).then((all) => all.length)"
 
 
 def test_the_page_of_the_docs_takes_part_in_a_round(shop, tmp_path, context):

@@ -211,7 +211,7 @@ def test_two_tabs_share_a_store_that_nobody_else_can_read(tmp_path, front, chrom
         # Offline, in a page that was loaded while there was nobody to ask.
         files = ["/", "/page.js", "/sottovoce.js"]
         other.evaluate("(f) => sottovoce.keepOffline('/service-worker.js', f)", files)
-        kept = "caches.open('sottovoce-1').then((kept) => kept.keys()).then((all) => all.length)"
+        kept = "caches.open('sottovoce-2').then((kept) => kept.keys()).then((all) => all.length)"
         until(lambda: other.evaluate(kept) >= 3)
         front.down = True
         other.close()

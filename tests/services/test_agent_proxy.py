@@ -251,7 +251,7 @@ def test_what_is_asked_of_the_server_names_nobody(town):
     town.visit(times=2)
     for request in town.server.requests:
         if request.method == "GET":
-            assert set(request.headers) <= {"host", "if-none-match", "accept-encoding"}
+            assert set(request.headers) <= {"host", "accept-encoding"}
             assert not request.body
 
 

@@ -16,6 +16,7 @@ from forwarder import Forwarder
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sottovoce.engines import client as client_module
 from sottovoce.engines.client import Busy, Client, loopback
 from sottovoce.engines.connection import Timeouts
 from sottovoce.errors import ConfigError, KeyTrouble, Unreachable, UsageError
@@ -122,17 +123,36 @@ def test_one_connection_serves_a_round_and_none_is_kept_afterwards(serve, ca):
     assert server.connections == 2
 
 
-def test_not_modified(serve, ca):
+def test_no_mark_of_a_server_is_ever_sent_back(serve, ca):
+    """A tag, a date or a cookie of its own for each device would come back at each visit."""
+    marks = {"Last-Modified": "Wed, 18 Nov 2026 20:00:00 GMT", "Set-Cookie": "you=17; Path=/"}
+
     def answer(request):
-        if request.headers.get("if-none-match") == '"7"':
-            return Reply(304, headers={"ETag": '"7"'})
-        return Reply(200, b"{}", {"ETag": '"7"'})
+        n = len(server.requests)
+        told = {"ETag": f'"you-{n}"', "Cache-Control": "no-cache", **marks}
+        if request.path == "/v1/round":
+            return Reply(200, b"{}", told)
+        start = re.fullmatch(r"bytes=(\d+)-", request.headers.get("range", ""))
+        if start is None:
+            return Reply(200, LARGE, {**told, "ETag": '"you-and-nobody-else"'}, cut_after=70_001)
+        span = f"bytes {start[1]}-{len(LARGE) - 1}/{len(LARGE)}"
+        told |= {"ETag": '"you-and-nobody-else"', "Content-Range": span}
+        return Reply(206, LARGE[int(start[1]) :], told)
 
     server = serve(answer)
-    first, second = ask(
-        Client(server.url, ca), lambda c: c.get("/r"), lambda c: c.get("/r", etag='"7"')
-    )
-    assert (first.status, second.status, second.body) == (200, 304, b"")
+    client = Client(server.url, ca)
+    for _ in range(3):
+        ask(client, lambda c: c.get("/v1/round"), lambda c: c.get("/v1/round", packed=True))
+        (got,) = ask(client, lambda c: c.download("/v1/model/3", len(LARGE)))
+        assert got.body == LARGE
+    sent = [request.headers for request in server.requests]
+    assert {name for headers in sent for name in headers} == {"host", "accept-encoding", "range"}
+    assert not any("you" in value for headers in sent for value in headers.values())
+
+
+def test_an_answer_that_nothing_has_changed_was_not_asked_for(serve, ca):
+    server = serve(lambda r: Reply(304, headers={"ETag": '"7"'}))
+    assert "points elsewhere" in trouble(Client(server.url, ca), lambda c: c.get("/v1/round"))
 
 
 def test_a_server_that_is_not_there(ca):
@@ -395,15 +415,20 @@ def test_an_interrupted_download_goes_on_where_it_stopped(serve, ca, encoding):
 
 
 def test_the_rest_of_a_download_comes_with_the_next_call(serve, ca):
-    server = serve(parts(LARGE, cuts=[50_000, 1000, 2000, 3000]))
+    """From a multiple of a step: the place where a server cut it off would be a mark."""
+    larger = 5 * LARGE
+    step = client_module._STEP
+    server = serve(parts(larger, cuts=[step + 50_000, 1000, 2000, 3000]))
     client = Client(server.url, ca)
     with pytest.raises(Unreachable, match="broke off"):
-        ask(client, lambda c: c.download("/v1/model/3", len(LARGE)))
-    (answer,) = ask(client, lambda c: c.download("/v1/model/3", len(LARGE)))
-    assert answer.body == LARGE
-    assert server.requests[-1].headers["range"] == "bytes=56000-"
+        ask(client, lambda c: c.download("/v1/model/3", len(larger)))
+    assert server.requests[-1].headers["range"] == f"bytes={step + 51_000}-"
+    (answer,) = ask(client, lambda c: c.download("/v1/model/3", len(larger)))
+    assert answer.body == larger
+    ranges = [request.headers.get("range") for request in server.requests[3:]]
+    assert ranges == [f"bytes={step}-", f"bytes={step + 3000}-"]
     # Another model begins from its beginning.
-    ask(client, lambda c: c.download("/v1/model/4", len(LARGE)))
+    ask(client, lambda c: c.download("/v1/model/4", len(larger)))
     assert "range" not in server.requests[-1].headers
 
 

@@ -14,7 +14,7 @@ from sottovoce.stores.server_folder import invite
 from sottovoce.stores.session import DeviceSession
 
 COMMAND = re.compile(r"sottovoce ((?:device|serve) [^;,`\n]*[^;,.`\s])")
-KNOWN_HEADERS = {b"host", b"if-none-match", b"accept-encoding", b"range", b"if-range"}
+KNOWN_HEADERS = {b"host", b"accept-encoding", b"range"}
 
 
 class Owner:

@@ -4,6 +4,7 @@ restart; what is never sent; and how long it rests between periods."""
 import contextlib
 import math
 import secrets
+import shutil
 from dataclasses import replace
 
 import numpy as np
@@ -284,3 +285,32 @@ def test_her_budget_is_in_periods_and_says_what_bounds_it(tmp_path):
     assert "2 periods left" in told
     assert "noisy sums cost ε = 2" in told
     assert "report" not in told
+
+
+def test_a_copied_store_keeps_a_book_of_its_own(tmp_path):
+    """What docs/privacy.md says of a store whose files were copied: each copy contributes once in a
+    round under a mask of its own, and none knows what the others have spent."""
+    phone = Phone(tmp_path / "phone")
+    phone.store.close()
+    there = phone.path
+    if there.is_dir():
+        shutil.copytree(there, tmp_path / "copy")
+    else:
+        for file in tmp_path.glob("phone*"):
+            shutil.copy2(file, tmp_path / file.name.replace("phone", "copy"))
+    spent, masked = [], []
+    for path in (there, tmp_path / "copy"):
+        phone.path = path
+        phone.open()
+        phone.hosted = DeviceSession(
+            phone.store, pack=lambda terms, attempt, view, reports, seeds: (
+                masked.append(reports.masked.tobytes()) or phone.pack(
+                    terms, attempt, view, reports, seeds
+                )
+            ),
+        )  # fmt: skip
+        assert phone.contribute(0)
+        spent.append(phone.spent)
+        phone.store.close()
+    assert spent[0] == spent[1] > 0
+    assert masked[0] != masked[1], "a mask never serves twice"

@@ -246,7 +246,7 @@ export class Device {
   async #download(round: number, terms: Terms, kept: ModelView | null): Promise<ModelView> {
     const limit = fullSize(terms.nItems, terms.width) + terms.nItems + 1024;
     const since = kept === null ? "" : `?since=${kept.round}`;
-    const answer = await this.transport.get(`/v1/model/${round}${since}`, limit, true);
+    const answer = await this.transport.get(`/v1/model/${round}${since}`, limit);
     if (answer.status === 404 || answer.status === 410) {
       throw new Busy("the round went on while its model was asked for", 0);
     }
@@ -461,7 +461,7 @@ export class Device {
     const key = keyOf(now).join(".");
     if (this.#asked?.key !== key) {
       const path = `/v1/rounds/${now.round}/${now.attempt}/selected`;
-      const answer = await this.transport.get(path, LARGEST_LIST, true);
+      const answer = await this.transport.get(path, LARGEST_LIST);
       if (answer.status === 404 || answer.status === 410) return false;
       const { number } = await this.#membership();
       const list = u32s(good(answer, this.transport.url).body);

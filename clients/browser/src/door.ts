@@ -19,9 +19,9 @@ import {
   spentSoFar,
   spentUnder,
 } from "./budget.ts";
-import { type Bytes, toHex } from "./bytes.ts";
+import { type Bytes, concat, fromHex, toHex, u32, utf8 } from "./bytes.ts";
 import { cut, numbersOf, whole } from "./contributions.ts";
-import { randomBytes, type SigningKey, sha256 } from "./crypto.ts";
+import { blake2b, type SigningKey, sha256 } from "./crypto.ts";
 import { OwnEpsilon } from "./epsilon.ts";
 import { ConsentError, DataError, MessageError, Unsupported } from "./errors.ts";
 import { Fpl } from "./fpl.ts";
@@ -106,9 +106,19 @@ interface Home {
   readonly learnt: Float32Array | null;
 }
 
+/** Keys of a report that serve for it alone. */
+interface Once {
+  readonly nonce: Bytes;
+  /** Of the mask, */
+  readonly seed: Bytes;
+  /** and of the seal around that seed. */
+  readonly ephemeral: Bytes;
+}
+
 interface Made {
   /** What the envelope carries. */
   readonly message: Bytes;
+  readonly keys: Once;
   readonly released: Released;
   readonly contents: Contents;
   /** Her vector after the round, if it counts. */
@@ -378,7 +388,7 @@ export class Door {
         `a report for round ${view.round} has left already under an earlier choice; the new choice holds from the next round on`,
       );
     }
-    const nonce = randomBytes(NONCE_BYTES);
+    const { nonce } = made.keys;
     const body = await this.#envelope(view.round, attempt, nonce, made.message);
     const entry: Round = {
       ...{ era: home.era, round: view.round, attempt, state: "prepared", asked },
@@ -425,21 +435,23 @@ export class Door {
       throw new DataError("her vector ran off to infinity; nothing was sent");
     }
     let message: Bytes;
+    const plain = encodeReport(view.round, rows.item, rows.values, view.width);
+    const keys = await this.#keysOf(terms, view, attempt, plain);
     // A row is the number of its item and its values, of four bytes each.
     let bytes = rows.item.length * (4 + 4 * view.width);
     if (terms.link.name === "secure-sum") {
-      const seed = randomBytes(SEED_BYTES);
+      const { seed, ephemeral } = keys;
       const numbers = fpl.reportShape(view);
       const hidden = masked(fpl.whole(view, rows), seed, terms.bits);
       const key = this.signing;
-      message = await sealMasked(terms, attempt, view, hidden, numbers, seed, key);
+      message = await sealMasked(terms, attempt, view, hidden, numbers, seed, key, ephemeral);
       bytes = hidden.length + SEALED_SEED_BYTES;
     } else {
-      message = encodeReport(view.round, rows.item, rows.values, view.width);
+      message = plain;
     }
     const negativeRows = rows.item.length - rows.positive;
     return {
-      message,
+      ...{ message, keys },
       released: {
         ...{ kind: `share-${release}`, positiveRows: rows.positive, negativeRows },
         ...{ bytes, epsilon: Number.POSITIVE_INFINITY },
@@ -451,16 +463,28 @@ export class Door {
 
   /** What is drawn under the terms of this era, from a secret of this device alone. */
   async streams(era: number): Promise<Streams> {
-    const secret = await this.vault.change(async (draft) => {
-      const store = new Writing(draft);
-      const kept = await store.secret();
-      if (kept !== null) return kept;
-      const drawn = randomBytes(SEED_BYTES);
-      store.keepSecret(drawn);
-      return drawn;
-    });
-    const root = new Streams(secret);
+    const root = new Streams(await this.#secret());
     return era ? root.child("terms", era) : root;
+  }
+
+  #secret(): Promise<Bytes> {
+    return this.vault.change((draft) => new Writing(draft).ownSecret());
+  }
+
+  /** The same for the same content under the same terms, model, round and attempt. So a copy of this
+   * store makes the very same bytes, which a server counts once; and no key serves two contents, from
+   * whose difference a server could read how they differ. */
+  async #keysOf(terms: Terms, view: ModelView, attempt: number, content: Bytes): Promise<Once> {
+    const about = await Promise.all([
+      sha256(utf8(terms.canonical)),
+      digestOfModel(view).then(fromHex),
+      sha256(content),
+    ]);
+    const root = blake2b(
+      concat(utf8("report"), u32(view.round), u32(attempt), ...about), SEED_BYTES, await this.#secret(),
+    );
+    const key = (purpose: string) => blake2b(utf8(purpose), SEED_BYTES, root);
+    return { nonce: key("nonce").slice(0, NONCE_BYTES), seed: key("seed"), ephemeral: key("seal") };
   }
 
   /** Her vector as a round starts with it, or (null) as it is now. */
@@ -513,13 +537,15 @@ export class Door {
       );
     }
     const epsilon = own.costs(choice, view.round, gram.shares, gram.batches, spent);
-    const seed = randomBytes(SEED_BYTES);
-    const hidden = masked(whole(made), seed, terms.bits);
+    const numbered = whole(made);
+    const keys = await this.#keysOf(terms, view, attempt, new Uint8Array(numbered.slice().buffer));
+    const { seed, ephemeral } = keys;
+    const hidden = masked(numbered, seed, terms.bits);
     const key = this.signing;
-    const message = await sealMasked(terms, attempt, view, hidden, numbers, seed, key);
+    const message = await sealMasked(terms, attempt, view, hidden, numbers, seed, key, ephemeral);
     const bytes = hidden.length + SEALED_SEED_BYTES;
     return {
-      message,
+      ...{ message, keys },
       released: { kind: terms.release.name, positiveRows: made.items, negativeRows: 0, bytes, epsilon },
       contents: contentsOf(made, gram.itemsAt(view, made.place), home.history),
       learnt: null,

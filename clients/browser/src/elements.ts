@@ -4,6 +4,7 @@
  * `device`, which the page sets. Neither needs an inline script or style.
  */
 
+import { visible } from "../../../src/sottovoce/web/pages/words.js";
 import type { BrowserDevice } from "./index.ts";
 import words from "sottovoce:words";
 
@@ -17,7 +18,7 @@ function languageOf(element: Element): string {
   return language in words ? language : "en";
 }
 
-function say(element: Element, key: string): string {
+export function say(element: Element, key: string): string {
   return words[languageOf(element)]?.[key] ?? key;
 }
 
@@ -166,7 +167,7 @@ export class Recommendations extends WithDevice {
       entry.href = (template ?? "").replaceAll("{id}", encodeURIComponent(id));
     } else entry.setAttribute("type", "button");
     entry.part.add("item");
-    entry.textContent = title;
+    entry.textContent = visible(title);
     entry.addEventListener("click", () =>
       this.dispatchEvent(new CustomEvent("chosen", { detail: { id, title }, bubbles: true })),
     );

@@ -42,6 +42,9 @@ export type {
 };
 export * from "./errors.ts";
 
+/** Milliseconds for a service worker to go. */
+const LONGEST_GOODBYE = 3000;
+
 export interface DeviceOptions extends Opening {
   /** The worker to use, where a page makes it itself. */
   readonly worker?: Worker;
@@ -50,7 +53,8 @@ export interface DeviceOptions extends Opening {
 /**
  * The device of this browser in a federation. It tells of what happens by events: `change` (ask
  * again for what you show), `trouble` (one sentence in `detail.why`), and what the loop does
- * (`enrolled`, `counted`, `refused`, `nothing sent`, `checked in`, `model`, `shut out`).
+ * (`enrolled`, `counted`, `refused`, `nothing sent`, `checked in`, `model`, `shut out`). After `erased`
+ * there is nothing to ask any more: everything was deleted in another tab.
  */
 export class BrowserDevice extends EventTarget {
   readonly #worker: Worker;
@@ -60,6 +64,8 @@ export class BrowserDevice extends EventTarget {
   >();
   readonly #seen = (): void => void this.#ask("visible", !document.hidden).catch(() => undefined);
   #next = 0;
+  /** Why this page has no device any more; empty while it has one. */
+  #over = "";
 
   private constructor(worker: Worker) {
     super();
@@ -166,25 +172,31 @@ export class BrowserDevice extends EventTarget {
     return this.#ask("start");
   }
 
-  /** Forget her history here, or everything: then this is a new device. */
+  /** Forget her history here, or everything: then this is a new device, and the files that
+   * `keepOffline` keeps are gone, too. */
   async erase(what: "history" | "everything"): Promise<void> {
     await this.#ask("erase", what);
-    if (what === "everything") this.#end();
+    if (what === "history") return;
+    this.#end("this device was closed");
+    await forgetOffline();
+    this.dispatchEvent(new CustomEvent("change"));
   }
 
   /** This page does without the device; another tab may go on. */
   async close(): Promise<void> {
     await this.#ask("close").catch(() => undefined);
-    this.#end();
+    this.#end("this device was closed");
   }
 
-  #end(): void {
+  #end(why: string): void {
+    this.#over = why;
     document.removeEventListener("visibilitychange", this.#seen);
-    this.#broken("this device was closed");
+    this.#broken(why);
     this.#worker.terminate();
   }
 
   #ask<T>(call: Call | "open", ...given: unknown[]): Promise<T> {
+    if (this.#over) return Promise.reject(new errors.Unsupported(this.#over));
     const id = this.#next++;
     return new Promise((resolve, reject) => {
       this.#waiting.set(id, { resolve: resolve as (found: unknown) => void, reject });
@@ -194,7 +206,11 @@ export class BrowserDevice extends EventTarget {
 
   #told(told: Told): void {
     if ("event" in told) {
+      if (told.event === "erased") {
+        this.#end("everything was deleted in another tab; load this page again to start anew");
+      }
       this.dispatchEvent(new CustomEvent(told.event, { detail: told.details }));
+      if (this.#over) this.dispatchEvent(new CustomEvent("change"));
       return;
     }
     const waiting = this.#waiting.get(told.id);
@@ -239,20 +255,53 @@ export function invitationHere(): string | undefined {
 /** Let a service worker of this origin keep these files, so that the page works offline. What the
  * device has learnt is in its own store and needs no service worker. */
 export async function keepOffline(script: string, files: readonly string[]): Promise<void> {
-  const registration = await navigator.serviceWorker.register(script, { type: "module" });
+  const registration = await navigator.serviceWorker.register(scriptUrl(script), { type: "module" });
   const ready = await navigator.serviceWorker.ready;
   (ready.active ?? registration.active)?.postMessage({ keep: files });
 }
 
+/** The service worker of `keepOffline` goes, with all that it keeps. Another one of this origin does
+ * not know the message, and stays. */
+async function forgetOffline(): Promise<void> {
+  const all = (await navigator.serviceWorker?.getRegistrations().catch(() => [])) ?? [];
+  const gone = all.map(({ active, waiting }) => {
+    const { port1, port2 } = new MessageChannel();
+    return new Promise<void>((resolve) => {
+      port1.onmessage = () => resolve();
+      setTimeout(resolve, LONGEST_GOODBYE);
+      (active ?? waiting)?.postMessage({ forget: "sottovoce" }, [port2]);
+      if (!(active ?? waiting)) resolve();
+    }).finally(() => port1.close());
+  });
+  await Promise.all(gone);
+}
+
+/** For pages with Trusted Types (`trusted-types sottovoce`): the addresses that become scripts here. */
+function scriptUrl(address: string): string {
+  const { trustedTypes } = globalThis as { trustedTypes?: Policies };
+  policy ??= trustedTypes?.createPolicy("sottovoce", { createScriptURL: (same) => same });
+  return policy?.createScriptURL(address) ?? address;
+}
+
+interface Policies {
+  createPolicy(name: string, rules: Policy): Policy;
+}
+interface Policy {
+  createScriptURL(address: string): string;
+}
+let policy: Policy | undefined;
+
 /** This file is its own worker. */
 function makeWorker(): Worker {
   const here = import.meta.url;
-  if (new URL(here).origin === location.origin) return new Worker(here, { type: "module" });
+  if (new URL(here).origin === location.origin) {
+    return new Worker(scriptUrl(here), { type: "module" });
+  }
   // A script of another origin is no worker's, but may be imported by one.
   const source = new Blob([`import ${JSON.stringify(here)};`], { type: "text/javascript" });
   const address = URL.createObjectURL(source);
   try {
-    return new Worker(address, { type: "module" });
+    return new Worker(scriptUrl(address), { type: "module" });
   } finally {
     setTimeout(() => URL.revokeObjectURL(address), 60_000);
   }

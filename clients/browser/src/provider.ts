@@ -73,7 +73,9 @@ class Tab {
   constructor(
     private readonly device: BrowserDevice,
     private readonly words: (name: string) => Promise<unknown>,
-  ) {}
+  ) {
+    device.addEventListener("erased", () => (this.#gone = true));
+  }
 
   calls(): Provider {
     const told =
@@ -509,6 +511,7 @@ function troubleOf(error: unknown): Trouble {
       return new Trouble("said", said("quiet.withdrawn"));
     case "Unsupported":
       if (/was closed/.test(why)) return new Trouble("over", said("trouble.session"));
+      if (/was deleted/.test(why)) return new Trouble("said", said("trouble.no_store"));
       return new Trouble("said", said("trouble.bad_input", { what: why }));
     case "ConsentError":
       if (/not the terms/.test(why)) return new Trouble("said", said("trouble.terms_other"));

@@ -1,13 +1,12 @@
 /**
- * Keeps what is public, so that a page recommends offline: the files that the page names, and the
- * federation's catalogue and models, which the page may also have in its device's store. It never
- * sees a post: those pass by.
+ * Keeps the files that a page names, so that the page opens without a network. What a device reads of
+ * its federation passes by: that is in the device's own store, and an answer that was kept here would
+ * outlive it.
  */
 
-const KEPT = "sottovoce-1";
-/** Under such addresses lies what never changes. */
-const LASTING = /\/v1\/model\/\d+$/;
-const PUBLIC = /\/v1\/catalogue$/;
+const KEPT = "sottovoce-2";
+
+export {};
 
 interface Extended extends Event {
   waitUntil(work: Promise<unknown>): void;
@@ -16,50 +15,81 @@ interface Fetched extends Extended {
   readonly request: Request;
   respondWith(answer: Promise<Response>): void;
 }
+interface Told extends Extended {
+  readonly data: unknown;
+  readonly ports: readonly MessagePort[];
+}
 interface Scope {
   addEventListener(name: "install" | "activate", heard: (event: Extended) => void): void;
   addEventListener(name: "fetch", heard: (event: Fetched) => void): void;
-  addEventListener(name: "message", heard: (event: Extended & { data: unknown }) => void): void;
+  addEventListener(name: "message", heard: (event: Told) => void): void;
   skipWaiting(): Promise<void>;
   readonly clients: { claim(): Promise<void> };
   readonly location: Location;
+  readonly registration: { unregister(): Promise<boolean> };
 }
 
 const scope = globalThis as unknown as Scope;
 
 scope.addEventListener("install", (event) => event.waitUntil(scope.skipWaiting()));
-scope.addEventListener("activate", (event) => event.waitUntil(scope.clients.claim()));
+scope.addEventListener("activate", (event) =>
+  event.waitUntil(Promise.all([forget((name) => name !== KEPT), scope.clients.claim()])),
+);
 
 scope.addEventListener("message", (event) => {
-  const { keep } = (event.data ?? {}) as { keep?: unknown };
+  const { keep, forget: everything } = (event.data ?? {}) as { keep?: unknown; forget?: unknown };
+  if (everything === "sottovoce") {
+    const gone = forget(() => true).then(() => scope.registration.unregister());
+    event.waitUntil(gone.then((found) => event.ports[0]?.postMessage(found)));
+  }
   if (!Array.isArray(keep)) return;
   const own = keep.map((file) => new URL(String(file), scope.location.href));
   const files = own.filter((file) => file.origin === scope.location.origin);
-  event.waitUntil(caches.open(KEPT).then((kept) => kept.addAll(files.map((file) => file.href))));
+  event.waitUntil(caches.open(KEPT).then((kept) => kept.addAll(files.map(({ href }) => nameOf(href)))));
 });
 
 scope.addEventListener("fetch", (event) => {
   const { request } = event;
-  if (request.method !== "GET") return;
-  const { pathname, search } = new URL(request.url);
-  const lasting = LASTING.test(pathname) && !search;
-  event.respondWith(answered(request, lasting, lasting || PUBLIC.test(pathname)));
+  if (request.method !== "GET" || request.cache === "no-store") return;
+  if (new URL(request.url).origin === scope.location.origin) event.respondWith(answered(request));
 });
 
-/** From the network, and what is kept where that cannot be reached. */
-async function answered(request: Request, lasting: boolean, keeps: boolean): Promise<Response> {
-  const kept = await caches.open(KEPT);
-  const known = await kept.match(request.url);
-  if (lasting && known !== undefined) return known;
+/** From the network. What is kept serves if that cannot be reached, and is never older than what the
+ * network gave last: what cannot be kept is not kept at all. */
+async function answered(request: Request): Promise<Response> {
+  const name = nameOf(request.url);
+  const known = await caches.match(name, { cacheName: KEPT });
   try {
     const found = await fetch(request);
-    if (found.status >= 500 && known !== undefined) return known;
-    if (found.status === 200 && (keeps || known !== undefined)) {
-      await kept.put(request.url, found.clone());
-    }
+    if (known === undefined) return found;
+    if (found.status >= 500) return known;
+    if (found.status === 200) await replaced(name, found.clone());
     return found;
   } catch (error) {
     if (known !== undefined) return known;
     throw error;
   }
+}
+
+/** A page may have forgotten everything meanwhile: then nothing is kept again. */
+async function replaced(name: string, found: Response): Promise<void> {
+  if (!(await caches.has(KEPT))) return;
+  const kept = await caches.open(KEPT);
+  try {
+    await kept.put(name, found);
+  } catch {
+    await kept.delete(name);
+  }
+}
+
+async function forget(which: (name: string) => boolean): Promise<void> {
+  const names = (await caches.keys()).filter((name) => /^sottovoce-\d+$/.test(name) && which(name));
+  await Promise.all(names.map((name) => caches.delete(name)));
+}
+
+/** The address under which a file is kept. Behind its `#` there may be an invitation. */
+function nameOf(address: string): string {
+  const url = new URL(address);
+  url.hash = "";
+  return url.href;
 }

@@ -1,6 +1,7 @@
 /**
- * The device's side of HTTPS: no cookies, no referrer, no redirects. A device posts what its door
- * has let go, and nothing else.
+ * The device's side of HTTPS: no cookies, no referrer, no redirects, and nothing in the browser's
+ * cache, whose tags would come back to the server like cookies. A device posts what its door has let
+ * go, and nothing else.
  *
  * Whatever goes wrong becomes `Unreachable` with one sentence. Nothing that a server answers is
  * trusted before it was measured: bodies have a limit, and answers a time.
@@ -109,16 +110,14 @@ export class Transport {
     this.url = serverAddress(url);
   }
 
-  /** `kept`: something that never changes under its address, which the browser may keep. */
-  get(path: string, limit = SMALL, kept = false): Promise<Answer> {
-    const options: RequestInit = { method: "GET", cache: kept ? "default" : "no-cache" };
-    return this.#exchange(path, options, limit);
+  get(path: string, limit = SMALL): Promise<Answer> {
+    return this.#exchange(path, { method: "GET" }, limit);
   }
 
   /** The answer to what leaves. */
   post(path: string, leaving: Leaving, headers: Record<string, string> = {}): Promise<Answer> {
     const body = Leaving.body(leaving);
-    const options: RequestInit = { method: "POST", body, headers, cache: "no-store" };
+    const options: RequestInit = { method: "POST", body, headers };
     return this.#exchange(path, options, SMALL, body.length / SLOWEST);
   }
 
@@ -150,6 +149,7 @@ export class Transport {
     try {
       const response = await this.fetcher(this.url + path, {
         ...options,
+        cache: "no-store",
         credentials: "omit",
         referrerPolicy: "no-referrer",
         redirect: "error",
@@ -232,5 +232,14 @@ export function serverAddress(url: string): string {
   if (!safe || parsed.username || parsed.password || parsed.search || parsed.hash) {
     throw new UsageError("the address of a federation must begin with https:// and be no more");
   }
-  return url.replace(/\/+$/, "");
+  // Every spelling of one address is the same store, with one budget.
+  const path = parsed.pathname.replace(/%[\da-f]{2}/gi, plainly).replace(/\/+$/, "");
+  const port = parsed.port && `:${parsed.port}`;
+  return `${parsed.protocol}//${parsed.hostname.replace(/\.$/, "")}${port}${path}`;
+}
+
+/** An escape as it is, in capitals, or the sign that needs none. */
+function plainly(escape: string): string {
+  const sign = String.fromCharCode(Number.parseInt(escape.slice(1), 16));
+  return /[\w.~-]/.test(sign) ? sign : escape.toUpperCase();
 }

@@ -443,7 +443,7 @@ export class Host {
     }
     this.#device.transport.halt(true);
     await this.#acting(() => this.#vault.destroy());
-    this.#told();
+    this.around.tell("gone", {});
     this.close();
   }
 
@@ -564,6 +564,7 @@ async function join(vault: Vault, server: string, given: unknown): Promise<void>
         "this browser is invited to another federation at this address, or as another device; forget everything here first",
       );
     }
+    await store.ownSecret();
     const held = invitation ?? kept?.invitation ?? null;
     const number = kept?.number ?? held?.number ?? null;
     const member: Membership = { server, federation, invitation: held, number };
@@ -620,6 +621,8 @@ export const CALLS = [
   ...(["erase", "visible", "close", "catalogue"] as const),
 ];
 export type Call = (typeof CALLS)[number];
+/** Events that other tabs hear of: something has changed, was decided, or everything is gone. */
+const BETWEEN_TABS: readonly string[] = ["change", "decided", "gone"];
 
 export interface Asked {
   readonly id: number;
@@ -646,7 +649,7 @@ export function serveWorker(scope: WorkerScope): void {
   const post = (told: Told): void => scope.postMessage(told);
   const tell: Surroundings["tell"] = (event, details) => {
     post({ event, details });
-    if (event === "change" || event === "decided") channel?.postMessage(event);
+    if (BETWEEN_TABS.includes(event)) channel?.postMessage(event);
   };
   const around: Surroundings = {
     disk: (name) => IndexedDisk.open(name),
@@ -664,7 +667,10 @@ export function serveWorker(scope: WorkerScope): void {
       channel = new BroadcastChannel(opened.name);
       channel.onmessage = ({ data }) => {
         if (data === "decided") opened.heard().catch(() => undefined);
-        else post({ event: "change", details: {} });
+        else if (data === "gone") {
+          opened.close();
+          post({ event: "erased", details: {} });
+        } else post({ event: "change", details: {} });
       };
       opened.run().catch((error) => post({ event: "trouble", details: { why: sentence(error) } }));
       return opened.status();

@@ -304,6 +304,48 @@ test("nothing is sent where the browser's store has no room", async () => {
   assert.equal(world.counted.size, 1);
 });
 
+for (const [name, town] of [
+  ["gram", () => new World()],
+  ["FPL over a secure sum", () => World.fpl()],
+  ["FPL straight to the server", () => World.fpl(true)],
+] as const) {
+  test(`a profile that was copied sends the very same report (${name})`, async () => {
+    const { world, browser, opened } = await settled(town());
+    const copies = [await (await browser.copy()).open(), await (await browser.copy()).open()];
+    for (const one of [opened, ...copies]) await one.device.visit();
+    const sent = world.reports().map(({ body }) => toHex(body));
+    assert.equal(sent.length, 3);
+    assert.equal(new Set(sent).size, 1, "in the same bytes");
+    assert.equal(world.counted.size, 1);
+    for (const one of [opened, ...copies]) {
+      assert.deepEqual((await bookOf(one)).rounds.map(({ state }) => state), ["arrived"]);
+    }
+  });
+
+  test(`no key of a report serves another content, round or attempt (${name})`, async () => {
+    const { world, browser, opened } = await settled(town());
+    const other = await (await browser.copy()).open();
+    await write(other, (store) => store.visited([["item-10", 1_600_000_100]]));
+    for (const one of [opened, other]) await one.device.visit();
+    const [first, second] = world.reports().map(({ body }) => openEnvelope(body));
+    assert.ok(first !== undefined && second !== undefined);
+    assert.notEqual(toHex(first.nonce), toHex(second.nonce));
+    assert.equal(world.counted.size, 1, "the second one is refused");
+    assert.equal((await bookOf(other)).rounds[0]?.state, "refused");
+    if (world.table["link"] && (world.table["link"] as { name: string }).name === "direct") return;
+    const terms = termsFromTable(world.table);
+    const seeds = await Promise.all([first, second].map(async ({ body }) => {
+      const numbers = new DataView(body.buffer, body.byteOffset).getUint32(12, true);
+      const { record } = decodeMasked(body, terms, 0, 0, numbers);
+      const view = { round: 0, rows: ITEMS, width: world.width, items: world.model(0) };
+      const told = terms.contributes ? numbers : null;
+      const bound = await binding(terms, 0, 0, await modelName(view), told);
+      return openSeed(record, world.helper, bound);
+    }));
+    assert.ok(seeds[0] && seeds[1] && !equal(seeds[0], seeds[1]));
+  });
+}
+
 test("tabs that write at once lose nothing", async () => {
   const { world, browser, opened } = await settled();
   const tabs = await Promise.all([1, 2, 3].map(() => browser.open()));

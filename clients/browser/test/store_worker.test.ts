@@ -5,6 +5,7 @@ import { test } from "node:test";
 
 import { IDBFactory } from "fake-indexeddb";
 
+import { serverAddress } from "../src/transport.ts";
 import { type Asked, serveWorker, type Status, type Told, type WorkerScope } from "../src/worker.ts";
 import { URL_OF_SERVER, VISITS, World } from "./store_world.ts";
 
@@ -64,8 +65,8 @@ async function until(found: () => boolean | Promise<boolean>): Promise<void> {
   }
 }
 
-async function twoPages(world: World) {
-  Object.assign(globalThis, { indexedDB: new IDBFactory(), fetch: world.fetcher });
+async function twoPages(world: World, fetcher: typeof fetch = world.fetcher) {
+  Object.assign(globalThis, { indexedDB: new IDBFactory(), fetch: fetcher });
   const shared = locks();
   const [one, other] = [new Page(shared), new Page(shared)];
   const invitation = { protocol: 2, ...world.invitation };
@@ -112,6 +113,68 @@ test("one of two tabs works, and what she clicks in any of them moves nothing", 
   assert.equal(csv.trim().split("\r\n").length, 3);
   await one.ask("close");
   await until(async () => (await other.status()).working);
+  await close();
+});
+
+test("every spelling of one address opens the same store", async () => {
+  const world = new World();
+  Object.assign(globalThis, { indexedDB: new IDBFactory(), fetch: world.fetcher });
+  const spellings = [
+    ...["https://federation.example", "HTTPS://Federation.Example/", "https://federation.example:443"],
+    ...["https://federation.example.", "https://federation.example///", "https://federation.example/a/.."],
+    ...["https://federation.example/%2E", "https:\\\\federation.example", " https://federation.example"],
+    ...["https://federation.example/?", "https://federation.example/#"],
+  ];
+  const opened: Status[] = [];
+  for (const federation of spellings) {
+    const page = new Page(locks());
+    opened.push(await page.ask<Status>("open", { federation, automatic: false, poll: 1000 }));
+    await page.ask("visited", `item-${opened.length}`);
+    await page.ask("close");
+  }
+  assert.deepEqual(opened.map(({ fresh }) => fresh), spellings.map((_, at) => at === 0));
+  assert.deepEqual(opened.map(({ items }) => items), [...spellings.keys()]);
+  assert.equal((await indexedDB.databases()).length, 1);
+  const other = ["https://federation.example/a%2fb", "https://federation.example/a%2Fb"];
+  assert.deepEqual(other.map(serverAddress), Array(2).fill("https://federation.example/a%2Fb"));
+  assert.notEqual(serverAddress("https://federation.example/a/b"), serverAddress(other[0] as string));
+  assert.equal(serverAddress("http://[::1]:8080/%7Eme/"), "http://[::1]:8080/~me");
+});
+
+test("nothing that a device asks or sends is kept by the browser", async () => {
+  const world = new World();
+  const given: [string, RequestInit][] = [];
+  const { one, other, close } = await twoPages(world, (address, options) => {
+    given.push([String(address), options ?? {}]);
+    return world.fetcher(address, options);
+  });
+  await one.ask("agree", (await one.status()).pending?.digest);
+  await one.ask("choose", { takesPart: true, epsilon: 1 });
+  for (const [item] of VISITS) await one.ask("visited", item);
+  await until(async () => (await one.status()).report?.state === "arrived");
+  world.round = 1;
+  await other.ask("refresh");
+  await close();
+  const paths = new Set(given.map(([address]) => new URL(address).pathname.replace(/\d+$/, "N")));
+  for (const path of ["round", "terms", "catalogue", "model/N", "enrol", "reports"]) {
+    assert.ok(paths.has(`/v1/${path}`), `${path} among ${[...paths]}`);
+  }
+  for (const [address, { cache, headers }] of given) {
+    assert.equal(cache, "no-store", address);
+    assert.deepEqual(Object.keys(headers ?? {}).filter((name) => /^(if-|range)/i.test(name)), []);
+  }
+});
+
+test("erased in one tab, the others have no device any more", async () => {
+  const world = new World();
+  const { one, other, close } = await twoPages(world);
+  await one.ask("visited", "item-3");
+  await one.ask("erase", "everything");
+  await until(() => other.events.includes("erased"));
+  const asked = world.asked.length;
+  await assert.rejects(other.ask("visited", "item-4"), /StorageTrouble/);
+  await assert.rejects(other.ask("refresh"), /StorageTrouble|stopped everything/);
+  assert.equal(world.asked.length, asked);
   await close();
 });
 

@@ -247,6 +247,17 @@ export interface Opened {
   readonly events: [string, Readonly<Record<string, unknown>>][];
 }
 
+function all<T>(request: IDBRequest<T>): Promise<T> {
+  return new Promise((resolve, reject) => {
+    request.onsuccess = () => resolve(request.result);
+    request.onerror = () => reject(request.error);
+  });
+}
+
+function database(factory: IDBFactory): Promise<IDBDatabase> {
+  return all(factory.open("store", 1));
+}
+
 /** The browser in which a device lives: its store stays when the device is killed. */
 export class Browser {
   readonly factory = new IDBFactory();
@@ -257,12 +268,30 @@ export class Browser {
     readonly invited = true,
   ) {}
 
+  /** Another one, with a copy of the profile as it is. */
+  async copy(): Promise<Browser> {
+    const found = new Browser(this.world, this.disk, this.invited);
+    const disks = [this, found].map(({ factory }) => IndexedDisk.open("store", factory));
+    for (const disk of await Promise.all(disks)) disk.close();
+    const [from, to] = await Promise.all([this, found].map(({ factory }) => database(factory)));
+    if (from === undefined || to === undefined) throw new Error("there is no store");
+    for (const name of from.objectStoreNames) {
+      const store = from.transaction(name).objectStore(name);
+      const [keys, values] = await Promise.all([all(store.getAllKeys()), all(store.getAll())]);
+      const writing = to.transaction(name, "readwrite").objectStore(name);
+      await Promise.all(keys.map((key, k) => all(writing.put(values[k], key))));
+    }
+    for (const one of [from, to]) one.close();
+    return found;
+  }
+
   async open(fate = new Fate(), silent = 20): Promise<Opened> {
     const { world } = this;
     const disk = await IndexedDisk.open("store", this.factory);
     const vault = await Vault.open(new MortalDisk(this.disk(disk), fate));
     await vault.change(async (draft) => {
       const store = new Writing(draft);
+      await store.ownSecret();
       if ((await store.membership()) === null) {
         const invitation = this.invited ? world.invitation : null;
         const number = invitation?.number ?? null;

@@ -4,6 +4,9 @@ posts what its door has let go, and nothing else.
 Whatever goes wrong becomes `Unreachable` or `KeyTrouble` with one sentence. Nothing that a server
 answers is trusted before it was measured: bodies have a limit, compressed ones are unpacked up to
 it, and a download that was cut off goes on where it stopped.
+
+No tag, date or other mark of a server is ever sent back: it would be a cookie. A server could put a
+mark into a document, too, so a tag of the document's own bytes is no better.
 """
 
 from __future__ import annotations
@@ -43,6 +46,8 @@ from sottovoce.wire import zstd
 SMALL = 1 << 16
 """Limit of an answer that should be short, in bytes."""
 _TRIES = 3
+_STEP = 1 << 20
+"""A later call for the same document asks for its rest from a multiple of so many bytes."""
 _LONGEST_WAIT = 86400.0
 
 
@@ -78,6 +83,7 @@ class Traffic:
 class Answer:
     status: int
     etag: str
+    """The server's mark, which nothing sends back."""
     body: bytes = field(repr=False)
     """Unpacked."""
 
@@ -172,13 +178,9 @@ class Client:
             kept.drop()
             await asyncio.sleep(0)  # and it is closed
 
-    async def get(
-        self, path: str, *, etag: str = "", limit: int = SMALL, packed: bool = False
-    ) -> Answer:
-        """The answer, 304 where `etag` still holds. `packed` lets the server compress."""
-        headers = {"if-none-match": etag} if etag else {}
-        if packed:
-            headers["accept-encoding"] = _codings()
+    async def get(self, path: str, *, limit: int = SMALL, packed: bool = False) -> Answer:
+        """The answer. `packed` lets the server compress."""
+        headers = {"accept-encoding": _codings()} if packed else {}
         return await self._twice("GET", path, headers, None, limit)
 
     async def post(
@@ -198,10 +200,12 @@ class Client:
         """Something large that never changes. What an interrupted download has brought is kept, in
         this call and for the next one, and only the rest is asked for."""
         part = self._part = self._part if self._part.path == path else _Part(path)
+        # Where an earlier download broke off was up to the server, which must not know it again.
+        del part.body[len(part.body) // _STEP * _STEP :]
         for attempt in range(_TRIES):
             headers = {"accept-encoding": _codings()}
             if part.etag and part.body:
-                headers |= {"range": f"bytes={len(part.body)}-", "if-range": part.etag}
+                headers["range"] = f"bytes={len(part.body)}-"
             else:
                 part.clear()
             try:
@@ -249,7 +253,7 @@ class Client:
             raise Busy(f"the server at {self.url} is busy and asks to come back later", wait)
         if status >= 500:
             raise Unreachable(f"the server at {self.url} has a fault of its own (status {status})")
-        if status < 200 or (300 <= status < 400 and status != 304):
+        if status < 200 or 300 <= status < 400:
             raise Unreachable(
                 f"{self.url} points elsewhere (status {status}); put the federation's right "
                 "address in with --server"

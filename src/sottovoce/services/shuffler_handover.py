@@ -97,7 +97,7 @@ class Forwarder:
         self._digest = ""
         self._next_wipe = 0.0  # a process that was killed may have left something
         self._reached: dict[int, float] = {}
-        self._etag, self._looked, self._next_look, self._next_try = "", -math.inf, 0.0, 0.0
+        self._looked, self._next_look, self._next_try = -math.inf, 0.0, 0.0
         near = loopback(self._introduction.server)
         self._looking, self._trying = Pace(near=near), Pace(near=near)
         self._trouble = ""
@@ -234,9 +234,7 @@ class Forwarder:
             self._next_look = self._looked + pause
 
     async def _ask(self) -> None:
-        answer = await self._asking.get("/v1/round", etag=self._etag)
-        if answer.status == 304:
-            return
+        answer = await self._asking.get("/v1/round")
         if answer.status != 200:
             raise ServiceError(f"the server refused to tell the round (status {answer.status})")
         now = Descriptor.from_table(answer.table())
@@ -258,7 +256,6 @@ class Forwarder:
         if position != self._store.position:
             self._move(position)
             self._log.info("round", round=position.round, open=position.open)
-        self._etag = answer.etag
 
     def _move(self, position: ShufflerPosition, *, sealed: bool = False) -> None:
         dropped = self._store.move(position, sealed=sealed)

@@ -41,7 +41,7 @@ from sottovoce.wire.terms import Terms
 from sottovoce.wire.versions import encode_model
 
 INDEX, FILES, LIBRARY, HEADERS = "index.json", "files", "sottovoce", "nginx.conf"
-SCRIPT, _FRAME, _ELEMENTS = "sottovoce.js", "frame.html", "elements.js"
+SCRIPT, _FRAME, _CONSENT, _ELEMENTS = "sottovoce.js", "frame.html", "consent.html", "elements.js"
 KEPT_SECONDS = 86400
 """So long a file stays after the index has named it last."""
 _LOCK = ".site.lock"
@@ -259,8 +259,8 @@ def _headers(terms: Terms, server: str, pages: Sequence[str]) -> str:
         live.append(f"{parts.scheme}://{parts.netloc}")
     policy = (
         f"default-src 'none'; script-src 'self'; worker-src 'self'; connect-src 'self' "
-        f"{' '.join(live)}; img-src 'self'; style-src 'self'; base-uri 'none'; form-action 'none'; "
-        "frame-ancestors 'none'"
+        f"{' '.join(live)}; img-src 'self' data:; style-src 'self'; frame-src 'self'; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'self'"
     )
     kinds = "; ".join(f"{kind} {ending[1:]}" for ending, kind in _KINDS.items())
     around = " ".join(pages) or "'none'"
@@ -298,11 +298,18 @@ location = /{LIBRARY}/{_FRAME} {{
     add_header X-Content-Type-Options nosniff always;
     add_header Content-Security-Policy "frame-ancestors {around}" always;
 }}
+location = /{LIBRARY}/{_CONSENT} {{
+    types {{ {kinds}; }}
+    add_header Cache-Control "no-cache" always;
+    add_header X-Content-Type-Options nosniff always;
+    add_header Content-Security-Policy "frame-ancestors 'self'" always;
+}}
 location = /{HEADERS} {{ return 404; }}
 location ~ /\\. {{ return 404; }}
 
-# For the pages that have the script: what they may load, and to whom they may talk. If these files
-# come from another origin, name it in script-src, worker-src and connect-src.
+# For the pages that have the script: what they may load, to whom they may talk, and who may have
+# them in a frame. If these files come from another origin, name it in script-src, worker-src and
+# connect-src.
 # add_header Content-Security-Policy "{policy}" always;
 # add_header Referrer-Policy no-referrer always;
 """

@@ -32,7 +32,7 @@ from sottovoce.wire.silo_files import UserInvitation
 
 ALONE = 0
 """The user of a store that was made with an invitation."""
-_SIGNED, _VERSION, _TAG = "directory", "directory-version", "directory-tag"
+_SIGNED, _VERSION = "directory", "directory-version"
 _TOKEN, _ORCHESTRATOR = "token", "orchestrator"
 
 
@@ -199,13 +199,7 @@ class UserStore(PersonalStore):
     def has_directory(self) -> bool:
         return self._meta(_VERSION) is not None
 
-    @property
-    def directory_tag(self) -> str:
-        """The mark under which the orchestrator gave the directory that is kept; empty where there
-        is none."""
-        return self._text(_TAG)
-
-    def keep_directory(self, signed: bytes, tag: str = "") -> bool:
+    def keep_directory(self, signed: bytes) -> bool:
         """Whether it is a newer one. Raises, and keeps what is there, where it is older, where it
         says otherwise under the same version, where it gives the number of an item or a data owner
         to another one, where the settings are others, or where the issuer has not signed it."""
@@ -214,7 +208,6 @@ class UserStore(PersonalStore):
             if self.has_directory:
                 kept = self.world.directory
                 if new == kept:
-                    self._set_meta(_TAG, tag.encode())
                     return False
                 if new.version <= kept.version:
                     raise MessageError(
@@ -231,7 +224,6 @@ class UserStore(PersonalStore):
             self._pin(new.owners)
             self._set_meta(_SIGNED, signed)
             self._set_meta(_VERSION, str(new.version).encode())
-            self._set_meta(_TAG, tag.encode())
         self._world = new.version, DirectoryIndex(new)
         return True
 

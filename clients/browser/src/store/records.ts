@@ -5,6 +5,7 @@
  */
 
 import type { Bytes } from "../bytes.ts";
+import { randomBytes } from "../crypto.ts";
 import { DataError, UsageError } from "../errors.ts";
 import {
   type Contact,
@@ -22,6 +23,7 @@ import type { Draft, View } from "./vault.ts";
 /** Rows that lie in one record. */
 const CHUNK = 64;
 const LONGEST_NAME = 500;
+const SECRET_BYTES = 32;
 
 /** Who has not chosen takes no part. */
 export const AT_HOME: Choice = {
@@ -399,6 +401,16 @@ export class Writing extends Reading {
 
   keepVector(which: "vector" | "learnt", vector: Float32Array | null): void {
     this.draft.put(which, vector && new Uint8Array(Float32Array.from(vector).buffer));
+  }
+
+  /** The secret of this store, from which all is drawn. Made at once, so that copies of the store
+   * have the same one. */
+  async ownSecret(): Promise<Bytes> {
+    const kept = await this.secret();
+    if (kept !== null) return kept;
+    const drawn = randomBytes(SECRET_BYTES);
+    this.keepSecret(drawn);
+    return drawn;
   }
 
   keepSecret(secret: Bytes): void {

@@ -129,7 +129,6 @@ class Reader(Loop):
         super().__init__(store.path, Client(address, authority, plaintext=plaintext), **pacing)
         self._clock = clock
         self._worker = ThreadPoolExecutor(1, "store")
-        self._known: tuple[str, Descriptor] | None = None
         self._learning: ModelView | None = None
         self._waits = ""
 
@@ -138,17 +137,14 @@ class Reader(Loop):
         return self.store.stopped
 
     async def _look(self) -> Descriptor:
-        """The round descriptor; a short question where nothing has changed."""
-        tag = self._known[0] if self._known else ""
+        """The round descriptor."""
         try:
-            answer = await self.client.get("/v1/round", etag=tag)
+            answer = await self.client.get("/v1/round")
         except Busy:
             raise
         except Unreachable:
             self._say_waits("no_server")
             raise
-        if answer.status == 304 and self._known:
-            return self._known[1]
         now = Descriptor.from_table(self._good(answer).table())
         expected = self._invitation.federation
         if now.federation != expected:
@@ -156,7 +152,6 @@ class Reader(Loop):
                 f"the server at {self.client.url} serves another federation than {expected}, which "
                 "the invitation names; nothing was sent to it"
             )
-        self._known = (answer.etag, now) if answer.etag else None
         self._pace.heard(now.poll_seconds)
         return now
 
@@ -173,7 +168,6 @@ class Reader(Loop):
         if terms is None or pending is not None or terms.digest() != now.terms:
             told = Terms.from_table(self._good(await self.client.get("/v1/terms")).table())
             if told.digest() != now.terms or told.federation != now.federation:
-                self._known = None
                 raise Unreachable(f"the server at {self.client.url} is about to change its terms")
             try:
                 await self._aside(lambda: self.hosted.meet(told))
@@ -200,7 +194,6 @@ class Reader(Loop):
         table = self._good(answer).table()
         if name and hashlib.sha256(answer.body).hexdigest() != name:
             # A cache on the way may have the one before, which must not be taken for this one.
-            self._known = None
             raise Unreachable(f"the server at {self.client.url} is about to change its catalogue")
         items, categories = items_in(table, terms.n_items), categories_in(table, terms.n_items)
 
@@ -258,7 +251,6 @@ class Reader(Loop):
         since = "" if kept is None else f"?since={kept.round}"
         answer = await self.client.download(f"/v1/model/{round}{since}", limit)
         if answer.status in (404, 410):
-            self._known = None
             raise Busy("the round went on while its model was asked for", 0.0)
         body = self._good(answer).body
         view = decode_model(body, n_items=terms.n_rows, width=terms.width, have=kept)
@@ -599,7 +591,6 @@ class Agent(Reader):
             path = f"/v1/rounds/{now.round}/{now.attempt}/selected"
             answer = await self.client.get(path, limit=_LARGEST_LIST, packed=True)
             if answer.status in (404, 410):
-                self._known = None
                 return False
             body = self._good(answer).body
             if len(body) % 4:

@@ -94,8 +94,7 @@ class Residents:
         self._federation, self._log, self._secret = first.federation, log, secret
         self._habits = habits or Habits()
         self._pace = Pace(poll, draw, near=loopback(first.server))
-        self._etag = self._terms = ""
-        self._now: Descriptor | None = None
+        self._terms = ""
         self._period = -1
         self._catalogue: list[tuple[str, str]] = []
         self._named: dict[str, NDArray[np.int32]] = {}
@@ -135,13 +134,9 @@ class Residents:
     # --- what is published ------------------------------------------------------------------------
 
     async def _look(self) -> Descriptor:
-        answer = await self._client.get("/v1/round", etag=self._etag)
-        if answer.status == 304 and self._now is not None:
-            return self._now
-        now = Descriptor.from_table(self._good(answer).table())
+        now = Descriptor.from_table(self._good(await self._client.get("/v1/round")).table())
         if now.federation != self._federation:
             raise MessageError("the server serves another federation than the invitations name")
-        self._etag, self._now = answer.etag, now
         return now
 
     async def _meet(self, now: Descriptor) -> None:

@@ -245,12 +245,9 @@ class UserAgent(Loop):
             await self.rest()
 
     async def _refresh(self) -> bool:
-        tag = await self._books(lambda: self.store.directory_tag)
-        answer = await self.client.get(DIRECTORY, etag=tag, limit=_LARGEST_DIRECTORY, packed=True)
-        if answer.status == 304 and tag:
-            return False
-        signed, tag = self._good(answer).body, answer.etag
-        return await self._books(lambda: self.store.keep_directory(signed, tag))
+        answer = await self.client.get(DIRECTORY, limit=_LARGEST_DIRECTORY, packed=True)
+        signed = self._good(answer).body
+        return await self._books(lambda: self.store.keep_directory(signed))
 
     async def _enrol(self, user: int) -> None:
         person = await self._books(lambda: self.store.person(user))

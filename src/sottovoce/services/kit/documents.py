@@ -1,4 +1,4 @@
-"""What everyone may fetch: made once, kept in memory, and told apart by ETags.
+"""What everyone may fetch: made once, kept in memory, and named by ETags for caches on the way.
 
 A model of 50 MB is compressed once per version and encoding, whatever the number of devices that
 fetch it. The memory that this takes has a limit.

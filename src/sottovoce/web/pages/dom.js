@@ -1,6 +1,6 @@
 // Elements whose words follow the language: what they say is remembered, and said anew.
 
-import { isSaid, said, say } from "./words.js";
+import { isSaid, said, say, visible } from "./words.js";
 
 /** @typedef {string | Said | (() => string) | Node | null | undefined | false} Child */
 
@@ -74,7 +74,7 @@ function nodes(children) {
 	const found = [];
 	for (const child of children) {
 		if (child instanceof Node) found.push(child);
-		else if (typeof child === "string") found.push(document.createTextNode(child));
+		else if (typeof child === "string") found.push(document.createTextNode(visible(child)));
 		else if (typeof child === "function") found.push(bound(child));
 		else if (child) found.push(bound(() => say(child)));
 	}

@@ -42,6 +42,19 @@ export function say(what) {
 	return fill(template, (name, kind) => (name in values ? shown(values[name], kind) : `{${name}}`));
 }
 
+// Marks of direction, and signs without a width. What joins letters of other scripts than Latin, or
+// pictures, is a letter there and stays.
+const UNSEEN =
+	/[\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\u3164\ufeff\uffa0\ufff9-\ufffb\u{e0000}-\u{e0fff}]|(?<=^|[\0-\x7f\p{Script=Latin}])[\u200c\u200d]/gu;
+
+/**
+ * A name that somebody else has given, in which nothing is hidden: a sign that cannot be seen, or that
+ * turns the writing around, could make a name look like another one.
+ * @param {string} name
+ */
+export const visible = (name) =>
+	name.replace(UNSEEN, (sign) => `[U+${sign.codePointAt(0)?.toString(16).toUpperCase().padStart(4, "0")}]`);
+
 /** @param {string} template @param {(name: string, kind: string) => string} value */
 const fill = (template, value) =>
 	template.replace(/\{(\w+)(?::(\w+))?\}/g, (_, name, kind) => value(name, kind));
@@ -52,7 +65,7 @@ const format = (name) => templates[`format.${name}`] ?? "";
 /** @param {unknown} value @param {string} kind @returns {string} */
 function shown(value, kind) {
 	if (Array.isArray(value)) return listed(value.map((one) => shown(one, "")));
-	if (typeof value !== "number") return String(value);
+	if (typeof value !== "number") return visible(String(value));
 	if (kind === "day") return day(value);
 	if (kind === "bytes") return bytes(value);
 	if (kind === "percent") return percent(value);
