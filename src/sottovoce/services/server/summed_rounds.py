@@ -8,10 +8,9 @@ messages wait until the round ends, since only then it is drawn who is summed wi
 A submission whose seed the helper cannot open is dropped. If too few are left, nobody is asked for
 a sum: the round is open again, and the others' submissions stay. A round that the helper was asked
 about is never tried again, because the helper answers for one set of devices in a round: it is
-folded, or given up for the next round. While the helper is away, the
-round stays closing; whoever asks again for the same submissions gets the same answer. After a
-spoiled sum rounds are summed in groups until it is found out whose fault that is
-(`parties/secure_sum.py`).
+folded, or given up for the next round. While the helper is away, the round stays closing; whoever
+asks again for the same submissions gets the same answer. After a spoiled sum rounds are summed in
+groups until it is found out whose fault that is (`parties/secure_sum.py`).
 """
 
 from __future__ import annotations
@@ -344,7 +343,7 @@ class SumCoordinator(Coordinator, ABC):
 
     def _note(self, link: sa.Connection, now: records.Position) -> None:
         """What a round that is over says of its devices, before its messages are forgotten. Whoever
-        was left out by own fault again and again is shut out."""
+        was left out by its own fault again and again is shut out."""
         place = now.round, now.attempt
         out = sums.who_is_out(link, *place)
         bad = [number for number, reason in out.items() if reason in FAULTS]
