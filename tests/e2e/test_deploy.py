@@ -1252,7 +1252,7 @@ def test_units_start_what_there_is_and_lock_it_in(path):
     assert "MemoryDenyWriteExecute" not in unit
     if path.stem != "sottovoce-device":
         assert unit["User"] == ["sottovoce"]
-        assert unit["StateDirectory"] == ["sottovoce"]
+        assert unit["StateDirectory"][0].split()[0] == "sottovoce"
         assert "/var/lib/sottovoce/" in start
 
 

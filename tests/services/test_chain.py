@@ -90,6 +90,24 @@ def test_a_device_that_seals_for_nobody_is_left_out_and_not_named(tmp_path):
         assert np.array_equal(model, server.items), "five have sent, and four are counted"
 
 
+@pytest.mark.slow
+def test_a_batch_that_is_dropped_on_the_way_does_not_keep_the_round_open(tmp_path):
+    """Three of five of tier 1 send what no shuffler can open, and two are too few. The second
+    shuffler says so to the third, and that one to the server: the round ends with tier 0."""
+    with Chain(tmp_path, 3, rounds=1).running() as chain:
+        public = chain.open_key(0)
+        reports = some_reports(USERS, 0).reshape(USERS, K)
+        for number in range(USERS):
+            junk = {"sealed": secrets.token_bytes(K * record_bytes(chain.link, 0))}
+            changes = junk if number >= 5 else {}
+            chain.send(chain.payload(number, 0, reports[number], public, **changes))
+        model = chain.model()
+        server = Server.start(chain.terms.build(), ITEMS, Streams.from_seed(SEED))
+        server.fold(server.count([Batch(0, 0, 3, reports[:3].ravel())]))
+        assert np.array_equal(model, server.items)
+        assert "batch dropped" in logged(chain, 1)
+
+
 @pytest.mark.parametrize("victim", [0, 1, 2, "server"])
 def test_whoever_is_killed_nothing_is_lost_or_doubled(tmp_path, victim):
     with Chain(tmp_path, 3, rounds=2).running() as chain:
