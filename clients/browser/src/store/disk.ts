@@ -88,6 +88,14 @@ function ended(transaction: IDBTransaction): Promise<void> {
   );
 }
 
+function undo(transaction: IDBTransaction | undefined): void {
+  try {
+    transaction?.abort();
+  } catch {
+    // It is over already.
+  }
+}
+
 /** A disk in IndexedDB. */
 export class IndexedDisk implements Disk {
   readonly #database: IDBDatabase;
@@ -150,8 +158,9 @@ export class IndexedDisk implements Disk {
     generation: number,
     changes: ReadonlyMap<string, Bytes | null>,
   ): Promise<boolean> {
+    let transaction: IDBTransaction | undefined;
     try {
-      const transaction = this.#writing();
+      transaction = this.#writing();
       const done = ended(transaction);
       const store = transaction.objectStore(RECORDS);
       const now = ((await asked(store.get(GENERATION))) as number | undefined) ?? 0;
@@ -165,6 +174,8 @@ export class IndexedDisk implements Disk {
       await done;
       return now === generation;
     } catch (error) {
+      // What was put before the call that failed would be durable otherwise.
+      undo(transaction);
       throw storeTrouble(error);
     }
   }
