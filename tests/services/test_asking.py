@@ -298,7 +298,7 @@ def test_with_real_processes_she_looks_says_no_and_says_yes(her, town, capsys):
 
 def test_the_commands_of_the_page_do_what_it_says(her, town, capsys):
     page = (Path(__file__).parents[2] / "docs" / "deploy" / "users.md").read_text(encoding="utf-8")
-    part = page.split("## Being asked each time")[1].split("```")[1]
+    part = page.split("## Being asked each time")[1].split("```bash")[1].split("```")[0]
     consent, send, decline = [line.split() for line in part.splitlines() if "device" in line]
     states = []
     for words in (consent, send, send, decline):

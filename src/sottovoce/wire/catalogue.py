@@ -247,8 +247,8 @@ def require_same_places(before: Items, after: Items) -> None:
     ]
     if moved:
         raise OtherItems(
-            f"the server's catalogue has another item in the place of {moved[0]}: nothing is sent "
-            "until it is put right; tell the operator"
+            f"the server's catalogue has another item in the place of {moved[0]}: nothing of the "
+            "history is sent until it is put right; tell the operator"
         )
 
 
