@@ -159,7 +159,7 @@ def forked_children():
 # Whatever this process starts inherits it, and so do pytest processes that a test starts, but for
 # what they start in turn.
 os.environ[leftovers.MARK] = secrets.token_hex(8)
-# Shufflers note outside their folders what has left, which must not be this user's own home.
+# Parties note outside their folders what has left, which must not be this user's own home.
 _marks = tempfile.TemporaryDirectory(prefix="marks-")
 os.environ["SOTTOVOCE_MARKS"] = _marks.name
 _watch, _failed = pytest.StashKey[subprocess.Popen](), pytest.StashKey[bool]()

@@ -11,7 +11,8 @@ from test_proxy_service import count, devices, kept, opened, wait_for
 
 from sottovoce.errors import ConfigError, ServiceError, UsageError
 from sottovoce.services.copies.copying import make_backup, restore_backup
-from sottovoce.stores.left import Left, marks_folder
+from sottovoce.stores.left import Left
+from sottovoce.stores.noted import notes_folder
 from sottovoce.wire.frames import BATCH_PART
 from sottovoce.wire.sealing import SEALED_BYTES
 
@@ -97,13 +98,13 @@ def test_where_the_marks_are_set_back_too_the_server_refuses_before_anything_lea
         opened(app)
         for device in devices(app, server, 12):
             assert app.submit(device.submission(0)).status == 204
-    copy, marks = copied(folder.path), copied(marks_folder())
+    copy, marks = copied(folder.path), copied(notes_folder())
     with App(folder, **LATER) as app:
         opened(app)
         assert app.submit(Device(server).enrol(app.ask).submission(0)).status == 204
         wait_for(lambda: count(folder, "outcomes"))
     put_back(copy, folder.path)
-    put_back(marks, marks_folder())
+    put_back(marks, notes_folder())
     with App(folder) as app:
         (said,) = wait_for(lambda: logged(app))
         assert "the server has had another batch of this round and tier" in said["detail"]
@@ -201,7 +202,7 @@ def test_a_copy_without_marks_is_not_started_and_goes_on_without_what_it_held(wo
     server, folder = world
     copy, _ = twelve_and_one_more(server, folder)
     put_back(copy, folder.path)
-    os.rename(marks_folder(), marks_folder().with_name("elsewhere"))
+    os.rename(notes_folder(), notes_folder().with_name("elsewhere"))
     with pytest.raises(ServiceError, match="start once with --next-round"):
         App(folder).__enter__()
     with pytest.raises(UsageError, match="knows of round 0"):

@@ -5,42 +5,25 @@ batches of one round and tier show whoever gets both, by their difference, whose
 of them alone. So a shuffler writes a batch's mark here before anything of the batch leaves, and
 refuses to send a batch that has another mark than the one written here.
 
-The file is at `$SOTTOVOCE_MARKS`, or in `sottovoce/marks` below `$XDG_STATE_HOME` (by default
-`~/.local/state`). Its name follows from the folder's secret, so that copies of one folder find the
-same file. A copy that finds none, on another machine for example, is not started.
+All copies of one folder find the same file (`stores.noted`). A copy that finds none, on another
+machine for example, is not started.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
-import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from sottovoce.errors import ConfigError, ServiceError
+from sottovoce.errors import ServiceError
 from sottovoce.stores.keys import replace_file
 from sottovoce.stores.locking import lock
+from sottovoce.stores.noted import ENVIRONMENT, note_of
 from sottovoce.stores.private import private_folder
 
-ENVIRONMENT = "SOTTOVOCE_MARKS"
 _FORMAT = 1
-
-
-def marks_folder() -> Path:
-    """The folder in which the shufflers of this user keep the marks of what has left."""
-    named, base = os.environ.get(ENVIRONMENT), os.environ.get("XDG_STATE_HOME")
-    if named:
-        return Path(named)
-    try:
-        state = Path(base) if base else Path.home() / ".local" / "state"
-    except RuntimeError:
-        raise ConfigError(
-            f"this user has no home; name a folder outside the shuffler's with ${ENVIRONMENT}"
-        ) from None
-    return state / "sottovoce" / "marks"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,14 +46,7 @@ class Marks:
 
     def __init__(self, folder: Path, secret: bytes) -> None:
         """`secret` is known to all copies of the folder and to no other folder."""
-        place = marks_folder()
-        if place.absolute().resolve().is_relative_to(folder.absolute().resolve()):
-            raise ConfigError(
-                f"the marks of what has left must be outside {folder}, or a copy of it would have "
-                f"them, too; name another folder with ${ENVIRONMENT}"
-            )
-        name = hashlib.blake2b(secret, digest_size=16, person=b"sottovoce left").hexdigest()
-        self.place = place / f"{name}.json"
+        self.place = note_of(folder, secret, b"sottovoce left")
 
     def read(self) -> Left | None:
         """None where nothing was ever written for this folder on this machine."""

@@ -1,4 +1,4 @@
-"""Notes outside a folder of what its owner has told last.
+"""Notes outside a folder of what its owner has told, or let leave.
 
 A folder that is set back to an older copy has forgotten what was told since, and two copies of a
 folder that run side by side do not know of each other. Both find the same note: its name follows
@@ -18,20 +18,22 @@ from sottovoce.errors import ConfigError
 ENVIRONMENT = "SOTTOVOCE_MARKS"
 
 
-def note_of(folder: Path, secret: bytes) -> Path:
-    """Return the place of the note of a folder with this secret. Raise if it is within the folder,
-    or if the user that runs this process has no home and names no place."""
-    place = _notes().absolute()
+def note_of(folder: Path, secret: bytes, purpose: bytes = b"sottovoce told") -> Path:
+    """Return the place of the note of a folder with this secret, which all copies of the folder
+    have and no other folder. Raise if it is within the folder, or if the user that runs this
+    process has no home and names no place."""
+    place = notes_folder().absolute()
     if place.resolve().is_relative_to(folder.absolute().resolve()):
         raise ConfigError(
-            f"what was told is noted outside {folder}, because a copy of it would have the note, "
-            f"too; name another folder with ${ENVIRONMENT}"
+            f"the notes of what has left must be outside {folder}, or a copy of it would have "
+            f"them, too; name another folder with ${ENVIRONMENT}"
         )
-    name = hashlib.blake2b(secret, digest_size=16, person=b"sottovoce told").hexdigest()
+    name = hashlib.blake2b(secret, digest_size=16, person=purpose).hexdigest()
     return place / f"{name}.json"
 
 
-def _notes() -> Path:
+def notes_folder() -> Path:
+    """Return the folder for the notes of this user's parties."""
     named, base = os.environ.get(ENVIRONMENT), os.environ.get("XDG_STATE_HOME")
     if named:
         return Path(named)
