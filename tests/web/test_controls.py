@@ -176,7 +176,7 @@ def held(page, path):
     page.unroute(path)
 
 
-# --- the consent centre on loopback -----------------------------------------------------------------
+# --- the consent centre on loopback ---------------------------------------------------------------
 
 
 def open_all(page):
@@ -265,7 +265,7 @@ def at_once(page, mock):
                 switch.click()
                 assert switched(page, "#never", switch) is not before
             wanted = switched(page, "#never", switch)
-            until(lambda: stored() is wanted, 5)
+            until(lambda now=wanted: stored() is now, 5)
             page.wait_for_timeout(150)  # what was asked before is drawn
             assert stored() is wanted is switched(page, "#never", switch)
         before = stored()
@@ -279,7 +279,7 @@ def at_once(page, mock):
         mock.fail["choose"] = Wrong(400, "trouble.refused")
         switch.click()
         expect(page.locator(".told")).to_contain_text(WORDS["trouble.refused"])
-        until(lambda: switched(page, "#never", switch) is before, 5)
+        until(lambda one=switch, was=before: switched(page, "#never", one) is was, 5)
         assert stored() is before
         again(page, GRAM)
         expect(switch).to_be_visible()
@@ -313,16 +313,23 @@ def test_a_refusal_that_came_while_nobody_answered_is_not_shown_as_kept(centre, 
 
 
 KEPT = """		for (const name of done ? Object.keys(keeping) : []) {
-			if (this.draft[name] === keeping[name]) delete this.draft[name]; // what was moved since, stays moved
+			if (this.draft[name] === keeping[name]) delete this.draft[name]; // later moves stay
 		}
 		this.lay(this.desk.store);
 """
-STATE = """element.setAttribute(name, String(value)); // there, "" and a missing state say something else"""
+STATE = 'element.setAttribute(name, String(value)); // "" and none say something else'
+OLD_STATE = 'value ? element.setAttribute(name, "") : element.removeAttribute(name);'
 FAULTS = {
-    "states as they were": ("dom.js", STATE, 'value ? element.setAttribute(name, "") : element.removeAttribute(name);'),
-    "Keep as it was": ("sv-choices.js", KEPT, "		if (done) this.draft = {};\n		this.mark();\n"),
-    "a click back during Keep is forgotten": ("sv-choices.js", "if (!this.keeping && JSON", "if (JSON"),
-    "numbers as they were": ("controls.js", "		turn(at, wrong);\n", "		if (!wrong) turn(at);\n"),
+    "states as they were": ("dom.js", STATE, OLD_STATE),
+    "Keep as it was": (
+        "sv-choices.js", KEPT, "		if (done) this.draft = {};\n		this.mark();\n",
+    ),
+    "a click back during Keep is forgotten": (
+        "sv-choices.js", "if (!this.keeping && JSON", "if (JSON",
+    ),
+    "numbers as they were": (
+        "controls.js", "		turn(at, wrong);\n", "		if (!wrong) turn(at);\n",
+    ),
     "limits as they were": (
         "controls.js",
         "turn(none.checked || wrong ? null : exact.valueAsNumber, wrong);",
@@ -330,7 +337,9 @@ FAULTS = {
     ),
     "no reason": ("sv-choices.js", 'wrong ? "cannot_keep" : "unsaved"', '"unsaved"'),
     "a switch drawn as on": (
-        "style.css", '.switch[aria-checked="true"] .knob::after', ".switch[aria-checked] .knob::after",
+        "style.css",
+        '.switch[aria-checked="true"] .knob::after',
+        ".switch[aria-checked] .knob::after",
     ),
     "a slider of its own": ("controls.js", "if (at !== null) slider.value", "return; slider.value"),
 }  # fmt: skip
@@ -375,7 +384,7 @@ def test_planted_switches_controls_and_colours_are_found(centre, mock):
     assert WORDS["page.keep"] in {label for _, label, _ in faint(hovered(page))}
 
 
-# --- what is below the pointer, and what is there before anything ------------------------------------
+# --- what is below the pointer, and what is there before anything ---------------------------------
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -420,7 +429,7 @@ def test_the_page_says_that_it_works_until_it_is_there(browser, server, mock):
         expect(page.locator("#page")).not_to_contain_text(WORDS["page.working"])
 
 
-# --- with real processes ----------------------------------------------------------------------------
+# --- with real processes --------------------------------------------------------------------------
 
 
 def on_off_and_keep(page):
@@ -593,7 +602,7 @@ def test_the_page_is_prepared_before_it_is_asked_for(tmp_path, monkeypatch, town
     assert looked.is_set()
 
 
-# --- the shop, whose visitor is a tab -----------------------------------------------------------------
+# --- the shop, whose visitor is a tab -------------------------------------------------------------
 
 SHOP = (
     *CENTRE,
@@ -611,7 +620,7 @@ SHOP = (
 @pytest.mark.timeout(300)
 def test_the_shop_shows_what_its_visitor_has_chosen(browser, tmp_path):
     built()
-    with a_shop(tmp_path / "shop") as (town, link), still(browser) as context:
+    with a_shop(tmp_path / "shop") as (_, link), still(browser) as context:
         page = context.new_page()
         page.set_default_timeout(20_000)
         page.goto(link)
@@ -692,7 +701,7 @@ def test_the_shop_shows_what_its_visitor_has_chosen(browser, tmp_path):
         expect(been).to_have_count(1)
 
 
-# --- the operator's console ---------------------------------------------------------------------------
+# --- the operator's console -----------------------------------------------------------------------
 
 CONSOLE = (
     r"page link Skip to what is shown",

@@ -44,7 +44,8 @@ FIND = """() => {
     return { at: String(at), place: place(one), id: one.id, name: one.getAttribute("data-deed") };
   });
 }"""
-READ = """() => Object.fromEntries([...document.querySelectorAll("#choices [data-field]")].map((field) => {
+READ = """() => Object.fromEntries(
+[...document.querySelectorAll("#choices [data-field]")].map((field) => {
   const number = field.querySelector("input[type=number]");
   const none = field.querySelector(".check input[type=checkbox]");
   const slider = field.querySelector("input[type=range]");

@@ -65,7 +65,7 @@ def page(
         output.show(*(say(said(key, url=url), language or LANGUAGES[0]) for key in lines))
 
     with Centre(stores, server=server, plaintext=plaintext) as centre:
-        # What the page asks first takes seconds if nothing is compiled yet: begin before it asks.
+        # The first answer can take seconds (nothing is compiled yet): begin before it is asked.
         threading.Thread(target=_prepare, args=[centre], name="prepare", daemon=True).start()
         PageProcess(
             centre,

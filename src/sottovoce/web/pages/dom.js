@@ -35,7 +35,7 @@ export function set(element, name, value) {
 		labels.set(element, known.set(name, value));
 		element.setAttribute(name, say(value));
 	} else if (typeof value === "boolean" && name.startsWith("aria-")) {
-		element.setAttribute(name, String(value)); // there, "" and a missing state say something else
+		element.setAttribute(name, String(value)); // "" and none say something else
 	} else if (value === false || value === null || value === undefined) {
 		element.removeAttribute(name);
 	} else {

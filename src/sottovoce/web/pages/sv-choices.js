@@ -159,7 +159,7 @@ export class Choices extends Part {
 		if (this.keeping !== keeping) return; // another store is shown
 		this.keeping = null;
 		for (const name of done ? Object.keys(keeping) : []) {
-			if (this.draft[name] === keeping[name]) delete this.draft[name]; // what was moved since, stays moved
+			if (this.draft[name] === keeping[name]) delete this.draft[name]; // later moves stay
 		}
 		this.lay(this.desk.store);
 	}
