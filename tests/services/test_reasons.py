@@ -336,3 +336,13 @@ def test_a_paused_round_that_is_given_up_is_not_tried_again_before_the_end_of_th
         past = status(here.database, plan=here.plan)["rounds"][0]
         assert (past["round"], past["attempt"]) == (0, 0)
         assert past["ended"] is not None
+
+
+def test_as_many_must_agree_to_changed_terms_as_the_sum_needs():
+    """Most of them are not enough if the sum needs all."""
+    found = told(waiting(), enrolled=6, active=5, ours=SUMMED, gathering=6)
+    assert found["kind"] == "few_agreed"
+    assert found["do"] == "wait; a round opens when 6 have agreed"
+    ours = plan(terms(), min_fraction=0.7)
+    found = told(waiting(), enrolled=8, active=5, ours=ours, gathering=8)
+    assert found["do"].startswith("wait; a round opens when 6 have agreed, or at the end of")
