@@ -16,7 +16,7 @@ from chaos_world import Forked, Nursery
 from proxy_world import PATIENT, Link
 
 from sottovoce.cli import call
-from sottovoce.cli.serve_server import _status
+from sottovoce.cli.standing import status_of
 from sottovoce.stores import operating
 from sottovoce.stores import server as records
 from sottovoce.stores.acts import past_acts
@@ -290,7 +290,7 @@ def test_a_server_that_cannot_store_reports_says_so_for_a_reason(disk):
         assert why["party"] == "server"
         assert "cannot be used" in why["what"]
         assert why["kind"] == "disk_full"
-        assert _status(str(folder.path), None, None, None)["reason"] == why
+        assert status_of(str(folder.path), None, None, None)["reason"] == why
         client.wait(waits="disk_full")
         disk.free()
         assert client.post("/v1/reports", fleet.report(0, view)).status == 204

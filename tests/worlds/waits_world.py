@@ -15,7 +15,7 @@ from server_world import Answer, quick_rules
 from sottovoce.algorithms.fmf.system import FMFConfig
 from sottovoce.algorithms.fpl.system import FPLConfig
 from sottovoce.algorithms.gram.system import GramConfig
-from sottovoce.cli.serve_server import _status
+from sottovoce.cli.standing import status_of
 from sottovoce.core.consent import Choice
 from sottovoce.core.links import Direct, Proxied, SecureSum
 from sottovoce.engines.client import Answer as Told
@@ -302,8 +302,8 @@ class WaitsTown(InProcess):
         """The reason as each place has it: `serve status` by address and by folder, the console,
         the figures and the agent of a device. None if nobody waits."""
         keys = self.folder.keys
-        by_url = _status(self.front.url, keys / CA_CERTIFICATE, keys / OPERATOR_TOKEN, None)
-        by_folder = _status(str(self.folder.path), None, None, None)
+        by_url = status_of(self.front.url, keys / CA_CERTIFICATE, keys / OPERATOR_TOKEN, None)
+        by_folder = status_of(str(self.folder.path), None, None, None)
         found = {"url": by_url["reason"], "folder": by_folder["reason"]}
         found["console"] = self.console()["reason"]
         return found

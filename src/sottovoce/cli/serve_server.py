@@ -35,7 +35,8 @@ from sottovoce.cli.options import (
     three_aggregators,
     through_proxy,
 )
-from sottovoce.errors import ServiceError, UsageError
+from sottovoce.cli.standing import status_of
+from sottovoce.errors import UsageError
 
 if TYPE_CHECKING:
     from sottovoce.stores.acts import Acts
@@ -377,7 +378,7 @@ def status(
       sottovoce serve status town
       sottovoce serve status https://example.org:8443 --ca ca.crt --token operator.token
     """
-    content = _status(where, ca, token, database)
+    content = status_of(where, ca, token, database)
     words = (
         f"Round {content['round']} of {content['target']}, attempt {content['attempt']}: "
         f"{content['state']}"
@@ -512,7 +513,7 @@ def versions(
       sottovoce serve versions town --plot town-versions
       sottovoce serve versions https://example.org:8443 --ca ca.crt --token operator.token
     """
-    content = _status(where, ca, token, database)
+    content = status_of(where, ca, token, database)
     found = content.get("versions", [])
     lines = []
     for one in found:
@@ -667,48 +668,3 @@ def address_of_server(folder: ServerFolder, server: str | None) -> str:
         raise UsageError("no server runs from this folder; say where it will be with --server URL")
     require_address(address)
     return address
-
-
-def _status(
-    where: str, ca: Path | None, token: Path | None, database: str | None
-) -> Mapping[str, Any]:
-    if where.startswith(("https://", "http://")):
-        return _status_at(where, ca, token)
-    if ca is not None or token is not None:
-        raise UsageError("--ca and --token go with the address of a server, not with a folder")
-    return _status_in(Path(where), database)
-
-
-def _status_at(url: str, ca: Path | None, token: Path | None) -> Mapping[str, Any]:
-    from sottovoce.services.server.operator import Operator
-
-    if token is None:
-        raise UsageError(
-            "an address needs --ca and --token, the server's ca.crt and operator.token"
-        )
-    with contextlib.closing(Operator.at(url, ca, token)) as operator:
-        return operator.status()
-
-
-_PATIENCE = 5.0
-"""Seconds for an answer of the server on this machine; its database is asked after that."""
-
-
-def _status_in(folder: Path, database: str | None) -> Mapping[str, Any]:
-    """As the server says that runs from the folder: only it knows what it cannot write down, that
-    its disk is full, say. If none answers, as the database has it."""
-    from sottovoce.services.server.operator import Operator
-    from sottovoce.services.server.operator import status as status_of
-    from sottovoce.stores.server_folder import open_folder, start_command
-
-    found = open_folder(folder)
-    if process := found.running():
-        with (
-            contextlib.suppress(ServiceError),
-            contextlib.closing(Operator.of(found, str(process["url"]), _PATIENCE)) as operator,
-        ):
-            return operator.status()
-    with contextlib.closing(found.database(database)) as store:
-        # With PostgreSQL one may run elsewhere.
-        running = store.shared or found.running() is not None
-        return status_of(store, plan=found.plan, running=running, start=start_command(found.path))
