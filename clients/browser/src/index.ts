@@ -279,7 +279,11 @@ async function forgetOffline(): Promise<void> {
 /** For pages with Trusted Types (`trusted-types sottovoce`): the addresses that become scripts here. */
 function scriptUrl(address: string): string {
   const { trustedTypes } = globalThis as { trustedTypes?: Policies };
-  policy ??= trustedTypes?.createPolicy("sottovoce", { createScriptURL: (same) => same });
+  try {
+    policy ??= trustedTypes?.createPolicy("sottovoce", { createScriptURL: (same) => same });
+  } catch {
+    // The page's header does not name this policy; it may not need it either.
+  }
   return policy?.createScriptURL(address) ?? address;
 }
 
