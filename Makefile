@@ -5,7 +5,8 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps
 # Nothing is installed whose hash is not in requirements/: `make lock` writes them.
 HASHED := $(PIP) --require-hashes -r requirements
-UV := $(BIN)/uv pip install --quiet --no-deps --require-hashes --python $(BIN)/python
+UV_ITSELF := $(PIP) --require-hashes -r $(VENV)/uv.txt
+UV := $(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --require-hashes -r requirements
 LOCK := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-annotate
 DATA := $(wildcard ../shared/data)
 ifneq ($(DATA),)
@@ -123,7 +124,7 @@ $(VENV)/.dev: pyproject.toml $(wildcard requirements/*.lock) | $(BIN)/python
 	@echo "Installing the core, torch, the services, Flower and the development tools"
 	@sed -n '/^uv==/,/[^\\]$$/p' requirements/dev.lock >$(VENV)/uv.txt
 	@$(HASHED)/torch-cpu.lock --no-index >/dev/null 2>&1 & torch=$$!; \
-	{ $(PIP) --require-hashes -r $(VENV)/uv.txt && $(UV) -r requirements/dev.lock; } || $(HASHED)/dev.lock; \
+	{ $(UV_ITSELF) && $(UV)/dev.lock; } || $(HASHED)/dev.lock; \
 	dev=$$?; wait $$torch || $(HASHED)/torch.lock && exit $$dev
 	@$(PIP) --no-build-isolation -e .
 	@touch $@ $(VENV)/.core

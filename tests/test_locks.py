@@ -67,12 +67,16 @@ def test_nothing_is_installed_past_the_lists():
     variables = dict(re.findall(r"^(\w+) := (.*)$", makefile, re.MULTILINE))
     assert "--no-deps" in variables["PIP"]
     assert variables["HASHED"].startswith("$(PIP) --require-hashes -r ")
+    assert variables["UV_ITSELF"] == "$(PIP) --require-hashes -r $(VENV)/uv.txt"
+    assert variables["UV"].endswith(" --no-deps --require-hashes -r requirements")
     recipes = re.findall(r"^\t(.*)$", makefile, re.MULTILINE)
+    made = [line for line in recipes if line.endswith("uv.txt")]
+    assert made == [r"@sed -n '/^uv==/,/[^\\]$$/p' requirements/dev.lock >$(VENV)/uv.txt"]
     for line in recipes:
         assert "pip install" not in line, "by its variable"
         if "$(PIP)" in line:
             assert line == "@$(PIP) --no-build-isolation -e ."
-    assert sum("$(HASHED)" in line for line in recipes) == 4
+    assert sum("$(HASHED)" in line for line in recipes) == 5
     image = (ROOT / "deploy" / "Dockerfile").read_text()
     packages, ours = re.findall(r"pip install (.*?)(?: \\)?$", image, re.MULTILINE)
     assert packages.endswith("--no-deps --require-hashes -r requirements/web.lock")
