@@ -23,6 +23,7 @@ from sottovoce.privacy.accountant import certify
 from sottovoce.privacy.mechanisms import Everything, ShareFraction
 from sottovoce.privacy.reports import KReports, Tier
 from sottovoce.stores.device import CohortStore
+from sottovoce.stores.prepared import Prepared
 from sottovoce.stores.session import DeviceSession
 from sottovoce.wire.invitations import Invitation, kept_invitation
 from sottovoce.wire.terms import Terms
@@ -98,7 +99,7 @@ def joined(path, choice=None):
         hosted.agree(TERMS)
         hosted.keep_model(model())
         prepared = hosted.prepare(model(), 0, summed=False)
-        if prepared is not None:
+        if isinstance(prepared, Prepared):
             hosted.leaving(prepared)
             hosted.arrived(3, 0)
 

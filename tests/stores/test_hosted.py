@@ -216,8 +216,9 @@ def test_stores_give_what_simulation_gives(tmp_path, per, how):
         for hosted, part in zip(hosts, parts, strict=True):
             prepared = hosted.prepare(published, 0, summed=summed)
             willing = consent.takes_part[part].sum()
-            assert (prepared.devices if prepared else 0) == willing
-            if prepared is None:
+            nothing = isinstance(prepared, Nothing)
+            assert (0 if nothing else prepared.devices) == willing
+            if nothing:
                 continue
             hosted.leaving(prepared)
             if summed:
@@ -860,7 +861,7 @@ class Life(RuleBasedStateMachine):
         self.round, self.attempt = round, attempt
         expected = self.at_door()
         prepared = self.hosted.prepare(view(round), attempt, summed=True)
-        assert (prepared is None) == (expected is None)
+        assert isinstance(prepared, Nothing) == (expected is None)
         if expected is None:
             self.round, self.attempt, self.state, self.settled = before
             return

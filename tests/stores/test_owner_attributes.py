@@ -21,6 +21,7 @@ from sottovoce.privacy.updates import Clipped
 from sottovoce.rng import Streams
 from sottovoce.stores.device import CohortStore
 from sottovoce.stores.encrypted import StoreFile
+from sottovoce.stores.prepared import Prepared
 from sottovoce.stores.session import DeviceSession
 from sottovoce.wire import reports as report_wire
 from sottovoce.wire.terms import Terms
@@ -384,7 +385,7 @@ def test_other_filters_make_another_model(tmp_path):
     hosted.agree(terms_of(settings=fewer))
     assert hosted.model() is None
     assert np.array_equal(hosted.vectors(), initial)
-    assert hosted.prepare(view(0, fewer), 0, summed=False) is not None
+    assert isinstance(hosted.prepare(view(0, fewer), 0, summed=False), Prepared)
     hosted.store.close()
 
 

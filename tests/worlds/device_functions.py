@@ -39,7 +39,7 @@ from sottovoce.rng import SecretStreams, Streams, words_of
 from sottovoce.services.agent.agent import enrolment
 from sottovoce.services.kit.pacing import Pace
 from sottovoce.stores.device import CohortStore
-from sottovoce.stores.prepared import sealed_by
+from sottovoce.stores.prepared import Nothing, sealed_by
 from sottovoce.stores.session import DeviceSession
 from sottovoce.wire import catalogue, masked, reports, shared, shuffled, signing, versions
 from sottovoce.wire.descriptor import Descriptor
@@ -758,7 +758,8 @@ def story(terms, models, items, times, epsilon, total, events):
                     hosted.follow(*more)
                 elif what == "prepare":
                     view = ModelView(more[0], table(models[more[2]], settings.width))
-                    ready = hosted.prepare(view, more[1], summed=False)
+                    found = hosted.prepare(view, more[1], summed=False)
+                    ready = None if isinstance(found, Nothing) else found
                 elif what == "leave":
                     hosted.leaving(ready)
                 elif what == "arrived":
