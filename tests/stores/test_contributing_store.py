@@ -23,6 +23,7 @@ from sottovoce.errors import ConsentError
 from sottovoce.privacy.central import price
 from sottovoce.privacy.own_epsilon import OwnEpsilon
 from sottovoce.stores.device import CohortStore
+from sottovoce.stores.prepared import Nothing
 from sottovoce.stores.session import DeviceSession
 from sottovoce.wire.terms import Terms
 
@@ -64,7 +65,7 @@ class Phone:
 
     def contribute(self, round):
         prepared = self.hosted.prepare(self.view(round), 0, summed=False)
-        if prepared is None:
+        if isinstance(prepared, Nothing):
             return False
         self.hosted.leaving(prepared)
         self.hosted.arrived(round, 0)

@@ -36,7 +36,6 @@ from sottovoce.parties.server import Server
 from sottovoce.privacy.mechanisms import ShareFraction
 from sottovoce.rng import Streams
 from sottovoce.stores.device import CohortStore
-from sottovoce.stores.encrypted import StoreFile
 from sottovoce.stores.prepared import Nothing
 from sottovoce.stores.session import DeviceSession, Prepared
 from sottovoce.testing import random_world
@@ -178,24 +177,6 @@ def test_a_gateway_books_whom_it_names_for_the_first_time(tmp_path):
         assert {(c.party, c.what, c.bytes) for c in store.contacts()} == {("server", "check-in", 4)}
 
 
-def test_a_store_from_before_contacts_opens_and_nothing_is_lost(tmp_path, monkeypatch):
-    train = random_world(3, N_ITEMS, 30, seed=1)
-    everyone = Consent.uniform(np.arange(3), SHARING)
-    with monkeypatch.context() as former:
-        former.setattr(StoreFile, "migrations", StoreFile.migrations[:3])
-        former.setattr(Devices, "_keep_contents", lambda *what: None)
-        former.setattr(CohortStore, "set_catalogue", without_categories)
-        with host(tmp_path / "s", train, np.array([2]), everyone).store as store:
-            send(DeviceSession(store))
-            kept = store.ledger().to_pylist(), store.budget(), store.records(2)
-    with CohortStore.open(tmp_path / "s") as store:
-        assert (store.ledger().to_pylist(), store.budget(), store.records(2)) == kept
-        assert store.contacts() == []
-        DeviceSession(store).contact("check-in", "server", b"")
-        assert len(store.contacts()) == 1
-        assert DeviceSession(store).unresolved() is not None
-
-
 # --- the same numbers as in simulation ------------------------------------------------------------
 
 
@@ -216,8 +197,9 @@ def test_stores_give_what_simulation_gives(tmp_path, per, how):
         for hosted, part in zip(hosts, parts, strict=True):
             prepared = hosted.prepare(published, 0, summed=summed)
             willing = consent.takes_part[part].sum()
-            assert (prepared.devices if prepared else 0) == willing
-            if prepared is None:
+            nothing = isinstance(prepared, Nothing)
+            assert (0 if nothing else prepared.devices) == willing
+            if nothing:
                 continue
             hosted.leaving(prepared)
             if summed:
