@@ -1,5 +1,5 @@
-"""What a disk has lost or changed is found out before anybody is told, or a model made of it; and
-what earlier releases stored without stamps opens, and gets them."""
+"""What a disk has lost or changed is found out before anything of it is sent, or a model made of
+it; and stores of another format are refused and left as they are."""
 
 import contextlib
 import json
@@ -13,7 +13,7 @@ import pytest
 from server_world import SEED, USERS, Client, Fleet, ServerProcess, new_folder, simulated
 
 from sottovoce.algorithms.drift.system import DRIFTConfig
-from sottovoce.errors import RunError, ServiceError, StoreError
+from sottovoce.errors import RunError, ServiceError, StoreError, VersionMismatch
 from sottovoce.parties.helper import Answered
 from sottovoce.rng import Streams
 from sottovoce.services.server import shuffled_rounds as batches
@@ -21,7 +21,7 @@ from sottovoce.services.server.shuffled_rounds import coordinator_of
 from sottovoce.stores import server as records
 from sottovoce.stores.catalogue import require_catalogue
 from sottovoce.stores.conductor import Checkpoint, ConductedRound, RoundRecord
-from sottovoce.stores.database import Database
+from sottovoce.stores.database import SCHEMA, Database
 from sottovoce.stores.helper_folder import Answers, init_helper
 from sottovoce.stores.orchestrator import OrchestratorStore
 from sottovoce.stores.owner_store import OwnerFacts, OwnerStore
@@ -53,13 +53,6 @@ def write(place, sql, *values):
         link.create_function("flipped", 1, lambda blob: bytes([blob[0] ^ 1]) + blob[1:])
         link.create_function("nonsense", 1, lambda blob: NAN + blob[4:-STAMP_BYTES])
         assert link.execute(sql, values).rowcount > 0, sql
-
-
-def without_stamps(place, *columns):
-    """As an earlier release wrote it."""
-    for table, name in (column.split(".") for column in columns):
-        kept = f"substr({name}, 1, length({name}) - {STAMP_BYTES})"
-        write(place, f"UPDATE {table} SET {name} = {kept} WHERE length({name}) > 0")
 
 
 # --- the server -----------------------------------------------------------------------------------
@@ -156,21 +149,15 @@ def test_a_damaged_report_is_not_folded_and_a_copy_goes_on(stopped):
         assert np.array_equal(client.model(2).items, simulated(2))
 
 
-def test_a_database_of_an_earlier_release_gets_stamps_and_goes_on(stopped):
-    folder, fleet = stopped
+@pytest.mark.parametrize("another", [SCHEMA - 1, SCHEMA + 1])
+def test_a_database_of_another_format_is_refused_with_both_numbers(stopped, another):
+    folder, _ = stopped
     place = folder.path / "server.db"
-    columns = ("models.items", "models.changed", "models.memory", "submissions.body")
-    without_stamps(place, *columns[:2], "submissions.body", "rounds.selected")
-    write(place, "UPDATE meta SET value = '2' WHERE key = 'schema'")
-    with ServerProcess(folder.path) as server, Client(folder, server.port) as client:
-        view = client.model(1)
-        for number in range(1, USERS):
-            assert client.post("/v1/reports", fleet.report(number, view, 0)).status == 204
-        client.wait(round=2, state="finished")
-        assert np.array_equal(client.model(2).items, simulated(2))
-    write(place, "UPDATE models SET items = flipped(items) WHERE round = 2")
-    with pytest.raises(ServiceError, match="the model of round 2"):
-        start(folder)
+    write(place, "UPDATE meta SET value = ? WHERE key = 'schema'", str(another))
+    before = place.read_bytes()
+    said = ended(folder)
+    assert f"has format {another}, and this release reads format {SCHEMA} alone" in said
+    assert place.read_bytes() == before
 
 
 def test_another_catalogue_is_not_published(stopped):
@@ -238,20 +225,15 @@ def test_a_damaged_checkpoint_is_not_gone_on_from(tmp_path, change):
             read()
 
 
-def test_a_checkpoint_without_stamps_gets_them_and_one_with_nonsense_is_refused(tmp_path):
+def test_a_checkpoint_with_nonsense_or_of_another_format_is_refused(tmp_path):
     place = checkpoint_in(tmp_path)
-    without_stamps(place, "model.items", "model.changed", "memory.content", "open_round.numbers")
     with contextlib.closing(sqlite3.connect(place)) as link:
-        for table in ("masked", "closing", "published"):  # which came later
-            link.execute(f"DROP TABLE {table}")
         link.execute("PRAGMA user_version=3")
-    with Checkpoint(tmp_path, readonly=True) as checkpoint:
-        assert checkpoint.load().round == 1, "an onlooker changes nothing"
-    for _ in range(2):
-        with Checkpoint(tmp_path) as checkpoint:
-            assert checkpoint.load().items[0, 1] == 2.0
-            assert checkpoint.memory(4)[3, 1] == 7.0
-            assert checkpoint.open_round().numbers.tolist() == [3, 4]
+    for readonly in (True, False):
+        with pytest.raises(VersionMismatch, match="has format 3, and this release reads format 7"):
+            Checkpoint(tmp_path, readonly=readonly)
+    with contextlib.closing(sqlite3.connect(place)) as link:
+        link.execute("PRAGMA user_version=7")
     write(place, "UPDATE model SET items = stamp(nonsense(items), 'items', round)")
     with Checkpoint(tmp_path) as checkpoint, pytest.raises(RunError, match="numbers that are none"):
         checkpoint.load()
@@ -266,11 +248,8 @@ def test_an_orchestrator_with_damaged_rows_does_not_start(tmp_path):
         store.set_catalogue(("a", "b", "c"))
         users = store.model()[0]
     place = tmp_path / "orchestrator.db"
-    without_stamps(place, "users.row")
-    with contextlib.closing(sqlite3.connect(place)) as link:
-        link.execute("PRAGMA user_version=2")
     with OrchestratorStore.open(tmp_path) as store:
-        assert np.array_equal(store.model()[0], users), "as an earlier release left it"
+        assert np.array_equal(store.model()[0], users)
     write(place, "UPDATE users SET row = (SELECT row FROM users WHERE number = 1) WHERE number = 0")
     with pytest.raises(StoreError, match="damaged"):
         OrchestratorStore.open(tmp_path)
@@ -295,9 +274,6 @@ def test_an_owners_damaged_store_is_not_learnt_from(tmp_path, release):
     columns = ["parts.negatives", "parts.positives"]
     if release == "aggregated":
         columns += ["vectors.row", "sent.row"]
-    without_stamps(place, *columns)
-    old = {"printed": 1, "aggregated": 2}[release]
-    write(place, "UPDATE meta SET value = ? WHERE name = 'schema'", old)
 
     def load():
         with contextlib.closing(OwnerStore.open(tmp_path / "o")) as store:
@@ -308,8 +284,7 @@ def test_an_owners_damaged_store_is_not_learnt_from(tmp_path, release):
                 assert sums.sent[2].tolist() == [1.0] * 4
             return found.negatives, found.positives
 
-    for _ in range(2):
-        assert load() == ((1,), (2, 3)), "as an earlier release left it"
+    assert load() == ((1,), (2, 3))
     whole = place.read_bytes()
     for table, name in (column.split(".") for column in columns):
         write(place, f"UPDATE {table} SET {name} = flipped({name})")
@@ -332,7 +307,3 @@ def test_a_masker_whose_memory_is_damaged_does_not_start(tmp_path):
         place.write_text(json.dumps({**table, **wrong}))
         with pytest.raises(ServiceError, match="damaged"):
             Answers(place)
-    del table["stamp"]
-    place.write_text(json.dumps(table))
-    assert Answers(place).last == Answered(5, bytes(32)), "as an earlier release wrote it"
-    assert "stamp" in json.loads(place.read_text())

@@ -304,7 +304,7 @@ def test_a_note_within_the_folder_or_a_damaged_one_is_refused(tmp_path, monkeypa
     note.unlink()
     assert folder.answers().last == NEVER
     monkeypatch.setenv("SOTTOVOCE_MARKS", str(folder.path / "marks"))
-    with pytest.raises(ConfigError, match="a copy of it would have the note"):
+    with pytest.raises(ConfigError, match="a copy of it would have them"):
         folder.answers()
 
 

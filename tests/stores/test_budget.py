@@ -16,20 +16,17 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from sottovoce.algorithms.fmf.system import FMFConfig
-from sottovoce.algorithms.fpl.system import FPLConfig
 from sottovoce.core.cohort import Cohort
 from sottovoce.core.consent import Choice, Consent
 from sottovoce.core.ledger import Ledger, totals_of
 from sottovoce.core.links import Proxied
 from sottovoce.core.messages import ModelView
 from sottovoce.core.one_bit import noise_root
-from sottovoce.errors import ConsentError, StoreError, UsageError
+from sottovoce.errors import ConsentError, UsageError
 from sottovoce.parties.device import Devices
-from sottovoce.privacy.mechanisms import ShareFraction
 from sottovoce.privacy.reports import KReports, Tier
 from sottovoce.rng import Streams
 from sottovoce.stores.device import CohortStore
-from sottovoce.stores.encrypted import StoreFile
 from sottovoce.stores.prepared import Nothing
 from sottovoce.stores.session import DeviceSession
 from sottovoce.testing import random_world
@@ -363,72 +360,6 @@ def test_recommendations_do_not_depend_on_the_budget(tmp_path):
     hosted.store.set_choice(ME, Choice(share_positives=0.5))  # which these terms have no use for
     assert hosted.recommend(ME, 5) == before
     hosted.store.close()
-
-
-# --- stores in the field --------------------------------------------------------------------------
-
-
-def test_a_store_of_the_former_release_opens_and_goes_on(tmp_path, monkeypatch):
-    """As the release before randomised reports wrote it, with a report of item rows that left."""
-    agreed = Terms.of("town", N_ITEMS, FPLConfig(embedding_size=3), N_ITEMS, ShareFraction())
-    old = agreed.to_table() | {"protocol": 1}
-    del old["link"]
-    content = json.dumps(old, sort_keys=True)
-    choice = {
-        "takes_part": True, "share_positives": 0.5, "epsilon": 0.0, "max_reports": 0,
-        "hidden_attributes": [], "strength": 0.5,
-    }  # fmt: skip
-    path, current = tmp_path / "s", StoreFile.migrations
-    with monkeypatch.context() as former:
-        former.setattr(StoreFile, "migrations", current[:1])
-        with CohortStore.create(path, [(ME, "me")]) as store:
-            rows = ((number, *item) for number, item in enumerate(ITEMS))
-            store.file.write_many("INSERT INTO catalogue VALUES (?, ?, ?)", rows)
-            store.add_history(ME, ["1", "4"])
-            with store.file.transaction():
-                write = store.file.write
-                write("DELETE FROM meta WHERE name = 'noise-root'")
-                write("INSERT INTO consent (number, choice, changed_at) VALUES (?, ?, 1)",
-                      [ME, json.dumps(choice, sort_keys=True)])  # fmt: skip
-                write("INSERT INTO terms VALUES (0, ?, 2)", [content])
-                write("INSERT INTO rounds VALUES (0, 3, 0, 'arrived', x'', 1, 1, x'', x'', 9, 'd',"
-                      " 5, 6, '')")  # fmt: skip
-                write("INSERT INTO ledger VALUES (0, 3, 0, ?, 'share-item', 2, 4, 99, 9e999)", [ME])
-                write("INSERT INTO budget VALUES (?, 'share-item', 1, 2, 4, 99, 9e999)", [ME])
-            DeviceSession(store).store.set_secret("terms-seen", _digest(content).encode())
-    with pytest.raises(StoreError, match="older release"):
-        CohortStore.open(path, readonly=True)
-    with CohortStore.open(path) as store:
-        hosted = DeviceSession(store)
-        assert hosted.terms == agreed
-        hosted.meet(agreed)  # nothing has changed for her
-        assert hosted.require_agreed() == agreed
-        assert store.choice(ME) == Choice(share_positives=0.5)
-        store.set_choice(ME, Choice(share_positives=0.5))
-        assert len(store.records(ME)) == 1  # the same mind
-        (row,) = store.ledger().to_pylist()
-        assert (row["reports"], row["report_epsilon"], row["batch"]) == (0, 0.0, 0)
-        assert (store.budget()[0].bytes, store.budget()[0].reports) == (99, 0)
-        assert (store.spent().tolist(), store.sent_reports()) == ([0.0], [])
-        root = store.noise(0)
-        assert len(root) == 32
-        hosted.leaving(hosted.prepare(ModelView(4, np.zeros((N_ITEMS, 4), np.float32)), 0,
-                                      summed=False))  # fmt: skip
-        hosted.agree(terms(0.5))
-        store.set_choice(ME, limited(1.5))
-        send(hosted)
-        assert store.spent().tolist() == [1.5]
-    with CohortStore.open(path, readonly=True) as store:
-        assert store.noise(0) == root
-        assert store.spent().tolist() == [1.5]
-        kinds = [(s.kind, s.reports, s.epsilon) for s in store.budget()]
-        assert kinds == [("k-reports", 3, 1.5), ("share-item", 0, math.inf)]
-
-
-def _digest(content):
-    import hashlib
-
-    return hashlib.blake2b(content.encode(), digest_size=16).hexdigest()
 
 
 # --- kills ----------------------------------------------------------------------------------------

@@ -36,7 +36,6 @@ from sottovoce.parties.server import Server
 from sottovoce.privacy.mechanisms import ShareFraction
 from sottovoce.rng import Streams
 from sottovoce.stores.device import CohortStore
-from sottovoce.stores.encrypted import StoreFile
 from sottovoce.stores.prepared import Nothing
 from sottovoce.stores.session import DeviceSession, Prepared
 from sottovoce.testing import random_world
@@ -176,24 +175,6 @@ def test_a_gateway_books_whom_it_names_for_the_first_time(tmp_path):
         store.set_choice(2, SHARING)
         assert named() == ([0, 1, 2, 3], [0, 2, 3, 1, 2])
         assert {(c.party, c.what, c.bytes) for c in store.contacts()} == {("server", "check-in", 4)}
-
-
-def test_a_store_from_before_contacts_opens_and_nothing_is_lost(tmp_path, monkeypatch):
-    train = random_world(3, N_ITEMS, 30, seed=1)
-    everyone = Consent.uniform(np.arange(3), SHARING)
-    with monkeypatch.context() as former:
-        former.setattr(StoreFile, "migrations", StoreFile.migrations[:3])
-        former.setattr(Devices, "_keep_contents", lambda *what: None)
-        former.setattr(CohortStore, "set_catalogue", without_categories)
-        with host(tmp_path / "s", train, np.array([2]), everyone).store as store:
-            send(DeviceSession(store))
-            kept = store.ledger().to_pylist(), store.budget(), store.records(2)
-    with CohortStore.open(tmp_path / "s") as store:
-        assert (store.ledger().to_pylist(), store.budget(), store.records(2)) == kept
-        assert store.contacts() == []
-        DeviceSession(store).contact("check-in", "server", b"")
-        assert len(store.contacts()) == 1
-        assert DeviceSession(store).unresolved() is not None
 
 
 # --- the same numbers as in simulation ------------------------------------------------------------

@@ -344,7 +344,7 @@ def test_a_role_is_closed_as_soon_as_its_token_is_gone_or_none(tmp_path):
         assert role_of(token) is None
         place.chmod(0o600)
         assert role_of(token) == role
-        place.write_bytes(token)  # an earlier release left the end of the line away
+        place.write_bytes(token)
         assert role_of(token) == role
         place.unlink()
         assert role_of(token) is None

@@ -15,7 +15,6 @@ from sottovoce.privacy.mechanisms import ShareFraction
 from sottovoce.privacy.own_epsilon import OwnEpsilon
 from sottovoce.rng import Streams
 from sottovoce.stores.device import CohortStore
-from sottovoce.stores.encrypted import StoreFile
 from sottovoce.stores.prepared import Nothing, items_named, things_named
 from sottovoce.stores.session import DeviceSession
 from sottovoce.wire.catalogue import changed
@@ -352,19 +351,3 @@ def test_categories_are_kept_by_item_and_replaced_with_the_catalogue(make):
     assert {name: items.tolist() for name, items in named.items()} == {
         "a": [0], "A": [0], "b": [1], "x": [0, 1], "y": [0, 1],
     }  # fmt: skip
-
-
-def test_a_store_of_the_release_before_is_read_as_it_is(tmp_path, monkeypatch):
-    path, catalogue = tmp_path / "old", "INSERT INTO catalogue VALUES (?, ?, ?)"
-    with monkeypatch.context() as former:
-        former.setattr(StoreFile, "migrations", StoreFile.migrations[:5])
-        with CohortStore.create(path, [(ME, "me")]) as store:
-            store.file.write_many(catalogue, ((n, *item) for n, item in enumerate(CATALOGUE)))
-            store.add_history(ME, HISTORY)
-    with CohortStore.open(path, readonly=True) as store:
-        assert store.categories() == [()] * N_ITEMS
-        assert store.history().n_interactions == len(HISTORY)
-    with CohortStore.open(path) as store:
-        assert store.categories() == [()] * N_ITEMS
-        store.set_catalogue(CATALOGUE, CATEGORIES)
-        assert store.categories() == CATEGORIES

@@ -20,7 +20,6 @@ from sottovoce.privacy.mechanisms import ShareFraction
 from sottovoce.privacy.updates import Clipped
 from sottovoce.rng import Streams
 from sottovoce.stores.device import CohortStore
-from sottovoce.stores.encrypted import StoreFile
 from sottovoce.stores.prepared import Prepared
 from sottovoce.stores.session import DeviceSession
 from sottovoce.wire import reports as report_wire
@@ -154,25 +153,6 @@ def test_labels_are_classes_and_everything_else_is_missing(store):
     assert store.labels([AGE, GENDER]).tolist() == [[-1, 1], [0, -1]]
     assert store.labels([FilterConfig("gender")]).tolist() == [[-1], [-1]]
     assert store.labels([]).shape == (2, 0)
-
-
-def test_a_store_of_a_release_without_attributes_gets_them(tmp_path, monkeypatch):
-    path, current = tmp_path / "old", StoreFile.migrations
-    with monkeypatch.context() as former:
-        former.setattr(StoreFile, "migrations", current[:2])
-        with CohortStore.create(path, [(ME, "me")]) as store:
-            store.add_history(ME, ["1"])
-            store.set_choice(ME, SHARING)
-            with pytest.raises(StoreError):
-                store.attributes(ME)
-    with pytest.raises(StoreError, match="older release"):
-        CohortStore.open(path, readonly=True)
-    with CohortStore.open(path) as store:
-        assert store.attributes(ME) == {}
-        store.set_attribute(ME, "gender", "male")
-        assert (store.interactions(ME), store.choice(ME)) == ([("1", None)], SHARING)
-    with CohortStore.open(path, readonly=True) as store:
-        assert store.attributes(ME) == {"gender": "male"}
 
 
 def test_a_changed_attribute_is_no_change_of_mind_on_record(store):

@@ -2,7 +2,6 @@
 
 import contextlib
 import shutil
-import sqlite3
 from dataclasses import replace
 
 import numpy as np
@@ -11,7 +10,7 @@ import pytest
 from sottovoce.algorithms.drift.aggregated import START, AggregatingOwner
 from sottovoce.algorithms.drift.messages import Interaction, Rows
 from sottovoce.algorithms.drift.system import DRIFTConfig, Orchestrator
-from sottovoce.errors import MessageError, StoreError, UsageError
+from sottovoce.errors import MessageError, UsageError
 from sottovoce.rng import SecretStreams, Streams
 from sottovoce.stores.owner import DataOwner
 from sottovoce.wire.interactions import Identity, begin
@@ -408,15 +407,6 @@ def test_an_older_copy_of_the_store_is_refused_in_one_sentence(house, tmp_path):
         with pytest.raises(MessageError, match="older copy"):  # it came in, and was not counted
             older.request(house.round + 1, -1, flush=False, heard=house.round)
     house.owner.request(house.round + 1, -1, flush=False, heard=house.round)
-
-
-def test_a_store_of_a_release_that_sent_no_sums_is_refused(tmp_path):
-    """Releases before this one ran such a federation as printed."""
-    House(tmp_path / "o").owner.close()
-    with contextlib.closing(sqlite3.connect(tmp_path / "o" / "owner.db")) as link, link:
-        link.execute("UPDATE meta SET value = 1 WHERE name = 'schema'")
-    with pytest.raises(StoreError, match="make a new federation"):
-        DataOwner.open(tmp_path / "o", KEYS)
 
 
 def test_an_owner_as_printed_keeps_no_vectors(tmp_path):

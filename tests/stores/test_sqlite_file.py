@@ -10,7 +10,7 @@ KEY = "ab" * 32
 
 
 class Notes(SQLiteFile):
-    migrations = ("CREATE TABLE notes (text TEXT); CREATE TABLE others (text TEXT)",)
+    schema = "CREATE TABLE notes (text TEXT); CREATE TABLE others (text TEXT)"
     application_id = 77
 
 
@@ -71,7 +71,7 @@ def test_what_was_rolled_back_is_not_held(opened):
 def test_a_newer_file_and_one_of_another_program_are_refused(opened):
     file = opened()
     file.pragma("user_version", 2)
-    with pytest.raises(StoreError, match="newer release"):
+    with pytest.raises(StoreError, match="has format"):
         opened()
     file.pragma("application_id", 78)
     with pytest.raises(StoreError, match="another program"):
@@ -84,7 +84,5 @@ def test_a_script_is_cut_into_statements_and_a_trigger_is_one():
         "CREATE TABLE a (b);",
         trigger,
     ]
-    whole = [s for script in StoreFile.migrations for s in statements(script)]
-    assert sum("CREATE TRIGGER" in s for s in whole) == "".join(StoreFile.migrations).count(
-        "CREATE TRIGGER"
-    )
+    whole = [*statements(StoreFile.schema)]
+    assert sum("CREATE TRIGGER" in s for s in whole) == StoreFile.schema.count("CREATE TRIGGER")

@@ -441,9 +441,7 @@ def _reason_words(why: Mapping[str, Any]) -> str:
     """For whom rounds wait, in a line."""
     party = why["party"] if why["party"].startswith("aggregator") else f"the {why['party']}"
     since = f" since {_clock(why['since'])}" if why["since"] else ""
-    # A server of an earlier release has no sentence for the kind.
-    words = f"{why['words']}: " if "words" in why else ""
-    return f"Waits for {party}{since}: {words}{why['what']}; do: {why['do']}"
+    return f"Waits for {party}{since}: {why['words']}: {why['what']}; do: {why['do']}"
 
 
 def _clock(at: str) -> str:

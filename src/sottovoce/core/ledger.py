@@ -30,7 +30,7 @@ COLUMNS = (
 )
 """What a row has beside its kind."""
 _LATER = ("reports", "report_epsilon", "batch")
-"""Columns that ledgers of former releases do not have."""
+"""Columns that are 0 for releases without randomised reports."""
 
 
 def _none() -> Any:
@@ -161,11 +161,7 @@ def read(path: Path, user: int | None = None) -> pa.Table:
     except (OSError, pa.ArrowException) as error:
         raise CorruptData(f"the ledger {path} cannot be read: {error}") from None
     schema, names = _schema(), list(table.column_names)
-    if names == schema.names[: -len(_LATER)]:
-        for name in _LATER:
-            zeros = np.broadcast_to(_ZEROS[name], table.num_rows)
-            table = table.append_column(schema.field(name), pa.array(zeros))
-    elif names != schema.names:
+    if names != schema.names:
         raise CorruptData(f"{path} is no ledger; its columns are {', '.join(names)}")
     try:
         return table.cast(schema)

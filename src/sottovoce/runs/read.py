@@ -320,9 +320,7 @@ def check_manifest(manifest: Mapping[str, object], path: Path) -> None:
     ]
     for key, name, kind in inner:
         table = manifest[key]
-        # Runs of former releases count no reports: they have none.
-        missing_is = 0 if name == "reports" else None
-        if isinstance(table, dict) and not isinstance(table.get(name, missing_is), kind):
+        if isinstance(table, dict) and not isinstance(table.get(name), kind):
             wrong.append(f"{key}.{name}")
     results = manifest["results"]
     for system, summary in results.items() if isinstance(results, dict) else ():

@@ -191,8 +191,7 @@ class SharesFile(SQLiteFile):
     """Submissions of the present round by what they are bound to and by name: records, in which
     secrets stay sealed, and what travelled beside."""
 
-    migrations = (
-        """
+    schema = """
         CREATE TABLE shares (
             bound BLOB NOT NULL,
             name BLOB NOT NULL,
@@ -202,8 +201,7 @@ class SharesFile(SQLiteFile):
             PRIMARY KEY (bound, name)
         );
         CREATE INDEX shares_by_round ON shares (round);
-        """,
-    )
+        """
     application_id = 0x53564147
     name = "the file of shares"
     kind = "file of shares"

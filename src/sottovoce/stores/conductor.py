@@ -29,8 +29,7 @@ from sottovoce.stores.stamps import stamp, unstamp
 FILE = "flower.db"
 LOCK = "flower.lock"
 STATUS = "flower-status.json"
-_SCHEMAS = (
-    """
+_SCHEMA = """
 CREATE TABLE model (round INTEGER, attempt INTEGER, n_items INTEGER, items BLOB, changed BLOB,
                     terms TEXT);
 CREATE TABLE open_round (round INTEGER, attempt INTEGER, goal INTEGER, numbers BLOB);
@@ -41,27 +40,14 @@ CREATE TABLE owners (number INTEGER PRIMARY KEY, node TEXT);
 CREATE INDEX owned ON owners (node);
 CREATE TABLE refused (reason TEXT PRIMARY KEY, count INTEGER);
 CREATE TABLE target (rounds INTEGER);
-""",
-    "CREATE TABLE allotted (first INTEGER PRIMARY KEY, last INTEGER, node TEXT, name TEXT)",
-    "CREATE TABLE memory (content BLOB)",
-    """
-UPDATE model SET items = stamp(items, 'items', round), changed = stamp(changed, 'changed', round);
-UPDATE memory SET content = stamp(content, 'memory');
-UPDATE open_round SET numbers = stamp(numbers, 'numbers', round, attempt)
-""",
-    """
+CREATE TABLE allotted (first INTEGER PRIMARY KEY, last INTEGER, node TEXT, name TEXT);
+CREATE TABLE memory (content BLOB);
 CREATE TABLE masked (place INTEGER PRIMARY KEY, devices INTEGER, numbers BLOB, body BLOB);
 CREATE TABLE closing (round INTEGER, attempt INTEGER);
-CREATE TABLE published (round INTEGER, items BLOB, offered TEXT)
-""",
-    """
-CREATE TABLE IF NOT EXISTS times (round INTEGER, attempt INTEGER, opened REAL, ended REAL,
-                                  PRIMARY KEY (round, attempt))
-""",
-)
-_STAMPED_SINCE, _PUBLISHED_SINCE, _TIMED_SINCE = 4, 5, 6
-"""The first versions in which contents carry stamps, in which there are versions of a model, and in
-which it is kept when rounds were opened and ended."""
+CREATE TABLE published (round INTEGER, items BLOB, offered TEXT);
+CREATE TABLE times (round INTEGER, attempt INTEGER, opened REAL, ended REAL,
+                    PRIMARY KEY (round, attempt));
+"""
 
 Outcome = Literal["goal", "deadline", "abandoned"]
 
@@ -115,10 +101,9 @@ class Saved:
 class Checkpoint(SQLiteFile):
     """Opened by one conductor for writing; anyone may open it for reading."""
 
-    migrations = _SCHEMAS
+    schema, format = _SCHEMA, 7
     # Models and numbers of devices: nothing in it has to be overwritten when it is deleted.
     pragmas = ("synchronous=FULL",)
-    readable_since = 1
     name = "the checkpoint"
     kind = "checkpoint"
     error = RunError
@@ -147,9 +132,7 @@ class Checkpoint(SQLiteFile):
     def published(self, n_items: int) -> tuple[ModelView | None, list[Mapping[str, Any]]]:
         """The version to recommend by, where that is not always the newest model, and all that were
         offered so far."""
-        row = None
-        if self.version >= _PUBLISHED_SINCE:
-            row = self.row("SELECT round, items, offered FROM published")
+        row = self.row("SELECT round, items, offered FROM published")
         if row is None:
             return None, []
         items = self._finite(self._genuine(row[1], "published", row[0]))
@@ -326,8 +309,6 @@ class Checkpoint(SQLiteFile):
 
     def allotted(self) -> dict[str, tuple[str, Ranges]]:
         """Name and numbers of every node that was given some, in the order of the numbers."""
-        if self.version < 2:
-            return {}
         found: dict[str, tuple[str, Ranges]] = {}
         for first, last, node, name in self.rows("SELECT * FROM allotted ORDER BY first"):
             found[node] = name, (*found.get(node, (name, ()))[1], (first, last))
@@ -358,8 +339,6 @@ class Checkpoint(SQLiteFile):
 
     def opened(self) -> float | None:
         """When the open round was, in seconds since 1970."""
-        if self.version < _TIMED_SINCE:
-            return None
         found: float | None = self.value(
             "SELECT opened FROM times JOIN open_round USING (round, attempt)"
         )
@@ -367,8 +346,6 @@ class Checkpoint(SQLiteFile):
 
     def last_ended(self) -> float | None:
         """When the last attempt at a round did, in seconds since 1970."""
-        if self.version < _TIMED_SINCE:
-            return None
         found: float | None = self.value(
             "SELECT ended FROM times WHERE ended NOTNULL ORDER BY round DESC, attempt DESC LIMIT 1"
         )
@@ -401,8 +378,6 @@ class Checkpoint(SQLiteFile):
 
     def _genuine(self, stamped: bytes, *where: str | int) -> bytes:
         """What was stamped for this place. Raises where it is damaged."""
-        if self.version < _STAMPED_SINCE:
-            return stamped  # of an earlier release, opened for reading
         content = unstamp(stamped, *where)
         if content is None:
             raise RunError(f"{self.path} is damaged; put it back from a copy")

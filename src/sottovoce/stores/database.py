@@ -19,12 +19,10 @@ from sottovoce.errors import ServiceError, UsageError
 from sottovoce.stores.private import private_database
 from sottovoce.stores.stamps import stamp, unstamp
 
-SCHEMA = 3
-"""The version of the tables. A database of a later one is left alone."""
+SCHEMA = 4
+"""The format of the tables. A database of another one is refused."""
 MOST_ROUNDS = 2**31 - 1
 """Of a federation: models name rounds in 32 bits."""
-_UNSTAMPED = 2
-"""The version in which contents had no stamps."""
 
 _metadata = sa.MetaData()
 meta = sa.Table(
@@ -275,12 +273,9 @@ class Database:
             version = self._version(link)
             if version is None:
                 link.execute(meta.insert().values(key="schema", value=str(SCHEMA)))
-            elif version == _UNSTAMPED:
-                _stamp_everything(link)
 
     def require(self) -> None:
-        """Raises where there are no tables, or tables of a version that is not known. Makes none;
-        those of an earlier release are brought up to this one."""
+        """Raise if there are no tables, or tables of another format. Make none."""
         with self.reading() as link:
             there = sa.inspect(link).has_table(meta.name)
             version = self._version(link) if there else None
@@ -289,19 +284,13 @@ class Database:
                 f"{self._name} is empty, but the state of this federation was there before; "
                 "put it back from a copy, or make a new federation in another folder"
             )
-        if version == _UNSTAMPED:
-            self.create()
-            return
-        with self.writing() as link:  # tables that a release of the same version did not have
-            self.take_turn(link)
-            _make_tables(link)
 
     def _version(self, link: sa.Connection) -> int | None:
         found = link.execute(sa.select(meta.c.value).where(meta.c.key == "schema")).scalar()
-        if found not in (None, str(SCHEMA), str(_UNSTAMPED)):
+        if found not in (None, str(SCHEMA)):
             raise ServiceError(
-                f"{self._name} was written by another release of Sottovoce (version {found} of "
-                f"the tables, this release knows {SCHEMA}); use the release that wrote it"
+                f"{self._name} has format {found}, and this release reads format {SCHEMA} alone; "
+                "nothing in it was changed: use the release that wrote it"
             )
         return None if found is None else int(found)
 
@@ -398,19 +387,6 @@ def _make_tables(link: sa.Connection) -> None:
     _metadata.create_all(link)
     for index in (_one_key, _by_state):
         index.create(link, checkfirst=True)
-
-
-def _stamp_everything(link: sa.Connection) -> None:
-    """Bring a database without stamps up to this release, as it is found."""
-    for column in _STAMPED:
-        table = column.table
-        keys = list(table.primary_key)
-        for key in link.execute(sa.select(*keys).where(column.is_not(None))).all():
-            here = [part == value for part, value in zip(keys, key, strict=True)]
-            content = link.execute(sa.select(column).where(*here)).scalar_one()
-            new = stamped(column, bytes(content), *key)
-            link.execute(sa.update(table).where(*here).values({column: new}))
-    link.execute(meta.update().where(meta.c.key == "schema").values(value=str(SCHEMA)))
 
 
 def _prepare_sqlite(connection: object, record: object) -> None:

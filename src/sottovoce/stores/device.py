@@ -26,7 +26,6 @@ from sottovoce.core.one_bit import noise_root
 from sottovoce.errors import DataError, UsageError
 from sottovoce.rng import SECRET_BYTES, SecretStreams, Streams, streams_of
 from sottovoce.stores.device_rounds import drop_outdated, forget_vectors_of, ledger_rows
-from sottovoce.stores.device_schema import WITH_CATEGORIES
 from sottovoce.stores.encrypted import StoreFile
 from sottovoce.stores.person import (
     AT_HOME,
@@ -71,10 +70,6 @@ def streams(file: StoreFile, era: int) -> Streams:
 def coins(file: StoreFile, era: int) -> bytes:
     """The root of the private coins under the `era`-th terms, 32 bytes."""
     root = _read(file, _COINS)
-    if not root:  # a store of a former release
-        with file.transaction():
-            root = _read(file, _COINS) or secrets.token_bytes(NOISE_BYTES)
-            write_entry(file, _COINS, root)
     if era == 0:
         return root
     place = b"terms" + era.to_bytes(8, "little")
@@ -87,20 +82,6 @@ def renew(file: StoreFile) -> None:
     with file.transaction():
         _renew_draws(file)
         write_entry(file, _COINS, secrets.token_bytes(NOISE_BYTES))
-
-
-def renew_weak(file: StoreFile) -> None:
-    """A store of a former release has a key of 64 bits, which could be computed from what was sent,
-    and gets a new one. A trial keeps the key that it was given."""
-    if _is_weak(file):
-        with file.transaction():
-            if _is_weak(file):
-                _renew_draws(file)
-
-
-def _is_weak(file: StoreFile) -> bool:
-    key = _read(file, _DRAWS)
-    return len(key) < SECRET_BYTES and _read(file, _COINS) != noise_root(_number(key))
 
 
 def _renew_draws(file: StoreFile) -> None:
@@ -287,14 +268,7 @@ class CohortStore(PersonalStore):
 
     @classmethod
     def open(cls, path: Path, *, readonly: bool = False, agent: bool = False) -> Self:
-        return cls.over(super().open(path, readonly=readonly, agent=agent).file, readonly)
-
-    @classmethod
-    def over(cls, file: StoreFile, readonly: bool) -> Self:
-        """The store in a file that was opened so."""
-        if not readonly:
-            renew_weak(file)
-        return cls(file)
+        return cls(super().open(path, readonly=readonly, agent=agent).file)
 
     # --- users and secrets -----------------------------------------------------------------------
 
@@ -394,9 +368,8 @@ class CohortStore(PersonalStore):
     def categories(self) -> list[tuple[str, ...]]:
         """Of every item of the catalogue, by item number."""
         found: list[list[str]] = [[] for _ in range(len(self.catalogue()))]
-        if self.file.version >= WITH_CATEGORIES:
-            for item, name in self.file.rows("SELECT item, name FROM categories ORDER BY 1, 2"):
-                found[item].append(name)
+        for item, name in self.file.rows("SELECT item, name FROM categories ORDER BY 1, 2"):
+            found[item].append(name)
         return [tuple(names) for names in found]
 
     def former_titles(self) -> list[tuple[str, ...]]:

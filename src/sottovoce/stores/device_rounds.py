@@ -19,7 +19,6 @@ from sottovoce.core.ledger import Ledger
 from sottovoce.core.messages import ModelView
 from sottovoce.parties.device import Contents
 from sottovoce.stores.encrypted import StoreFile
-from sottovoce.wire.frames import PROTOCOL
 from sottovoce.wire.terms import Terms
 
 if TYPE_CHECKING:
@@ -358,11 +357,8 @@ def drop_outdated(file: StoreFile, reason: str) -> None:
 
 
 def kept_terms(text: str) -> Terms:
-    """Terms that a store holds. What a former release wrote means the same in this one's words."""
-    table = json.loads(text)
-    if isinstance(table, dict) and table.get("protocol") == 1:
-        table |= {"protocol": PROTOCOL, "link": {"name": "direct"}}
-    return Terms.from_table(table)
+    """Terms that a store holds."""
+    return Terms.from_table(json.loads(text))
 
 
 def ledger_rows(file: StoreFile, number: int | None) -> pa.Table:

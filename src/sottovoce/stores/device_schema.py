@@ -1,5 +1,4 @@
-"""What is in a store, as SQL. Each entry of `MIGRATIONS` brings a store one version further;
-entries are never changed once they were released, only added.
+"""What is in a store, as SQL.
 
 Promises that the database itself keeps, whatever a program does: choices and agreed terms are only
 ever added, a budget never falls, and what left stays on record, message by message and request by
@@ -11,7 +10,10 @@ from __future__ import annotations
 APPLICATION_ID = 0x53564F43
 """Marks a file as a store ("SVOC")."""
 
-_FIRST = """
+FORMAT = 8
+"""Of a store. A file of another format is refused."""
+
+SCHEMA = """
 CREATE TABLE meta (
     name TEXT PRIMARY KEY,
     value BLOB NOT NULL
@@ -19,7 +21,11 @@ CREATE TABLE meta (
 
 CREATE TABLE users (
     number INTEGER PRIMARY KEY CHECK (number BETWEEN 0 AND 4294967295),
-    name TEXT NOT NULL
+    name TEXT NOT NULL,
+    -- In a federation of data owners a user has a key, and a pass once she is enrolled.
+    private BLOB,
+    pass BLOB,
+    departure TEXT NOT NULL DEFAULT '' CHECK (departure IN ('', 'asked', 'done'))
 ) STRICT;
 
 CREATE TABLE catalogue (
@@ -40,7 +46,9 @@ CREATE TABLE consent (
     version INTEGER PRIMARY KEY AUTOINCREMENT,
     number INTEGER NOT NULL REFERENCES users ON UPDATE CASCADE,
     choice TEXT NOT NULL,
-    changed_at INTEGER NOT NULL
+    changed_at INTEGER NOT NULL,
+    -- A choice was made in sight of the data owners up to this number: later ones get nothing.
+    shown INTEGER NOT NULL DEFAULT -1
 ) STRICT;
 CREATE INDEX consent_by_user ON consent (number, version);
 
@@ -84,6 +92,9 @@ CREATE TABLE rounds (
     prepared_at INTEGER NOT NULL,
     left_at INTEGER,
     reason TEXT NOT NULL DEFAULT '',
+    -- What a report was at the socket, in the envelope in which it left.
+    body_bytes INTEGER NOT NULL DEFAULT 0,
+    body_sha256 TEXT NOT NULL DEFAULT '',
     PRIMARY KEY (era, round, attempt)
 ) STRICT;
 
@@ -97,6 +108,9 @@ CREATE TABLE ledger (
     negative_rows INTEGER NOT NULL,
     bytes INTEGER NOT NULL,
     epsilon REAL NOT NULL,
+    reports INTEGER NOT NULL DEFAULT 0,
+    report_epsilon REAL NOT NULL DEFAULT 0,
+    batch INTEGER NOT NULL DEFAULT 0,
     PRIMARY KEY (era, round, attempt, number),
     FOREIGN KEY (era, round, attempt) REFERENCES rounds
 ) STRICT, WITHOUT ROWID;
@@ -110,12 +124,13 @@ CREATE TABLE budget (
     negative_rows INTEGER NOT NULL,
     bytes INTEGER NOT NULL,
     epsilon REAL NOT NULL,
+    reports INTEGER NOT NULL DEFAULT 0,
     PRIMARY KEY (number, kind)
 ) STRICT, WITHOUT ROWID;
 
 CREATE TRIGGER consent_stays BEFORE DELETE ON consent
 BEGIN SELECT RAISE(ABORT, 'a choice that was made stays on record'); END;
-CREATE TRIGGER consent_is_new BEFORE UPDATE OF version, choice, changed_at ON consent
+CREATE TRIGGER consent_is_new BEFORE UPDATE OF version, choice, shown, changed_at ON consent
 BEGIN SELECT RAISE(ABORT, 'a change of mind is a new record'); END;
 CREATE TRIGGER terms_stay BEFORE DELETE ON terms
 BEGIN SELECT RAISE(ABORT, 'terms that were agreed to stay on record'); END;
@@ -126,6 +141,7 @@ BEGIN SELECT RAISE(ABORT, 'a budget that was spent stays spent'); END;
 CREATE TRIGGER budget_never_falls BEFORE UPDATE ON budget
 WHEN new.releases < old.releases OR new.positive_rows < old.positive_rows
     OR new.negative_rows < old.negative_rows OR new.bytes < old.bytes OR new.epsilon < old.epsilon
+    OR new.reports < old.reports
 BEGIN SELECT RAISE(ABORT, 'a budget never falls'); END;
 CREATE TRIGGER ledger_stays BEFORE DELETE ON ledger
 WHEN (SELECT state FROM rounds WHERE (era, round, attempt) = (old.era, old.round, old.attempt))
@@ -136,13 +152,6 @@ BEGIN SELECT RAISE(ABORT, 'a round stays on record'); END;
 CREATE TRIGGER rounds_have_left BEFORE UPDATE OF state ON rounds
 WHEN old.state IN ('left', 'arrived', 'refused') AND new.state IN ('prepared', 'dropped')
 BEGIN SELECT RAISE(ABORT, 'what left cannot be taken back'); END;
-"""
-
-_REPORTS = """
-ALTER TABLE ledger ADD COLUMN reports INTEGER NOT NULL DEFAULT 0;
-ALTER TABLE ledger ADD COLUMN report_epsilon REAL NOT NULL DEFAULT 0;
-ALTER TABLE ledger ADD COLUMN batch INTEGER NOT NULL DEFAULT 0;
-ALTER TABLE budget ADD COLUMN reports INTEGER NOT NULL DEFAULT 0;
 
 -- How many randomised reports of which ε have left, under whatever terms and whatever became of
 -- them, in batches of at least so many. Whole numbers: no sum of them drifts.
@@ -154,20 +163,12 @@ CREATE TABLE spent (
     PRIMARY KEY (number, epsilon, batch)
 ) STRICT, WITHOUT ROWID;
 
-DROP TRIGGER budget_never_falls;
-CREATE TRIGGER budget_never_falls BEFORE UPDATE ON budget
-WHEN new.releases < old.releases OR new.positive_rows < old.positive_rows
-    OR new.negative_rows < old.negative_rows OR new.bytes < old.bytes OR new.epsilon < old.epsilon
-    OR new.reports < old.reports
-BEGIN SELECT RAISE(ABORT, 'a budget never falls'); END;
 CREATE TRIGGER spent_stays BEFORE DELETE ON spent
 BEGIN SELECT RAISE(ABORT, 'a budget that was spent stays spent'); END;
 CREATE TRIGGER spent_never_falls BEFORE UPDATE OF epsilon, batch, reports ON spent
 WHEN new.reports < old.reports OR new.epsilon <> old.epsilon OR new.batch <> old.batch
 BEGIN SELECT RAISE(ABORT, 'a budget never falls'); END;
-"""
 
-_ATTRIBUTES = """
 -- What the device knows of its owner. Not on record: what is forgotten is gone.
 CREATE TABLE attributes (
     number INTEGER NOT NULL REFERENCES users ON UPDATE CASCADE,
@@ -176,9 +177,7 @@ CREATE TABLE attributes (
     changed_at INTEGER NOT NULL,
     PRIMARY KEY (number, name)
 ) STRICT, WITHOUT ROWID;
-"""
 
-_CONTACTS = """
 -- Requests that say that a device is there, and nothing of its history: written before they leave.
 CREATE TABLE contacts (
     id INTEGER PRIMARY KEY AUTOINCREMENT,
@@ -187,34 +186,15 @@ CREATE TABLE contacts (
     what TEXT NOT NULL,
     bytes INTEGER NOT NULL,
     epsilon REAL NOT NULL,
-    at INTEGER NOT NULL
+    at INTEGER NOT NULL,
+    -- With data owners, all requests that have anything of a user's in them.
+    owner INTEGER,
+    interactions INTEGER NOT NULL DEFAULT 0,
+    messages INTEGER NOT NULL DEFAULT 0
 ) STRICT;
 CREATE INDEX contacts_by_user ON contacts (number);
 CREATE TRIGGER contacts_stay BEFORE DELETE ON contacts
 BEGIN SELECT RAISE(ABORT, 'what left stays on record'); END;
-CREATE TRIGGER contacts_are_fixed
-BEFORE UPDATE OF id, party, what, bytes, epsilon, at ON contacts
-BEGIN SELECT RAISE(ABORT, 'what left stays on record'); END;
-"""
-
-_OWNERS = """
--- A user of a federation of data owners has a key, and a pass once she is enrolled.
-ALTER TABLE users ADD COLUMN private BLOB;
-ALTER TABLE users ADD COLUMN pass BLOB;
-ALTER TABLE users ADD COLUMN departure TEXT NOT NULL DEFAULT ''
-    CHECK (departure IN ('', 'asked', 'done'));
-
--- A choice was made in sight of the data owners up to this number: later ones are told nothing.
-ALTER TABLE consent ADD COLUMN shown INTEGER NOT NULL DEFAULT -1;
-DROP TRIGGER consent_is_new;
-CREATE TRIGGER consent_is_new BEFORE UPDATE OF version, choice, shown, changed_at ON consent
-BEGIN SELECT RAISE(ABORT, 'a change of mind is a new record'); END;
-
--- From here on, all requests with anything of a user's in them that are no reports of a round.
-ALTER TABLE contacts ADD COLUMN owner INTEGER;
-ALTER TABLE contacts ADD COLUMN interactions INTEGER NOT NULL DEFAULT 0;
-ALTER TABLE contacts ADD COLUMN messages INTEGER NOT NULL DEFAULT 0;
-DROP TRIGGER contacts_are_fixed;
 CREATE TRIGGER contacts_are_fixed
 BEFORE UPDATE OF id, party, what, bytes, epsilon, at, owner, interactions, messages ON contacts
 BEGIN SELECT RAISE(ABORT, 'what left stays on record'); END;
@@ -274,18 +254,14 @@ CREATE TRIGGER counters_stay BEFORE DELETE ON counters
 BEGIN SELECT RAISE(ABORT, 'a number is given out once'); END;
 CREATE TRIGGER counters_never_fall BEFORE UPDATE ON counters WHEN new.next < old.next
 BEGIN SELECT RAISE(ABORT, 'a number is given out once'); END;
-"""
 
-_CATEGORIES = """
 -- Categories of the catalogue's items, where a federation names them.
 CREATE TABLE categories (
     item INTEGER NOT NULL,
     name TEXT NOT NULL CHECK (name <> ''),
     PRIMARY KEY (item, name)
 ) STRICT, WITHOUT ROWID;
-"""
 
-_CONTENTS = """
 -- Which of a user's own items were in a report, by number, and how much of each (f4); of stores of
 -- one user. For her eyes: nothing here leaves.
 CREATE TABLE contents (
@@ -302,48 +278,6 @@ CREATE TRIGGER contents_stay BEFORE DELETE ON contents
 WHEN (SELECT state FROM rounds WHERE (era, round, attempt) = (old.era, old.round, old.attempt))
     IN ('left', 'arrived', 'refused')
 BEGIN SELECT RAISE(ABORT, 'what left stays on record'); END;
--- What a report was at the socket, in the envelope in which it left.
-ALTER TABLE rounds ADD COLUMN body_bytes INTEGER NOT NULL DEFAULT 0;
-ALTER TABLE rounds ADD COLUMN body_sha256 TEXT NOT NULL DEFAULT '';
 CREATE TRIGGER contents_are_fixed BEFORE UPDATE OF era, round, attempt, items, weights ON contents
 BEGIN SELECT RAISE(ABORT, 'what left stays on record'); END;
 """
-
-MIGRATIONS: tuple[str, ...] = (
-    _FIRST,
-    _REPORTS,
-    _ATTRIBUTES,
-    _CONTACTS,
-    _OWNERS,
-    _CATEGORIES,
-    _CONTENTS,
-)
-WITH_OWNERS, WITH_CATEGORIES, WITH_CONTENTS = 5, 6, 7
-"""The first versions that know federations of data owners, categories of items, and what was in
-reports."""
-
-# Users of data owners had a file of their own kind before: what was in it, and where it is now.
-
-USERS_ID = 0x53565553
-"""Marked such a file ("SVUS")."""
-_TABLES = ("ledger", "messages", "counters", "owners", "seen", "consent", "users", "meta")
-USERS_OUT = "".join(
-    f"CREATE TEMP TABLE former_{name} AS SELECT * FROM main.{name}; DROP TABLE main.{name};\n"
-    for name in _TABLES
-)
-USERS_IN = """
-INSERT INTO meta SELECT name, value FROM former_meta;
-INSERT INTO users (number, name, private, pass, departure)
-    SELECT id, name, private, pass, departure FROM former_users;
-INSERT INTO consent (version, number, choice, shown, changed_at)
-    SELECT version, user, choice, shown, changed_at FROM former_consent;
-INSERT INTO seen SELECT user, item FROM former_seen;
-INSERT INTO owners SELECT number, name, public FROM former_owners;
-INSERT INTO counters SELECT user, owner, next FROM former_counters;
-INSERT INTO messages SELECT
-    user, owner, sequence, kind, item, time, state, sends, unanswered, reason FROM former_messages;
-INSERT INTO contacts
-    (id, number, party, what, bytes, epsilon, at, owner, interactions, messages)
-    SELECT id, user, party, what, bytes, epsilon, at, owner, interactions, messages
-    FROM former_ledger;
-""" + "".join(f"DROP TABLE temp.former_{name};\n" for name in _TABLES)

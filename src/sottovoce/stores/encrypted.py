@@ -13,34 +13,21 @@ from typing import Any, ClassVar
 import apsw
 
 from sottovoce.errors import StoreError
-from sottovoce.stores.device_schema import (
-    APPLICATION_ID,
-    MIGRATIONS,
-    USERS_ID,
-    USERS_IN,
-    USERS_OUT,
-    WITH_OWNERS,
-)
-from sottovoce.stores.file import SQLiteFile, statements
+from sottovoce.stores.device_schema import APPLICATION_ID, FORMAT, SCHEMA
+from sottovoce.stores.file import SQLiteFile
 from sottovoce.stores.locking import is_locked, try_lock
 from sottovoce.stores.private import others_may, sync_folder, write_new
 
 DATABASE, KEY, LOCK = "store.db", "store.key", "agent.lock"
 
 
-class FormerFile(StoreError):
-    """A file of users of data owners, of the release before; opening it for writing is enough."""
-
-
 class StoreFile(SQLiteFile):
     """The file of a person's store, which one process at a time may serve as its agent."""
 
-    migrations = MIGRATIONS
+    schema, format = SCHEMA, FORMAT
     application_id = APPLICATION_ID
-    readable_since = WITH_OWNERS - 1  # what it lacks is asked for by version, or not at all
     made_by: ClassVar[str] = "sottovoce device init {folder}"
     """The command that makes such a store."""
-    written_by = "sottovoce serve device"
     strange = "cannot be read: it is no {kind}, or the store.key beside it is another's"
     in_use = "is in use by another process; one agent at a time may serve it"
     lock = LOCK
@@ -110,27 +97,6 @@ class StoreFile(SQLiteFile):
                 copy.close()
         if damaged:
             raise StoreError(f"the store {folder / DATABASE} is damaged; no copy was made")
-
-    def _known_version(self) -> int:
-        if self.pragma("application_id") == USERS_ID:
-            if self.readonly:
-                raise FormerFile(
-                    f"{self.name} {self.path} was written by an older release of Sottovoce; open "
-                    "it once for writing, for example with `sottovoce device send`"
-                )
-            self._adopt()
-        return super()._known_version()
-
-    def _adopt(self) -> None:
-        """Bring a file of users of data owners to the form of all stores, in one transaction."""
-        with self.transaction():
-            if self.pragma("application_id") != USERS_ID:
-                return  # another process was faster
-            for script in (USERS_OUT, *self.migrations, USERS_IN):
-                for statement in statements(script):
-                    self._open.execute(statement)
-            self.pragma("user_version", len(self.migrations))
-            self.pragma("application_id", self.application_id)
 
     @classmethod
     def erase(cls, folder: Path) -> None:

@@ -51,9 +51,10 @@ class SQLiteFile:
     """One connection. Several threads may use it, one at a time; several processes may have the
     file open, of which one at a time may hold its lock."""
 
-    migrations: ClassVar[tuple[str, ...]] = ()
-    """What each version adds to the one before; entries are never changed, only added. A store
-    without any looks after its version itself."""
+    schema: ClassVar[str] = ""
+    """The tables. A store without any looks after them itself."""
+    format: ClassVar[int] = 1
+    """The number of this schema. A file of another format is refused."""
     application_id: ClassVar[int] = 0
     pragmas: ClassVar[tuple[str, ...]] = (
         "synchronous=FULL",
@@ -62,8 +63,6 @@ class SQLiteFile:
         "foreign_keys=ON",
     )
     busy_seconds: ClassVar[float] = 5.0
-    readable_since: ClassVar[int | None] = None
-    """The oldest version that can be read as it is; None for the newest alone."""
 
     name: ClassVar[str] = "the store"
     """How sentences call it."""
@@ -71,8 +70,6 @@ class SQLiteFile:
     strange: ClassVar[str] = "cannot be used: it is damaged or no {kind}; put back a copy of it"
     """Said if the file is no database."""
     taken: ClassVar[str] = "holds a store already; choose another place"
-    written_by: ClassVar[str] = "the program whose it is"
-    """The command that opens it for writing."""
     in_use: ClassVar[str] = "is in use by another process; stop that one first"
     lock: ClassVar[str] = ""
     """The name of the lock beside it."""
@@ -98,8 +95,6 @@ class SQLiteFile:
         self._errors, self._changes = _encrypted_driver() if key else _plain_driver()
         self._held: dict[str, tuple[tuple[str, ...], Any]] = {}
         self._held_at: int | None = None
-        self.version = 0
-        """Of the tables, if the file has a version."""
         try:
             if not (key or readonly):
                 self._make_private(make)
@@ -108,14 +103,14 @@ class SQLiteFile:
                 for pragma in self.pragmas:
                     self._connection.execute(f"PRAGMA {pragma}")
                 empty = self.pragma("schema_version") == 0
-                if empty and not make and self.migrations:
+                if empty and not make and self.schema:
                     raise self.error(
                         f"{self.name} {path} is empty, and no {self.kind}; put back a copy of it"
                     )
                 if not readonly:
                     self.pragma("journal_mode", "WAL")
-                if self.migrations:
-                    self._migrate(fill)
+                if self.schema:
+                    self._lay_out(fill)
         except BaseException:
             self.close()
             raise
@@ -298,45 +293,36 @@ class SQLiteFile:
             words = words.format(kind=self.kind) or f"cannot be used: {error}; {_SAFE}"
             raise self.error(f"{self.name} {self.path} {words}") from None
 
-    def _migrate(self, fill: Callable[[Any], None] | None) -> None:
-        """Bring an older file up to date; refuse a newer one, and other programs' files."""
-        known = len(self.migrations)
-        self.version = self._known_version()
-        if self.version == known and fill is None:
+    def _lay_out(self, fill: Callable[[Any], None] | None) -> None:
+        """Give an empty file its tables; refuse files of another format and of other programs."""
+        if self._is_laid_out() and fill is None:
             return
-        if self.readonly:
-            if self.readable_since is not None and self.version >= self.readable_since:
-                return
-            raise self.version_error(
-                f"{self.name} {self.path} was written by an older release of Sottovoce; open it "
-                f"once for writing, for example with `{self.written_by}`"
-            )
         with self.transaction():
             # Once more, now that no other process can be at it.
-            version = self._known_version()
-            if fill is not None and version:
-                raise self.error(f"{self.path} {self.taken}")
-            for script in self.migrations[version:]:
-                for statement in statements(script):
-                    self._open.execute(statement)
-            self.pragma("user_version", known)
+            if self._is_laid_out():
+                if fill is not None:
+                    raise self.error(f"{self.path} {self.taken}")
+                return
+            for statement in statements(self.schema):
+                self._open.execute(statement)
+            self.pragma("user_version", self.format)
             self.pragma("application_id", self.application_id)
             if fill is not None:
                 fill(self)
-        self.version = known
 
-    def _known_version(self) -> int:
-        version = int(self.pragma("user_version"))
-        ours = self.pragma("application_id") == self.application_id
-        if not ours and self.pragma("schema_version"):
+    def _is_laid_out(self) -> bool:
+        """Whether the tables are there. Raises if they are another program's or format's."""
+        if not self.pragma("schema_version"):
+            return False
+        if self.pragma("application_id") != self.application_id:
             raise self.error(f"{self.name} {self.path} is a database of another program")
-        if version > len(self.migrations):
+        found = int(self.pragma("user_version"))
+        if found != self.format:
             raise self.version_error(
-                f"{self.name} {self.path} was written by a newer release of Sottovoce (version "
-                f"{version} of the store, this one knows {len(self.migrations)}); install that "
-                "release again"
+                f"{self.name} {self.path} has format {found}, and this release reads format "
+                f"{self.format} alone; nothing in it was changed: use the release that wrote it"
             )
-        return version
+        return True
 
 
 def statements(script: str) -> Iterator[str]:

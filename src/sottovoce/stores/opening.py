@@ -20,7 +20,7 @@ def open_store(
     file = PersonalStore.open(path, readonly=readonly, agent=agent).file
     try:
         if ISSUER not in entries(file):
-            return CohortStore.over(file, readonly)
+            return CohortStore(file)
         from sottovoce.stores.user import UserStore  # few need what it needs
 
         return UserStore(file)

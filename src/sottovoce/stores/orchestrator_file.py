@@ -5,8 +5,7 @@ from __future__ import annotations
 from sottovoce.stores.file import SQLiteFile
 
 DATABASE = "orchestrator.db"
-_SCHEMAS = (
-    """
+_SCHEMA = """
 CREATE TABLE meta (name TEXT PRIMARY KEY, value) WITHOUT ROWID;
 CREATE TABLE catalogue (item INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE);
 CREATE TABLE invitations (token BLOB PRIMARY KEY, user INTEGER UNIQUE) WITHOUT ROWID;
@@ -20,19 +19,14 @@ CREATE TABLE holdings (owner INTEGER, item INTEGER, PRIMARY KEY (owner, item)) W
 CREATE TABLE rounds (round INTEGER PRIMARY KEY, flush INTEGER NOT NULL, names TEXT NOT NULL,
                      seconds REAL NOT NULL, version INTEGER NOT NULL);
 CREATE TABLE open_round (round INTEGER, flush INTEGER, requested INTEGER);
-CREATE TABLE refused (reason TEXT PRIMARY KEY, count INTEGER NOT NULL) WITHOUT ROWID
-""",
-    "CREATE TABLE heard (owner INTEGER PRIMARY KEY, round INTEGER NOT NULL)",
-    """
-UPDATE users SET row = stamp(row, 'users', number);
-UPDATE items SET row = stamp(row, 'items', number)
-""",
-    "CREATE TABLE IF NOT EXISTS ended (round INTEGER PRIMARY KEY, at REAL NOT NULL)",
-)
+CREATE TABLE refused (reason TEXT PRIMARY KEY, count INTEGER NOT NULL) WITHOUT ROWID;
+CREATE TABLE heard (owner INTEGER PRIMARY KEY, round INTEGER NOT NULL);
+CREATE TABLE ended (round INTEGER PRIMARY KEY, at REAL NOT NULL);
+"""
 
 
 class OrchestratorFile(SQLiteFile):
-    migrations = _SCHEMAS
+    schema, format = _SCHEMA, 5
     application_id = 0x53564F31
     busy_seconds = 20.0
     kind = "orchestrator's store"

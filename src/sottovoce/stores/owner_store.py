@@ -32,15 +32,6 @@ from sottovoce.stores.stamps import stamp, unstamp
 
 # Blocks as a data owner's store holds them: packed, and stamped for their place.
 
-STAMP_BLOCKS = """
-UPDATE parts SET negatives = stamp(negatives, 'parts', 0, user, part),
-                 positives = stamp(positives, 'parts', 1, user, part);
-UPDATE blocks SET negatives = stamp(negatives, 'blocks', 0, user, place),
-                  positives = stamp(positives, 'blocks', 1, user, place);
-"""
-"""Brings tables of an earlier release up to this one, within a connection that knows `stamp`."""
-
-
 DRAWN = 1 << 31
 """Beside an item's or a user's number: the item was drawn for her and not touched. Numbers are
 smaller."""
@@ -82,14 +73,6 @@ CREATE TABLE vectors (user INTEGER PRIMARY KEY, row BLOB NOT NULL);
 CREATE TABLE sums (item INTEGER PRIMARY KEY, row BLOB NOT NULL, people BLOB NOT NULL);
 CREATE TABLE sent (item INTEGER PRIMARY KEY, row BLOB NOT NULL);
 """
-
-
-STAMP_SUMS = """
-UPDATE vectors SET row = stamp(row, 'vectors', user);
-UPDATE sums SET row = stamp(row, 'sums', item), people = stamp(people, 'people', item);
-UPDATE sent SET row = stamp(row, 'sent', item);
-"""
-"""Brings tables of an earlier release up to this one, within a connection that knows `stamp`."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -190,8 +173,6 @@ def _genuine(stamped: bytes, table: str, key: int) -> bytes:
 
 DATABASE = "owner.db"
 SCHEMAS = {"printed": 3, "aggregated": 4}
-_UNSTAMPED = {1: "printed", 2: "aggregated"}
-"""Earlier versions, in which contents had no stamps."""
 NONE = -1
 """In the place of a round that has not been."""
 
@@ -481,21 +462,16 @@ class OwnerStore(SQLiteFile):
     def _read_facts(self) -> OwnerFacts:
         meta = dict(self.rows("SELECT name, value FROM meta"))
         schema = meta.get("schema")
-        if schema not in SCHEMAS.values() and schema not in _UNSTAMPED:
+        if schema not in SCHEMAS.values():
             raise StoreError(
-                f"{self.path} was written by another release of Sottovoce (version {schema} of "
-                f"the tables, this release knows {', '.join(map(str, SCHEMAS.values()))}); use the "
-                "release that wrote it"
+                f"{self.path} has format {schema}, and this release reads formats "
+                f"{' and '.join(map(str, SCHEMAS.values()))} alone; nothing in it was changed: use "
+                "the release that wrote it"
             )
         try:
             settings = config.build(DRIFTConfig, json.loads(meta["settings"]), "settings")
-            if schema in _UNSTAMPED and _UNSTAMPED[schema] == settings.release:
-                schema = self._stamp_everything(settings.release)
             if schema != SCHEMAS[settings.release]:
-                raise StoreError(
-                    f"{self.path} was made by a release of Sottovoce that sent the gradients of "
-                    "single users in this federation, and no sums; make a new federation"
-                )
+                raise ValueError
             return OwnerFacts(
                 int(meta["number"]),
                 str(meta["name"]),
@@ -506,15 +482,6 @@ class OwnerStore(SQLiteFile):
             )
         except (KeyError, ValueError, TypeError, ConfigError):
             raise StoreError(f"{self.path} is damaged; put back a copy of it") from None
-
-    def _stamp_everything(self, release: str) -> int:
-        """Bring a store of an earlier release up to this one, as it is found; its version now."""
-        script = STAMP_BLOCKS + (STAMP_SUMS if release == "aggregated" else "")
-        with self.transaction():
-            for statement in statements(script):
-                self.write(statement)
-            self._set(schema=SCHEMAS[release])
-        return SCHEMAS[release]
 
     def _value(self, name: str) -> int:
         return int(self.value("SELECT value FROM meta WHERE name = ?", [name]))

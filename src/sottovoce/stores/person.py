@@ -19,8 +19,7 @@ from typing import Self
 
 from sottovoce.core.consent import Choice
 from sottovoce.errors import DataError
-from sottovoce.stores.device_schema import WITH_OWNERS
-from sottovoce.stores.encrypted import FormerFile, StoreFile
+from sottovoce.stores.encrypted import StoreFile
 
 _STOPPED = "stopped"
 ISSUER = "issuer"
@@ -71,11 +70,7 @@ class PersonalStore:
     def open(cls, path: Path, *, readonly: bool = False, agent: bool = False) -> Self:
         """`agent=True` is for the one process that serves the store's users; a second one is
         refused. Others, readers and writers, may come and go meanwhile."""
-        try:
-            file = StoreFile(Path(path), readonly=readonly, agent=agent)
-        except FormerFile:
-            StoreFile(Path(path)).close()  # which brings it up to date
-            file = StoreFile(Path(path), readonly=readonly, agent=agent)
+        file = StoreFile(Path(path), readonly=readonly, agent=agent)
         try:
             return cls(file)
         except BaseException:
@@ -195,9 +190,10 @@ class PersonalStore:
         """What has left, or may have, oldest first; of one user or of all. The reports of a
         federation of devices are beside it (`CohortStore.ledger`)."""
         where, values = ("", []) if number is None else ("WHERE number = ?", [int(number)])
-        # A store of the release before may be read as it is.
-        more = "NULL, 0, 0" if self.file.version < WITH_OWNERS else "owner, interactions, messages"
-        sql = f"SELECT number, party, what, bytes, epsilon, at, {more} FROM contacts {where}"
+        sql = (
+            "SELECT number, party, what, bytes, epsilon, at, owner, interactions, messages "
+            f"FROM contacts {where}"
+        )
         return [
             RequestSent(user, owner, party, what, interactions, messages, size, epsilon, at)
             for user, party, what, size, epsilon, at, owner, interactions, messages in (

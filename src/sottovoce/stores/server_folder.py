@@ -517,10 +517,9 @@ def open_folder(path: Path) -> ServerFolder:
             Terms.from_table(table.get("terms")),
             size or _part(table, "cohort_size", int),
             _part(table, "rounds", int),
-            _root_key(table),
+            _part(table, "root_key", int),
             rules,
-            # Folders of earlier releases have none.
-            config.build(Defence, table.get("defence", {}), "defence"),
+            config.build(Defence, _part(table, "defence", dict), "defence"),
         )
     except (ConfigError, MessageError) as error:
         raise ServiceError(f"{place}: {error}") from None
@@ -598,13 +597,6 @@ def require_address(server: str, option: str = "--server") -> None:
     plain = f"{parts.scheme}://{name}" + ("" if port is None else f":{port}")
     if server.lower() != plain or not re.fullmatch(r"[a-z0-9.:_\[\]-]+", name):
         raise wrong
-
-
-def _root_key(table: Mapping[str, Any]) -> int:
-    """Who is asked must not follow from who was asked before. Folders of earlier releases have a
-    key of 64 bits; it has made the first model, and nobody needs it any more."""
-    key: int = _part(table, "root_key", int)
-    return key if key >> 64 or table.get("trial") else secrets.randbits(ROOT_BITS)
 
 
 def _part(table: Mapping[str, Any], name: str, kind: type[Any]) -> Any:

@@ -232,8 +232,6 @@ class Answers:
         self.last = _answered_in(place, "put the right file back")
         self.unnoted = ""
         """Why what is told cannot be noted outside the folder."""
-        if b'"stamp"' not in place.read_bytes():
-            self._write(self.last)
         with self._alone():
             self.was_set_back = self._catch_up()
             """Whether the folder lacked what the note says."""
@@ -477,11 +475,8 @@ def _answered_in(place: Path, advice: str) -> Answered:
     """Return what such a file says."""
     try:
         table = json.loads(place.read_bytes())
-        found = Answered(
-            int(table["round"]), bytes.fromhex(table["set"]), int(table.get("spent", 0))
-        )
-        # Earlier releases wrote no stamp.
-        if table.get("stamp", _stamp(found)) != _stamp(found):
+        found = Answered(int(table["round"]), bytes.fromhex(table["set"]), int(table["spent"]))
+        if table["stamp"] != _stamp(found):
             raise ValueError("damaged")
         return found
     except FileNotFoundError:
@@ -494,9 +489,7 @@ def _answered_in(place: Path, advice: str) -> Answered:
 
 
 def _content(answered: Answered) -> bytes:
-    table: dict[str, int | str] = {"round": answered.round, "set": answered.name.hex()}
-    if answered.spent:
-        table["spent"] = answered.spent
+    table = {"round": answered.round, "set": answered.name.hex(), "spent": answered.spent}
     return json.dumps(table | {"stamp": _stamp(answered)}).encode() + b"\n"
 
 

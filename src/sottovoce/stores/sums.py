@@ -18,7 +18,6 @@ from sottovoce.stores.database import (
     genuine,
     left_out,
     stamped,
-    submissions,
     summed_seeds,
     sums,
     unsummed,
@@ -243,19 +242,6 @@ def forget(link: sa.Connection, round: int) -> None:
     for table in (unsummed, sums, summed_seeds):
         link.execute(table.delete().where(table.c.round <= round))
     link.execute(left_out.delete().where(left_out.c.round <= round - _REMEMBERED))
-
-
-def take_over(link: sa.Connection, round: int, attempt: int) -> None:
-    """The messages of a round that an earlier release has opened, which it kept elsewhere."""
-    moved: list[int] = []
-    for part in records.bodies(link, round, attempt, _AT_ONCE):
-        keep(link, [records.Submission(round, attempt, n, b"", body) for n, body in part])
-        moved += [number for number, _ in part]
-    for numbers in records.in_parts(moved):
-        here = submissions.c.number.in_(numbers)
-        link.execute(
-            submissions.update().where(*_is(submissions, round, attempt), here).values(body=None)
-        )
 
 
 def _is(table: sa.Table, round: int, attempt: int) -> tuple[sa.ColumnElement[bool], ...]:

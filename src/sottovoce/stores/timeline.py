@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sottovoce.errors import DataError
-from sottovoce.stores.device_schema import WITH_CONTENTS
 from sottovoce.stores.encrypted import StoreFile
 
 if TYPE_CHECKING:
@@ -103,10 +102,8 @@ def line(file: StoreFile, number: int, name: str) -> Line:
 def contents(
     file: StoreFile, number: int, terms: int, round: int, attempt: int
 ) -> tuple[NDArray[np.int32], NDArray[np.float32]] | None:
-    """Numbers of her own items that are in a report, and how much of each; None where a former
-    release did not keep that."""
-    if file.version < WITH_CONTENTS:
-        return None
+    """Numbers of the user's own items that are in a report, and how much of each; None if the store
+    has several users, of whom that is not kept."""
     row = file.row(
         "SELECT items, weights FROM contents WHERE (era, round, attempt, number) = (?, ?, ?, ?)",
         [terms, round, attempt, number],
@@ -138,12 +135,9 @@ _CONTACTS = (
 
 def _reports(file: StoreFile) -> str:
     # CROSS: rounds first, of which some are named; SQLite would read the whole ledger.
-    known = file.version >= WITH_CONTENTS
-    items = "ifnull(length(c.items) / 4, l.positive_rows)" if known else "l.positive_rows"
-    kept = "LEFT JOIN contents c USING (era, round, attempt, number) " if known else ""
-    size, sha = ("iif(r.body_bytes, r.body_bytes, r.wire_bytes)", "r.body_sha256")
-    if not known:
-        size, sha = "r.wire_bytes", "''"
+    items = "ifnull(length(c.items) / 4, l.positive_rows)"
+    kept = "LEFT JOIN contents c USING (era, round, attempt, number) "
+    size, sha = "iif(r.body_bytes, r.body_bytes, r.wire_bytes)", "r.body_sha256"
     return (
         "SELECT l.era || '.' || l.round || '.' || l.attempt AS name, r.left_at, l.kind, '', l.era,"
         f" l.round, l.attempt, {size}, l.epsilon, l.reports, {items}, r.state, r.reason, {sha},"

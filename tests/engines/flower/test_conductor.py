@@ -560,7 +560,7 @@ def test_what_a_node_says_cannot_speak_to_a_terminal(town):
 
 def test_nobody_else_can_read_what_the_conductor_keeps(town):
     plan = town.found(rules=RULES)
-    (town.folder / "flower.db").touch(0o644)  # as an earlier release left it
+    (town.folder / "flower.db").touch(0o644)
     with only_one(town.folder), Checkpoint(town.folder):
         conductor_files = [p for p in town.folder.iterdir() if p.name.startswith("flower")]
         assert len(conductor_files) >= 3  # the database's companions too

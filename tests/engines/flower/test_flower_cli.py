@@ -345,7 +345,7 @@ def test_flower_and_nginx_get_absolute_paths(town, tmp_path, monkeypatch):
 def test_nobody_else_can_read_a_superlinks_folder(tmp_path):
     old = tmp_path / "work" / "objects"
     old.mkdir(parents=True, mode=0o755)
-    (tmp_path / "work" / "superlink.db").touch(0o644)  # as an earlier release left it
+    (tmp_path / "work" / "superlink.db").touch(0o644)
     (old / "sum").touch(0o644)
     superlink.SuperLinkPlace(tmp_path / "work", 1, None).prepare()
     everything = [tmp_path / "work", *(tmp_path / "work").rglob("*")]

@@ -6,7 +6,6 @@ interface knows no accounts. Nodes come in through the gateway.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import secrets
@@ -22,7 +21,6 @@ from sottovoce.engines.processes import Child, require_port, wait_until_listenin
 from sottovoce.errors import KeyTrouble, ServiceError, UsageError
 from sottovoce.stores.private import (
     UMASK,
-    close_to_others,
     private_file,
     private_folder,
     private_log,
@@ -89,10 +87,6 @@ class SuperLinkPlace:
         """Make the folder and write the connection's settings, which `flwr` reads. Sums of the
         nodes pass through its database, so nobody else may read anything in it."""
         home = private_folder(private_folder(self.work) / "flwr")
-        for path in self.work.rglob("*"):  # of an earlier release
-            if not path.is_symlink():
-                with contextlib.suppress(FileNotFoundError):
-                    close_to_others(path)
         lines = [f"[superlink.{CONNECTION}]", f"address = {json.dumps(self.address)}"]
         if self.keys is None:
             lines.append("insecure = true")

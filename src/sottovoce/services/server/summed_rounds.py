@@ -143,9 +143,6 @@ class SumCoordinator(Coordinator, ABC):
     def start(self, link: sa.Connection) -> None:
         super().start(link)
         records.set_fact(link, "waits", "")  # since when it is away stays known, in case it is
-        now = records.position(link)
-        if now.state in ("open", "closing"):
-            sums.take_over(link, now.round, now.attempt)
 
     def skip_to(self, link: sa.Connection, round: int) -> None:
         super().skip_to(link, round)
