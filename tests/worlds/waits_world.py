@@ -109,7 +109,7 @@ class WaitsTown(InProcess):
             for one in self.aggregators.values():
                 self.stack.enter_context(one)
             return terms
-        self.helper_key = init_helper(self.path / "helper", noise_key=bytes(range(32)))
+        self.helper_key = init_helper(self.path / "helper")
         terms = self.summed_terms(config, days)
         folder = create_helper(self.path / "helper", HelperIntroduction(terms, TOKEN))
         self.helper = self.stack.enter_context(MaskerApp(folder))

@@ -32,7 +32,7 @@ BUCKETS = (0.005, 0.025, 0.1, 0.5, 2.5, 10.0)
 """Seconds, by which times of answers are sorted."""
 
 
-class Spread(NamedTuple):
+class Histogram(NamedTuple):
     """How many values lie up to each of `BUCKETS`, and above; and their sum."""
 
     counts: tuple[int, ...]
@@ -49,7 +49,7 @@ class Figure(NamedTuple):
     name: str
     """Without the service's prefix."""
     words: str
-    value: float | Sequence[tuple[Sequence[str], float]] | dict[tuple[str, ...], Spread]
+    value: float | Sequence[tuple[Sequence[str], float]] | dict[tuple[str, ...], Histogram]
     """One number, or one for each value of the labels."""
     labels: tuple[str, ...] = ()
     counts: bool = False
@@ -148,7 +148,7 @@ class RequestCounts:
         yield Figure(
             "request_seconds",
             words,
-            {(name,): Spread(tuple(within[name]), seconds[name]) for name in sorted(seconds)},
+            {(name,): Histogram(tuple(within[name]), seconds[name]) for name in sorted(seconds)},
             ("route",),
         )
 
