@@ -15,7 +15,7 @@ from sottovoce import config
 from sottovoce.algorithms.drift.messages import OwnerTable
 from sottovoce.algorithms.drift.system import DRIFTConfig
 from sottovoce.errors import DataError, KeyTrouble, MessageError, SottovoceError
-from sottovoce.wire.frames import PROTOCOL, SAME_RELEASE, check_protocol
+from sottovoce.wire.frames import DRIFT_PROTOCOLS, PROTOCOL, SAME_RELEASE, check_protocol
 from sottovoce.wire.interactions import KEY_BYTES
 from sottovoce.wire.passes import Issuer, check_signature
 
@@ -147,7 +147,7 @@ class Directory:
         try:
             table = json.loads(content)
             spoken = table["protocol"]
-            check_protocol(spoken, "the directory is of", SAME_RELEASE)
+            check_protocol(spoken, "the directory is of", SAME_RELEASE, DRIFT_PROTOCOLS)
             if (table["federation"], table["issuer"]) != (federation, issuer.hex()):
                 raise MessageError("the directory is of another federation")
             return cls(

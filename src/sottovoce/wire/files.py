@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Self
 
 from sottovoce import config
 from sottovoce.errors import UsageError, VersionMismatch
-from sottovoce.wire.frames import PROTOCOL, SAME_RELEASE, check_protocol
+from sottovoce.wire.frames import DRIFT_PROTOCOLS, PROTOCOL, SAME_RELEASE, check_protocol
 
 _LARGEST_FILE = 256 << 20
 
@@ -30,6 +30,7 @@ class DocumentFile:
     _from: ClassVar[str]
     """Who makes such files, and gives another one."""
     _secret: ClassVar[bool] = False
+    _protocols: ClassVar[tuple[int, ...]] = DRIFT_PROTOCOLS
     """The versions of the protocol under which this content was written."""
 
     def to_table(self) -> dict[str, Any]:
@@ -49,7 +50,7 @@ class DocumentFile:
                 f"{cls._from} for another"
             )
         spoken = table.get("protocol")
-        check_protocol(spoken, f"the {cls._kind} is for", SAME_RELEASE)
+        check_protocol(spoken, f"the {cls._kind} is for", SAME_RELEASE, cls._protocols)
         hints = typing.get_type_hints(cls)
         return cls(**{name: _value(name, hints[name], table[name]) for name in names})
 

@@ -9,18 +9,24 @@ from one release to the next keeps its magic, or is still read.
 from __future__ import annotations
 
 import struct
+from collections.abc import Collection
 from typing import Any
 
 from sottovoce.errors import MessageError, VersionMismatch
 
 PROTOCOL = 2
 """The version of everything that parties say to each other, in the documents that name it."""
+DRIFT_PROTOCOLS = (1, PROTOCOL)
+"""What DRIFT's files and documents may say, which the release before wrote with a 1: their content
+is the same."""
 SAME_RELEASE = "install the same release of Sottovoce on both sides"
 
 
-def check_protocol(spoken: object, who: str, advice: str) -> None:
-    """Raise if `spoken` is not the version of the protocol that is understood here."""
-    if type(spoken) is not int or spoken != PROTOCOL:
+def check_protocol(
+    spoken: object, who: str, advice: str, known: Collection[int] = (PROTOCOL,)
+) -> None:
+    """Raises if `spoken` is no version of the protocol that is understood here."""
+    if type(spoken) is not int or spoken not in known:
         raise VersionMismatch(
             f"{who} version {str(spoken)[:40]} of the protocol, this program speaks version "
             f"{PROTOCOL}; {advice}"

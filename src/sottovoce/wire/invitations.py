@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 
 from sottovoce.errors import UsageError
 from sottovoce.wire.files import DocumentFile
+from sottovoce.wire.frames import PROTOCOL
 
 MAX_NUMBER = 2**32 - 1
 _SECRET = "invitation"
@@ -41,6 +42,7 @@ class Invitation(DocumentFile):
     _kind = "invitation"
     _from = "the operator"
     _secret = True
+    _protocols = (PROTOCOL,)
 
     def __post_init__(self) -> None:
         if not self.server.startswith(("https://", "http://")):

@@ -15,7 +15,7 @@ from typing import Any
 
 from sottovoce.errors import MessageError
 from sottovoce.wire.fields import Fields
-from sottovoce.wire.frames import PROTOCOL, SAME_RELEASE, check_protocol
+from sottovoce.wire.frames import DRIFT_PROTOCOLS, PROTOCOL, SAME_RELEASE, check_protocol
 from sottovoce.wire.interactions import KEY_BYTES, SEALED_BYTES
 from sottovoce.wire.passes import PASS_BYTES
 
@@ -115,7 +115,7 @@ class OwnerCard:
     def decode(cls, body: bytes) -> OwnerCard:
         fields = Fields.of_json(body, _ANSWER)
         spoken = fields.get("protocol")
-        check_protocol(spoken, "the data owner speaks", SAME_RELEASE)
+        check_protocol(spoken, "the data owner speaks", SAME_RELEASE, DRIFT_PROTOCOLS)
         return cls(
             fields.of("federation", str),
             fields.whole("number"),

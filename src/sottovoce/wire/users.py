@@ -36,7 +36,7 @@ from numpy.typing import NDArray
 from sottovoce.algorithms.drift.messages import LARGEST
 from sottovoce.errors import KeyTrouble, MessageError, VersionMismatch
 from sottovoce.wire.fields import Fields
-from sottovoce.wire.frames import ITEM_ROWS, PROTOCOL, USER_QUESTION
+from sottovoce.wire.frames import DRIFT_PROTOCOLS, ITEM_ROWS, PROTOCOL, USER_QUESTION
 from sottovoce.wire.interactions import KEY_BYTES, Identity
 from sottovoce.wire.passes import PASS_BYTES, Pass
 from sottovoce.wire.silo_files import TOKEN_BYTES
@@ -212,7 +212,7 @@ class Enrolment:
     def decode(cls, body: bytes) -> Enrolment:
         fields = Fields.of_json(body)
         # Earlier releases of the same protocol proved nothing.
-        if fields.of("protocol", int) != PROTOCOL or "proof" not in fields:
+        if fields.of("protocol", int) not in DRIFT_PROTOCOLS or "proof" not in fields:
             raise VersionMismatch(
                 f"this orchestrator speaks version {PROTOCOL} of the protocol with proofs of keys; "
                 "install its release"
