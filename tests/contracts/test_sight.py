@@ -119,6 +119,7 @@ def test_the_door_has_no_other_way_out():
         "reports_bits", "contributes", "spends", "at_once",
         "contents",  # of one device's report, for its user
         "able", "sendable",  # who can learn, and from what
+        "has_sent",  # why nothing leaves in this period, said to the device's own user
         "algorithm", "cohort", "ledger", "rng",  # what a simulation holds of its devices
     }  # fmt: skip
 

@@ -1186,7 +1186,11 @@ def test_items_that_come_and_go_reach_a_device_and_none_takes_anothers_place(one
     with pytest.raises(MessageError, match="in the place of"):
         one.visit()
     assert one.store().catalogue() == [tuple(item) for item in after]
-    assert len(one.posts()) == posts
+    (refusal,) = one.posts()[posts:]
+    assert (refusal.path, refusal.body[-9:]) == ("/v1/checkin", b"catalogue"), "once, and no more"
+    with pytest.raises(MessageError, match="in the place of"):
+        one.visit()
+    assert len(one.posts()) == posts + 1
 
 
 def test_an_item_that_is_kept_back_does_not_move_by_an_id_of_a_place_to_spare(one):

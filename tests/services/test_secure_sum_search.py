@@ -6,7 +6,7 @@ import pytest
 from secure_sum_world import SummedWorld, folded
 from server_world import ITEMS, acting
 
-from sottovoce.cli import serve_server
+from sottovoce.cli import serve_server, standing
 from sottovoce.core.messages import MaskSum
 from sottovoce.engines.client import Answer
 from sottovoce.errors import ServiceError
@@ -254,7 +254,7 @@ def test_the_operator_is_told_whom_the_server_suspects(world, tmp_path, monkeypa
     for _ in range(4):
         run_round(here, (5,))
     content = status(here.database)
-    monkeypatch.setattr(serve_server, "_status_in", lambda folder, database: content)
+    monkeypatch.setattr(standing, "_status_in", lambda folder, database: content)
     serve_server.status(where=str(tmp_path), as_json=False)
     said = capsys.readouterr().out
     assert "A device spoils sums; the server looks for it by sums over groups." in said

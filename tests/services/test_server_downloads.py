@@ -223,6 +223,7 @@ def test_the_descriptor_is_cheap_to_ask_again(running):
         "selection": "all",
         "model": 2,
         "poll_seconds": 0.2,
+        "waits": "reports",
     }
     assert "max-age" in got.headers["cache-control"]
     assert client.get("/v1/round", If_None_Match=got.headers["etag"]).status == 304

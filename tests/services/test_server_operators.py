@@ -338,7 +338,9 @@ def test_a_device_that_is_shut_out_after_its_report_is_told_in_the_same_round(tm
         ask("serve", "shut-out", town, 0, "--undo")
         with living(server.url, other) as said:
             time.sleep(0.5)
-        assert said == [], "who takes no part does not come because others do"
+        assert {what for _, what in said} <= {"round waits"}, (
+            "who takes no part does not come because others do"
+        )
         assert client.status()["active"] == 1, "who was let in is not waited for until it is there"
         visit(store, server.url)
         assert client.status()["active"] == 2
