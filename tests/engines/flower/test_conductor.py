@@ -471,22 +471,6 @@ def test_allotments_are_kept_and_made_whole_or_not_at_all(town):
         assert checkpoint.allotted()["key 10"] == ("alba", ((4, 4), (100, 199)))
 
 
-def test_a_checkpoint_of_the_last_release_is_taken_over(town):
-    town.found()
-    with Checkpoint(town.folder) as checkpoint:
-        checkpoint.refuse("malformed")
-        checkpoint.write("DROP TABLE allotted")
-        checkpoint.write("DROP TABLE memory")
-        for table in ("masked", "closing", "published"):
-            checkpoint.write(f"DROP TABLE {table}")
-        checkpoint.pragma("user_version", 1)
-    with Checkpoint(town.folder, readonly=True) as checkpoint:
-        assert checkpoint.allotted() == {}
-    with Checkpoint(town.folder) as checkpoint:
-        checkpoint.allot(allotments())
-        assert checkpoint.refused() == {"malformed": 1}
-
-
 def test_ranges_of_numbers():
     assert parse_ranges("1000-1999") == ((1000, 1999),)
     assert parse_ranges(" 7, 2 - 4") == ((2, 4), (7, 7))

@@ -6,6 +6,7 @@ interface knows no accounts. Nodes come in through the gateway.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import secrets
@@ -21,6 +22,7 @@ from sottovoce.engines.processes import Child, require_port, wait_until_listenin
 from sottovoce.errors import KeyTrouble, ServiceError, UsageError
 from sottovoce.stores.private import (
     UMASK,
+    close_to_others,
     private_file,
     private_folder,
     private_log,
@@ -87,6 +89,10 @@ class SuperLinkPlace:
         """Make the folder and write the connection's settings, which `flwr` reads. Sums of the
         nodes pass through its database, so nobody else may read anything in it."""
         home = private_folder(private_folder(self.work) / "flwr")
+        for path in self.work.rglob("*"):  # whatever was there before
+            if not path.is_symlink():
+                with contextlib.suppress(FileNotFoundError):
+                    close_to_others(path)
         lines = [f"[superlink.{CONNECTION}]", f"address = {json.dumps(self.address)}"]
         if self.keys is None:
             lines.append("insecure = true")
