@@ -26,7 +26,7 @@ from sottovoce.cli import call
 from sottovoce.core.words import LANGUAGES, catalogue
 from sottovoce.errors import ServiceError
 from sottovoce.web.entrance import Entrance, is_another_user, is_our_host, is_our_page
-from sottovoce.web.page import ALWAYS, BODY_BYTES, CALLS
+from sottovoce.web.page import ALWAYS, BODY_BYTES, CALLS, ELSEWHERE, PAGES
 from sottovoce.web.process import LIMITS, LinkFile, PageProcess
 
 CHANGES = [one.path for one in CALLS if one.method == "POST"]
@@ -589,9 +589,20 @@ def test_public_files_have_their_type_and_are_asked_for_again(page):
         assert page.get(path, {"If-None-Match": '"other"'}).body == answer.body
     words = page.get("/words/it.json").json
     assert words.items() <= catalogue("it").items()
-    assert {key.partition(".")[0] for key in catalogue("it").keys() - words.keys()} == {
+    kept = catalogue("it").keys() - words.keys()
+    assert kept == {key for key in catalogue("it") if key.startswith((*ELSEWHERE, "shop."))}
+    assert {key.partition(".")[0] for key in kept} - {key.partition(".")[0] for key in words} == {
         *("attack", "device", "terminal"),  # which no page says
         *("shop", "tab"),  # which other pages say
+    }
+    named = {
+        key
+        for path in PAGES.glob("*.js")
+        for key in re.findall(r'"([a-z_]+(?:\.[\w-]+)+)"', path.read_text("utf-8"))
+    }
+    assert not {key for key in named if not key.startswith("shop.")} & {
+        *kept,
+        *(key.removesuffix(".other") for key in kept),
     }
     assert page.get("/words/it-shop.json").json.items() <= catalogue("it").items()
 

@@ -383,7 +383,7 @@ class Shop:
                 {
                     "attack": "pairs",
                     "who": said("reads.server"),
-                    "promise": said("learn.promise_things"),
+                    "promise": said("learn.promise.other"),
                     "said": said("learn.out"),
                     "items": items,
                     "hits": 5,
@@ -397,7 +397,7 @@ class Shop:
             {
                 "attack": "one_shot",
                 "who": said("reads.everybody"),
-                "promise": said("learn.promise_part"),
+                "promise": said("learn.promise.a12"),
                 "said": said("learn.coin", right=51, tries=100),
                 "items": [],
                 "hits": 51,

@@ -83,15 +83,18 @@ _TYPES = {
 JSON = "application/json"
 ELSEWHERE = (
     *("attack.", "device.", "terminal.", "tab.", "attributes.becomes", "attributes.head"),
-    *("attributes.no_", "attributes.nothing", "attributes.unknown", "busy.hint", "costs.helper"),
-    *("costs.next", "costs.plain", "costs.reports", "costs.sums", "erase.leave"),
-    *("field.total_epsilon.period", "field.total_epsilon.round", "learn.verdict."),
-    *("ledger.contacts", "ledger.never", "ledger.timeline", "ledger.total_words.", "odds.assumes"),
-    *("odds.caption", "odds.report", "preview.bytes", "preview.once", "preview.round"),
-    *("preview.saved", "preview.sending", "quiet.nobody", "stands.meter.", "stands.meter_full"),
+    *("attributes.name", "attributes.no_", "attributes.nothing", "attributes.unknown"),
+    *("attributes.value", "busy.hint", "costs.helper", "costs.next", "costs.plain"),
+    *("costs.reports", "costs.sums", "erase.leave", "field.total_epsilon.period"),
+    *("field.total_epsilon.round", "learn.about", "learn.verdict.", "ledger.contacts"),
+    *("ledger.day", "ledger.directory", "ledger.never", "ledger.number", "ledger.quality"),
+    *("ledger.randomised_reports", "ledger.terms", "ledger.timeline", "ledger.total_words."),
+    *("ledger.who", "odds.assumes", "odds.caption", "odds.report", "preview.bytes"),
+    *("preview.once", "preview.round", "preview.saved", "preview.send", "quiet.nobody"),
+    *("sees.difference", "stands.meter.", "stands.meter_full"),
     *("stands.meter_nothing", "stands.meter_periods", "stands.meter_weak", "step.means."),
-    *("terms.agree_hint", "terms.agreed_on", "terms.digest", "terms.rounds", "terms.until"),
-    *("verdict.ask", "verdict.kept", "verdict.printed", "verdict.sound"),
+    *("terms.agree_hint", "terms.agreed_on", "terms.changes", "terms.digest", "terms.rounds"),
+    *("terms.until", "verdict.ask", "verdict.kept", "verdict.printed", "verdict.sound"),
 )
 """How the keys of sentences begin that commands, report cards and browser tabs say, and no page of
 an agent does."""

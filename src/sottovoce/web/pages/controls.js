@@ -3,8 +3,6 @@
 import { h, put, set, toggle } from "./dom.js";
 import { isSaid, number, percent, said, say } from "./words.js";
 
-/** @typedef {(value: unknown, wrong?: Said | null) => void} Turn with `wrong`, there is no value */
-
 const FINE = 200;
 let made = 0;
 
@@ -12,7 +10,6 @@ let made = 0;
  * @param {Field} field
  * @param {unknown} value
  * @param {Turn} turn is called with what is shown, each time that changes
- * @returns {HTMLElement}
  */
 export function control(field, value, turn) {
 	const kinds = {
@@ -156,12 +153,7 @@ function scaled(field) {
 	};
 }
 
-/**
- * A number or none.
- * @param {Field} field
- * @param {unknown} value
- * @param {Turn} turn
- */
+/** A number or none. @param {Field} field @param {unknown} value @param {Turn} turn */
 function limit(field, value, turn) {
 	const help = note(field);
 	const none = h("input", { type: "checkbox", checked: value === null || value === undefined });
@@ -190,12 +182,7 @@ function limit(field, value, turn) {
 	);
 }
 
-/**
- * Any of several, each with its own switch.
- * @param {Field} field
- * @param {unknown} value
- * @param {Turn} turn
- */
+/** Any of several, each with its own switch. @param {Field} field @param {unknown} value @param {Turn} turn */
 function options(field, value, turn) {
 	const help = note(field);
 	const known = field.options ?? [];
@@ -242,11 +229,7 @@ function options(field, value, turn) {
 /** @param {unknown} value @returns {string[]} */
 const listed = (value) => (Array.isArray(value) ? value : []);
 
-/**
- * A setting's value as she reads it.
- * @param {unknown} value
- * @returns {string}
- */
+/** A setting's value as she reads it. @param {unknown} value @returns {string} */
 export function plain(value) {
 	if (value === null || value === undefined) return "–";
 	if (isSaid(value)) return say(value);

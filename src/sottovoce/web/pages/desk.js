@@ -36,7 +36,6 @@ export class Desk extends Teller {
 		setInterval(() => this.attended() && void this.read(), BEAT);
 	}
 
-	/** @returns {Store} */
 	get store() {
 		const stores = this.state?.stores ?? [];
 		return stores.find((one) => one.id === this.shown) ?? stores[0];
@@ -104,7 +103,7 @@ export class Desk extends Teller {
 		}
 	}
 
-	/** @template T @param {() => Promise<T>} work @returns {Promise<T>} */
+	/** @template T @param {() => Promise<T>} work */
 	after(work) {
 		const next = this.queue.then(work);
 		this.queue = next.catch(() => undefined);

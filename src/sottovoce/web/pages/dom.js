@@ -2,8 +2,6 @@
 
 import { isSaid, said, say, visible } from "./words.js";
 
-/** @typedef {string | Said | (() => string) | Node | null | undefined | false} Child */
-
 /** @type {WeakMap<Node, () => string>} */
 const texts = new WeakMap();
 /** @type {WeakMap<Element, Map<string, Said>>} */
@@ -16,7 +14,6 @@ const labels = new WeakMap();
  * @param {T} tag
  * @param {Record<string, unknown>} [props]
  * @param {...Child} children
- * @returns {HTMLElementTagNameMap[T]}
  */
 export function h(tag, props = {}, ...children) {
 	const element = document.createElement(tag);
@@ -43,11 +40,7 @@ export function set(element, name, value) {
 	}
 }
 
-/**
- * What is inside an element is replaced.
- * @param {Element} element
- * @param {...Child} children
- */
+/** What is inside an element is replaced. @param {Element} element @param {...Child} children */
 export function put(element, ...children) {
 	const held = focused(element);
 	element.replaceChildren(...nodes(children));
@@ -55,10 +48,7 @@ export function put(element, ...children) {
 	if (again instanceof HTMLElement) again.focus();
 }
 
-/**
- * What has the focus, by its name, so that it keeps the focus when it is drawn anew.
- * @param {Element} element
- */
+/** What has the focus, by its name, so that it keeps the focus when it is drawn anew. @param {Element} element */
 function focused(element) {
 	const now = document.activeElement;
 	if (!now || !element.contains(now)) return "";
@@ -69,7 +59,7 @@ function focused(element) {
 	return "";
 }
 
-/** @param {Child[]} children @returns {Node[]} */
+/** @param {Child[]} children */
 function nodes(children) {
 	const found = [];
 	for (const child of children) {
@@ -98,8 +88,6 @@ export function sayAnew() {
 		for (const [name, what] of labels.get(node) ?? []) node.setAttribute(name, say(what));
 	}
 }
-
-/** @typedef {[string, Record<string, number | string>, string?]} Shape with words: what a text says, or a hint */
 
 /**
  * A drawing, for eyes alone: the words stand beside it.
@@ -151,27 +139,17 @@ export function toggle(label, on, turn, props = {}) {
 	return element;
 }
 
-/**
- * More, for who wants it.
- * @param {Child} summary
- * @param {...Child} children
- */
+/** More, for who wants it. @param {Child} summary @param {...Child} children */
 export const more = (summary, ...children) =>
 	h("details", {}, h("summary", {}, summary), ...children);
 
-/**
- * Technical sentences, one click away.
- * @param {string[]} lines
- */
+/** Technical sentences, one click away. @param {string[]} lines */
 export const technical = (lines) =>
 	lines.length
 		? more(said("page.technical"), h("ul", { class: "technical" }, ...lines.map((line) => h("li", {}, line))))
 		: null;
 
-/**
- * What something is, line by line; nothing is said of what is not known.
- * @param {[string, Child][]} known
- */
+/** What something is, line by line; nothing is said of what is not known. @param {[string, Child][]} known */
 export const facts = (known) =>
 	h(
 		"dl",
@@ -179,11 +157,7 @@ export const facts = (known) =>
 		...known.flatMap(([key, value]) => (value ? [h("dt", {}, said(key)), h("dd", {}, value)] : [])),
 	);
 
-/**
- * A file for her.
- * @param {string} name
- * @param {Blob} content
- */
+/** A file for her. @param {string} name @param {Blob} content */
 export function save(name, content) {
 	const url = URL.createObjectURL(content);
 	h("a", { href: url, download: name }).click();

@@ -9,10 +9,7 @@ export const LONG = 60000;
 /** The token of this page's session, against forged requests. */
 export const token = () => document.querySelector('meta[name="token"]')?.getAttribute("content") ?? "";
 
-/**
- * @param {number} status of an answer that gives nothing
- * @param {Said} [told] what it says
- */
+/** @param {number} status of an answer that gives nothing @param {Said} [told] what it says */
 function judged(status, told) {
 	if (status === 401 || status === 403) return new Trouble("over", said("trouble.session"));
 	if (status === 409) return new Trouble("changed", told ?? said("trouble.other_tab"));

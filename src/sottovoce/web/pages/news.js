@@ -4,9 +4,6 @@ import { button, h, put } from "./dom.js";
 
 const CALM = 8000;
 
-/** @typedef {import("./dom.js").Child} Child */
-
-/** Whatever has news. */
 export class Teller extends EventTarget {
 	/** @param {Child} what @param {boolean} [trouble] */
 	tell(what, trouble = false) {

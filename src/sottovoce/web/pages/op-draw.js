@@ -2,8 +2,6 @@
 
 import { drawing } from "./dom.js";
 
-/** @typedef {import("./dom.js").Shape} Shape */
-
 const HIGH = 150;
 const LEFT = 44;
 const BOTTOM = 22;

@@ -255,7 +255,7 @@ const tile = (name, value) => [h("div", {}, h("dt", {}, name), h("dd", {}, value
  * A part of a view.
  * @param {string} name
  * @param {string} title
- * @param {...import("./dom.js").Child} children
+ * @param {...Child} children
  */
 export const part = (name, title, ...children) =>
 	h("section", { id: name, "aria-labelledby": `head-${name}` }, h("h2", { id: `head-${name}` }, title), h("div", { class: "part" }, h("div", {}, ...children)));
@@ -264,7 +264,7 @@ export const part = (name, title, ...children) =>
 export const header = (names) =>
 	h("div", { role: "row", class: "head", "aria-rowindex": 1 }, ...names.map((name) => h("span", { role: "columnheader", class: name }, name.charAt(0).toUpperCase() + name.slice(1).replaceAll("_", " "))));
 
-/** @param {string} name @param {...import("./dom.js").Child} children */
+/** @param {string} name @param {...Child} children */
 export function cell(name, ...children) {
 	const made = h("span", { role: "cell", class: name }, ...children);
 	if (children.length === 1 && typeof children[0] === "string") set(made, "title", children[0]);

@@ -65,8 +65,8 @@ export class Choices extends Part {
 	}
 
 	/**
-	 * What is moved is shown as it is in the draft, all else as it is stored. What shows that already
-	 * is left alone: somebody may be writing there.
+	 * The draft is shown, and what is stored elsewhere. What shows that already is left alone:
+	 * somebody may be writing there.
 	 * @param {Store} store
 	 */
 	lay(store) {
@@ -191,10 +191,7 @@ export class Choices extends Part {
 }
 customElements.define("sv-choices", Choices);
 
-/**
- * Who is asked for recommendations: nobody, or whoever can make them.
- * @param {Store} store
- */
+/** Who is asked for recommendations: nobody, or whoever can make them. @param {Store} store */
 const asked = (store) =>
 	store.kind === "owners"
 		? [said("reads.orchestrator"), ": ", said("sees.ask_recommendation")]

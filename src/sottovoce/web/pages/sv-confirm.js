@@ -8,7 +8,6 @@ import { said, say } from "./words.js";
  * @param {Said[]} undone what cannot be undone
  * @param {Said} yes
  * @param {Said | null} [word] to type
- * @returns {Promise<boolean>}
  */
 export function ask(question, undone, yes, word = null) {
 	return new Promise((resolve) => {

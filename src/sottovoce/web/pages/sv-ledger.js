@@ -88,7 +88,6 @@ export class Ledger extends Part {
 	 * @param {string} store
 	 * @param {string} wanted
 	 * @param {(offset: number, limit: number) => Promise<{total: number, rows: Row[]} | null>} load
-	 * @returns {Promise<Row[] | null>}
 	 */
 	async everything(store, wanted, load) {
 		/** @type {Row[]} */
@@ -203,7 +202,7 @@ const words = (row) =>
 		.join(" ")
 		.toLowerCase();
 
-/** @param {Row} row @returns {import("./dom.js").Child} */
+/** @param {Row} row */
 function used(row) {
 	if (!row.bounded) return said("ledger.no_bound");
 	const { epsilon } = row;

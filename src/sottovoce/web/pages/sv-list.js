@@ -6,17 +6,6 @@ const PAGE = 100;
 const BEYOND = 6;
 const CONTROLS = "button, input, a[href]";
 
-/**
- * @template T
- * @typedef {object} Source
- * @property {number} total
- * @property {(offset: number, limit: number) => Promise<T[] | null>} load
- * @property {(row: T, at: number) => HTMLElement} draw
- * @property {number} height of a row, in rem
- * @property {Said} label
- * @property {HTMLElement} [head] a table's head; without one it is a list
- */
-
 /** @template T */
 export class Rows extends HTMLElement {
 	/** @type {Source<T> | null} */
@@ -118,10 +107,7 @@ export class Rows extends HTMLElement {
 		if (rows !== null) this.fill();
 	}
 
-	/**
-	 * Up and down go to the same control of the next row.
-	 * @param {KeyboardEvent} event
-	 */
+	/** Up and down go to the same control of the next row. @param {KeyboardEvent} event */
 	walk(event) {
 		const step = { ArrowDown: 1, ArrowUp: -1 }[event.key];
 		if (!step || event.target === this) return;
@@ -137,5 +123,5 @@ export class Rows extends HTMLElement {
 }
 customElements.define("sv-list", Rows);
 
-/** @param {HTMLElement} row @returns {HTMLElement[]} */
+/** @param {HTMLElement} row */
 const controls = (row) => [...row.querySelectorAll(CONTROLS)].map((one) => /** @type {HTMLElement} */ (one));

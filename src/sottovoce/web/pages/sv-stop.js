@@ -42,11 +42,7 @@ export class Stop extends Part {
 }
 customElements.define("sv-stop", Stop);
 
-/**
- * What cannot be undone.
- * @param {Store} store
- * @param {"history" | "everything"} what
- */
+/** What cannot be undone. @param {Store} store @param {"history" | "everything"} what */
 function undone(store, what) {
 	const left = store.contributions > 0;
 	return [
@@ -60,7 +56,7 @@ function undone(store, what) {
 }
 
 /**
- * What a button does, in a sentence, and the button.
+ * A button, and what it does.
  * @param {string} name
  * @param {string} key
  * @param {string | null} help

@@ -65,7 +65,6 @@ export class Things extends Part {
 		this.drawnFor = now;
 	}
 
-	/** @returns {string[]} */
 	get never() {
 		return never(this.desk.store);
 	}
@@ -187,7 +186,7 @@ export class Things extends Part {
 		const [name, want] = [names[0] ?? "", { on }];
 		this.wanted.set(name, want);
 		const done = await this.desk.act(() => {
-			// What is stored by now, in the store that was shown when she pressed.
+			// The store that was shown when she pressed, as it is by now.
 			const now = this.desk.state?.stores.find((one) => one.id === store.id) ?? store;
 			const rest = never(now).filter((one) => !names.includes(one));
 			return provider.choose(store.id, { never_send: on ? rest : [...rest, name] });

@@ -3,8 +3,21 @@
 
 /** @typedef {{key: string, values: Record<string, unknown>}} Said a sentence before it is read */
 /** @typedef {Record<string, unknown>} Change a partial choice */
+/** @typedef {(value: unknown, wrong?: Said | null) => void} Turn with `wrong`, there is no value */
+/** @typedef {string | Said | (() => string) | Node | null | undefined | false} Child */
+/** @typedef {[string, Record<string, number | string>, string?]} Shape with words: what a text says, or a hint */
 /** @typedef {{value: number, label: Said, right?: number | null}} Step */
 /** @typedef {{name: string, label: string, on: boolean, said: Said | null}} Choosable */
+/**
+ * @template T
+ * @typedef {object} Source of the rows of a list
+ * @property {number} total
+ * @property {(offset: number, limit: number) => Promise<T[] | null>} load
+ * @property {(row: T, at: number) => HTMLElement} draw
+ * @property {number} height of a row, in rem
+ * @property {Said} label
+ * @property {HTMLElement} [head] a table's head; without one it is a list
+ */
 /**
  * @typedef {object} Field
  * @property {string} name

@@ -18,12 +18,7 @@ export function speak(name, catalogue) {
 	templates = catalogue;
 }
 
-/**
- * A sentence before it is read.
- * @param {string} key
- * @param {Record<string, unknown>} [values]
- * @returns {Said}
- */
+/** A sentence before it is read. @param {string} key @param {Record<string, unknown>} [values] */
 export const said = (key, values = {}) => ({ key, values });
 
 /** @param {unknown} value @returns {value is Said} */
@@ -33,7 +28,6 @@ export const isSaid = (value) =>
 /**
  * The sentence, in this language. A key without words is shown as it is: silence would be worse.
  * @param {Said} what
- * @returns {string}
  */
 export function say(what) {
 	const { key, values } = what;
@@ -42,14 +36,12 @@ export function say(what) {
 	return fill(template, (name, kind) => (name in values ? shown(values[name], kind) : `{${name}}`));
 }
 
-// Marks of direction, and signs without a width. What joins letters of other scripts than Latin, or
-// pictures, is a letter there and stays.
+// Marks of direction, and signs without a width; not what joins letters of other scripts, or pictures.
 const UNSEEN =
 	/[\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\u3164\ufeff\uffa0\ufff9-\ufffb\u{e0000}-\u{e0fff}]|(?<=^|[\0-\x7f\p{Script=Latin}])[\u200c\u200d]/gu;
 
 /**
- * A name that somebody else has given, in which nothing is hidden: a sign that cannot be seen, or that
- * turns the writing around, could make a name look like another one.
+ * A name given by somebody else, without signs that could make it look like another one.
  * @param {string} name
  */
 export const visible = (name) =>
@@ -72,10 +64,7 @@ function shown(value, kind) {
 	return number(value);
 }
 
-/**
- * A number as the language writes it.
- * @param {number} value
- */
+/** A number as the language writes it. @param {number} value */
 export function number(value) {
 	if (!Number.isFinite(value)) return value > 0 ? "∞" : "–";
 	const round = Number(value.toPrecision(10));
