@@ -8,7 +8,6 @@ import pytest
 from sottovoce.core import ledger as ledgers
 from sottovoce.core.ledger import Entries, Ledger
 from sottovoce.errors import CorruptData
-from sottovoce.runs.read import check_manifest
 
 
 def entries(users, round, kind="share-item"):
@@ -116,44 +115,3 @@ def test_columns_without_reports_take_no_memory():
     for name in ("reports", "report_epsilon", "batch"):
         column = getattr(many, name)
         assert (len(column), column.strides, column.base is not None) == (100_000, (0,), True)
-
-
-def test_ledgers_of_former_releases_are_read(tmp_path):
-    """They had neither reports nor double precision."""
-    book = Ledger()
-    book.record(entries([4, 7], 2))
-    new = book.pending()
-    old = new.select(new.column_names[:7])
-    place = old.column_names.index("epsilon")
-    old = old.set_column(place, "epsilon", old["epsilon"].cast(pa.float32()))
-    parts = [tmp_path / "0.parquet", tmp_path / "1.parquet"]
-    pq.write_table(old, parts[0])
-    book.flush(parts[1])
-    for user in (None, 7):
-        former, current = (ledgers.read(part, user) for part in parts)
-        assert former.schema.equals(current.schema)
-        assert former.to_pylist() == current.to_pylist()
-    ledgers.merge(parts, tmp_path / "ledger.parquet")  # a run that goes on with a newer release
-    both = ledgers.read(tmp_path / "ledger.parquet")
-    assert ledgers.totals_of(both).releases == 4
-    assert both["reports"].to_pylist() == [0] * 4
-    pq.write_table(new.set_column(0, "user", pa.array(["a", "b"])), parts[0])
-    with pytest.raises(CorruptData, match="no ledger"):
-        ledgers.read(parts[0])
-
-
-def test_manifests_of_former_releases_count_no_reports(tmp_path):
-    counts = {"releases": 3, "positive_rows": 1, "negative_rows": 2, "bytes": 9}
-    manifest = {
-        "experiment": {},
-        "data": {"name": "town", "fingerprint": "f"},
-        "schedule": {"rounds_per_epoch": 1},
-        "protocol": "p",
-        "results": {},
-        "ledger": counts,
-    }
-    check_manifest(manifest, tmp_path)
-    check_manifest(manifest | {"ledger": counts | {"reports": 5}}, tmp_path)
-    for wrong in (counts | {"reports": None}, counts | {"bytes": "9"}):
-        with pytest.raises(CorruptData, match="ledger"):
-            check_manifest(manifest | {"ledger": wrong}, tmp_path)

@@ -64,6 +64,8 @@ _USUAL = (
     "round opened",
     "round over",
     "round is closing",
+    "round is open again",  # bad submissions were left out, and too few are left
+    "round takes in what is on its way",
     "round given up",
     "secure sum",
     "version published",

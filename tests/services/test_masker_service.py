@@ -251,7 +251,7 @@ def test_nothing_of_a_question_stays_with_it(app, terms, devices, folder):
         assert public not in kept
         assert public.hex().encode() not in kept
     table = json.loads((folder.path / "answered.json").read_text())
-    assert set(table) == {"round", "set", "stamp"}
+    assert set(table) == {"round", "set", "spent", "stamp"}
 
 
 def test_health_and_metrics(app, terms, devices, folder):
@@ -587,24 +587,3 @@ def test_malformed_questions_for_groups_never_break_it(app, terms, many):
             continue  # it asks for the other group
         assert 400 <= got.status < 500, (got.status, got.body)
     told(app.sums(good))
-
-
-def test_what_was_written_before_there_were_groups_still_opens(folder, terms, many):
-    """Terms that say nothing of groups have one sum a round, and the name that they had."""
-    table = terms.to_table()
-    assert table["link"]["groups"] == 8
-    del table["link"]["groups"]
-    before = Terms.from_table(table)
-    assert before.secure_sum.groups == 1
-    assert before.to_table() == table
-    assert replace(before, link=replace(before.secure_sum, groups=8)) == terms
-    introduction = json.loads((folder.path / "introduction.json").read_text())
-    del introduction["terms"]["link"]["groups"]
-    (folder.path / "introduction.json").write_text(json.dumps(introduction))
-    (folder.path / "answered.json").write_text(json.dumps({"round": 6, "set": "ab" * 32}))
-    older = folders.open_helper(folder.path)
-    assert older.introduction.terms == before
-    assert older.answers().last == Answered(6, bytes.fromhex("ab" * 32), 0)
-    with MaskerApp(older) as app:
-        told(app.sums(question(before, 7, many)))
-        refused(app.sums(group_question(before, 8, (many[:6], many[6:]))), 400, "too_many")

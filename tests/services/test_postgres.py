@@ -25,7 +25,6 @@ from sottovoce.errors import ServiceError, UsageError
 from sottovoce.stores import server as records
 from sottovoce.stores.database import Database
 from sottovoce.stores.server_folder import invite
-from sottovoce.stores.stamps import STAMP_BYTES
 
 
 def coordinates(server):
@@ -249,27 +248,6 @@ def test_an_attempt_that_cannot_be_is_late_and_no_failure(tmp_path, postgres):
                 got = client.post(path, fleet.sealed(0, 0, attempt, b"", purpose))
                 assert (got.status, got.error) == (410, "late")
         assert client.status()["refused"] == {"late": 8}
-
-
-def test_a_database_of_an_earlier_release_gets_stamps(postgres):
-    url, table = postgres.fresh("unstamped"), np.arange(6, dtype=np.float32).reshape(3, 2)
-    with contextlib.closing(Database.at(url)) as database:
-        database.create()
-        with database.writing() as link:
-            records.save_model(link, 0, table, np.zeros(3, np.int32), table)
-            for name in ("items", "changed", "memory"):
-                kept = f"substring({name} for length({name}) - {STAMP_BYTES})"
-                link.exec_driver_sql(f"UPDATE models SET {name} = {kept}")
-            link.exec_driver_sql("UPDATE meta SET value = '2' WHERE key = 'schema'")
-    with contextlib.closing(Database.at(url)) as database:
-        database.require()
-        with database.reading() as link:
-            assert np.array_equal(records.model(link, 0, 2)[0], table)
-            assert np.array_equal(records.memory(link, 0, 3), table)
-        with database.writing() as link:
-            link.exec_driver_sql("UPDATE models SET items = set_byte(items, 3, 1)")
-        with database.reading() as link, pytest.raises(ServiceError, match="damaged"):
-            records.model(link, 0, 2)
 
 
 def test_one_leader_at_a_time(postgres):

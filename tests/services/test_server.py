@@ -117,7 +117,7 @@ def test_who_cannot_start_says_why(tmp_path):
     with database.writing() as link:
         link.execute(meta.update().where(meta.c.key == "schema").values(value="99"))
     database.close()
-    assert "another release" in complaint()
+    assert "has format 99, and this release reads format 4 alone" in complaint()
     (tmp_path / "town" / "server.db").write_bytes(b"not a database at all, by any means" * 40)
     assert "cannot be used" in complaint()
 

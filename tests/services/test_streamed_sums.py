@@ -422,31 +422,6 @@ def as_before(here, *numbers):
             table.drop(link)
 
 
-@pytest.mark.parametrize("many", [PART, SOME], ids=["open", "closing"])
-def test_a_round_that_the_former_release_opened_is_taken_over(world, many):
-    here = world()
-    sent = range(many)
-    as_before(here, *sent)
-    if many == SOME:
-        with here.database.writing() as link:
-            records.move_round(link, 0, 0, "open", "closing", outcome="goal")
-    here.database.require()
-    here.restart()
-    assert sorted(here.bodies()) == list(sent)
-    with here.database.reading() as link:
-        assert link.execute(sa.select(submissions.c.body)).scalars().all() == [None] * many
-    here.restart()
-    assert sorted(here.bodies()) == list(sent), "once"
-    if many == SOME:
-        assert here.step() == ["goal"]
-    else:
-        assert here.report(0) == ["second_submission"]
-        here.step()
-        assert here.bodies() == {}
-        assert finish(here, *REST) == ["goal"]
-    assert np.array_equal(here.model(), one_round())
-
-
 def without_new_tables(database):
     with database.writing() as link:
         for table in TABLES:
@@ -470,15 +445,7 @@ def check_tables_come(database):
     database.close()
 
 
-def test_a_database_without_these_tables_gets_them(tmp_path):
-    check_tables_come(Database.sqlite(tmp_path / "server.db"))
-
-
 # --- on PostgreSQL --------------------------------------------------------------------------------
-
-
-def test_a_postgresql_database_without_these_tables_gets_them(postgres):
-    check_tables_come(Database.at(postgres.fresh("tables")))
 
 
 def test_messages_are_added_up_on_postgresql(world, postgres):
