@@ -52,7 +52,7 @@ def w(key):
 
 CENTRE = (
     # What is stored when it is kept: `walk` tries each.
-    f"choices switch {w('field.takes_part.label')}",
+    rf"choices switch ({w('field.takes_part.label')}|{w('field.asks_first.label')})",
     r"choices switch (Cinema Aurora|Video Nord|Kino Sud|age|gender|town)",
     r"choices (radio|slider|spinbutton|checkbox) .*",
     # What is stored at once: `at_once`.
@@ -114,6 +114,7 @@ def server():
 @pytest.fixture
 def mock(server):
     server.mock = Mock()
+    server.mock.shops[0].choice["asks_first"] = False
     server.mock.shops.append(
         Every("every", "All kinds", "devices", EVERY, films(), agreement=terms())
     )

@@ -284,13 +284,13 @@ def test_without_web_crypto_a_sentence_and_all_else_works(visit, mock):
     until(lambda: mock.shops[0].sent == 1)
 
 
-def test_a_store_in_use_can_be_chosen_for_and_not_previewed(page, mock):
-    mock.shops[0].busy = page_mock.said("busy.agent")
-    page.reload()
-    expect(page.locator("#stands")).to_contain_text(t("busy.agent"))
-    expect(page.get_by_role("button", name=t("page.preview_button"))).to_be_disabled()
-    expect(page.get_by_role("button", name=t("page.send"))).to_be_disabled()
+def test_what_an_agent_sends_by_itself_can_be_looked_at_and_not_sent(page, mock):
+    mock.shops[0].beside = True
     take_part(page)
+    page.get_by_role("button", name=t("page.preview_button")).click()
+    expect(page.locator("#preview [role=status]").first).to_have_text(t("busy.sends"))
+    expect(page.locator("#preview .message").first).to_be_visible()
+    expect(page.get_by_role("button", name=t("page.send"))).to_be_disabled()
 
 
 def test_a_ledger_of_a_hundred_thousand_rows_scrolls(page):
