@@ -142,6 +142,7 @@ def test_no_name_hides_or_turns_a_sign(browser, town):  # noqa: F811
             assert not {"\u202e", "\u200b"} & set(words)
 
 
+@pytest.mark.smoke
 def test_other_tabs_show_nothing_of_what_was_deleted_in_one(browser, town):  # noqa: F811
     with Shop() as shop, town.serve() as server, browser.new_context() as context:
         shop.upstream = server.url
