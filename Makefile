@@ -9,6 +9,8 @@ UV_ITSELF := $(PIP) --require-hashes -r $(VENV)/uv.txt
 UV := $(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --require-hashes -r requirements
 LOCK := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-annotate
 DATA := $(wildcard ../shared/data)
+# Where nobody keeps compiled modules, each of a thousand processes that tests start makes its own.
+unexport PYTHONDONTWRITEBYTECODE
 ifneq ($(DATA),)
 export SOTTOVOCE_DATA ?= $(abspath $(DATA))
 endif

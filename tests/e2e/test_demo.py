@@ -8,6 +8,9 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+"""Two demos take 41 s of a processor; tests/cli/test_demo_cli.py has one of a smaller town."""
+
 COMMAND = str(Path(sys.executable).with_name("sottovoce"))
 PRINTED = "pFPL+, as printed"
 SYSTEMS = {"random", "top-pop", "item-knn", PRINTED, "gram"}
