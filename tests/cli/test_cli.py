@@ -664,8 +664,8 @@ def test_reports_compare_like_with_like(sottovoce_, tiny, tmp_path):
     manifest = json.loads((runs["slow"] / "manifest.json").read_text())
     assert content["runs"][1]["results"] == pytest.approx(manifest["results"]["pFPL+"])
     page = Path(content["report"]).read_text()
-    assert page.count("<table>") == 3  # results, tests, what left
-    assert page.count("data:image/png") == 2  # learning curves and bias
+    assert page.count("<table>") == 4  # all runs, results, tests, what left
+    assert page.count("data:image/svg+xml") == 3  # what quality costs, learning curves and bias
     tested = {one["system"] for one in content["significance"]}
     assert tested == {"random", "top-pop", "slow"}  # baselines, too
     assert [one["baseline"] for one in content["baselines"]] == ["random", "top-pop"]
