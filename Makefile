@@ -44,7 +44,8 @@ fuzz: $(VENV)/.fuzz
 	$(BIN)/python tests/fuzz $(if $(REPLAY),--replay $(REPLAY),--inputs $(INPUTS)) \
 	  $(addprefix --target ,$(TARGET)) $(addprefix --seed ,$(SEED))
 
-# How large and how entangled the house is; fails if a figure is above its ceiling in
+# How large and how entangled the house is, by room, and how much of it people have to know. Fails on
+# cycles, imports against their direction, and names and magics that mean two things, by
 # tools/facts.toml. What a report costs is measured, in half a minute: `make test` leaves that out.
 facts: $(VENV)/.dev
 	$(BIN)/python tools/facts.py --measure $(if $(EXPLAIN),--explain)

@@ -606,7 +606,7 @@ def test_a_run_is_not_read_with_other_data_or_from_a_broken_manifest(sottovoce_,
         (["report"], 2, "RUN"),
         (["reproduce", "the-moon"], 2, "the-moon"),
         (["bench", "the-moon"], 2, "the-moon"),
-        (["data", "describe", "the-moon"], 3, "the-moon"),
+        (["data", "show", "the-moon"], 3, "the-moon"),
     ],
 )
 def test_questions_without_an_answer_give_one_sentence(
@@ -688,9 +688,9 @@ def test_data_is_imported_described_and_not_overwritten(sottovoce_, monkeypatch,
     code, out, _ = sottovoce_("data", "import", "mine", table, "--json")
     assert code == 0
     assert only_json(out)["interactions"] == 35
-    names = [row["name"] for row in only_json(sottovoce_("data", "list", "--json")[1])["data"]]
+    names = [row["name"] for row in only_json(sottovoce_("data", "show", "--json")[1])["data"]]
     assert names[:2] == ["town", "mine"]
-    assert "35" in sottovoce_("data", "describe", "mine")[1]
+    assert "35" in sottovoce_("data", "show", "mine")[1]
     one_sentence(*sottovoce_("data", "import", "mine", table), 3, "exists already")
     assert sottovoce_("data", "import", "mine", table, "--overwrite")[0] == 0
     one_sentence(*sottovoce_("data", "import", "town", table), 2, "generated")
@@ -851,7 +851,7 @@ def test_bias_counts_categories_by_the_number_in_the_data(sottovoce_, small, mon
 
 
 def test_describing_the_town(sottovoce_):
-    content = only_json(sottovoce_("data", "describe", "town", "--json")[1])
+    content = only_json(sottovoce_("data", "show", "town", "--json")[1])
     assert content["users"] == 1000
     assert content["categories"] == 9
 

@@ -80,15 +80,16 @@ def test_no_command_is_overlooked():
     found = " ".join(commands())
     for group, names in (
         ("serve", "server invite status introduce device shuffler helper orchestrator owner nginx"),
-        ("serve", "superlink supernode cohort flower backup restore setup devices label pause"),
-        ("serve", "go-on token log terms catalogue target shut-out versions publish"),
-        ("keys", "init show renew node rotate"),
-        ("device", "init agree import consent recommend ledger export backup restore"),
+        ("serve", "superlink supernode cohort flower setup devices pause"),
+        ("serve", "token log terms catalogue target shut-out versions publish"),
+        ("keys", "init show renew node"),
+        ("device", "init agree import consent recommend ledger export"),
         ("device", "join send status interact leave"),
     ):
         for name in names.split():
             assert f"sottovoce {group} {name}" in found
-    assert "sottovoce budget" in found
+    for name in ("budget", "backup", "restore"):
+        assert f"sottovoce {name}" in found
     assert len(commands()) > 30
 
 
@@ -456,7 +457,7 @@ def _check_operator(root: Path, said: str) -> None:
 
 def _check_copies(machines: Machines) -> None:
     assert "stop that one" in machines.run(
-        "server", "(sottovoce serve restore town-backup town 2>&1 || true)"
+        "server", "(sottovoce restore town-backup town 2>&1 || true)"
     )
     at = machines.told("server", "serve status town")["round"]
     said = machines.put_back()
@@ -908,9 +909,9 @@ def _check_a_proxy_that_was_put_back(machines: SumMachines) -> None:
     machines.wait_for_round("round over", ROUNDS + 1)
     machines.end("masker")
     shutil.rmtree(machines.root / "masker" / "masks")
-    lost = "(sottovoce serve restore masks-backup masks 2>&1 || true)"
+    lost = "(sottovoce restore masks-backup masks 2>&1 || true)"
     assert "with --next-round" in machines.run("masker", lost)
-    machines.run("masker", "sottovoce serve restore masks-backup masks --next-round 120")
+    machines.run("masker", "sottovoce restore masks-backup masks --next-round 120")
     machines.leave_running("masker", again)
     machines.run("operator", f"sottovoce serve target town --rounds {ROUNDS + 3}")
     machines.wait_for_round("round given up", ROUNDS + 2)
