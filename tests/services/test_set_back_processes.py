@@ -1,5 +1,5 @@
-"""A helper and a shuffler that are set back by a file copy while a round is open, with real
-processes: nothing leaves a second time, or the difference has the noise of both sums."""
+"""A helper, aggregators and a shuffler that are set back by a file copy while a round is open, with
+real processes: nothing leaves a second time, or the difference has the noise of both sums."""
 
 import json
 import os
@@ -7,6 +7,7 @@ import shutil
 
 import numpy as np
 import pytest
+from checked_world import DEVICES
 from proxy_world import Link, ProxyProcess, proxied, proxy_terms
 from scipy import stats
 from secure_sum_world import LEAST, NOISY, SUMS, TOKEN, SeedKeeper, masker_folder, question
@@ -14,8 +15,11 @@ from server_world import Client, ServerProcess, program
 from test_proxy_crash import enrolled
 from test_proxy_service import count, wait_for
 from test_shuffler_set_back import batches
+from test_sums_after_a_rollback import Checked, is_noise_of_both
 
 from sottovoce.core.masking import sum_masks
+from sottovoce.engines.client import Answer
+from sottovoce.engines.helper_client import SumRefused
 from sottovoce.stores.keys import operator_token
 from sottovoce.stores.left import Left
 from sottovoce.stores.noted import note_of
@@ -85,8 +89,6 @@ def test_two_sums_of_a_helper_whose_machine_was_set_back_have_the_noise_of_both(
         assert 1e-6 < stats.chi2(many).cdf(square) < 1 - 1e-6
     correlation = float(np.corrcoef(one, other)[0, 1])
     assert abs(correlation) < 5 / np.sqrt(many)
-    print(f"{many:,} numbers: variance {np.var(one - other) / sigma**2:.3f} σ², "
-          f"correlation {correlation:+.4f}")  # fmt: skip
 
 
 @pytest.mark.slow
@@ -106,6 +108,64 @@ def test_a_helper_whose_folder_alone_was_set_back_tells_nothing_more_of_the_roun
         assert helper.told(first).body == told.body
         assert helper.told(question(terms, 4, devices)).status == 200
     assert [one["round"] for one in logged(folder.path, "set back")] == [3]
+
+
+class RestartedAggregator:
+    """In the place of an application: a process for as long as it is entered."""
+
+    def __init__(self, folder):
+        self.folder, self.process, self.client = folder, None, None
+
+    def __enter__(self):
+        run = program("aggregator", "AggregatorService")
+        self.process = AggregatorProcess(self.folder.path, program=run)
+        self.client = Client(self.folder, self.process.port)
+        return self
+
+    def __exit__(self, *_):
+        if self.process is not None:
+            self.client.close()
+            self.process.kill()
+        self.process = None
+
+    def post(self, path, question):
+        token = {"Authorization": f"Bearer {self.folder.introduction.token}"}
+        got = self.client.ask("POST", path, question, token)
+        return Answer(got.status, "", got.body)
+
+
+class AggregatorProcess(ServerProcess):
+    ready_files = "aggregator*.json"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("noise_by", ["helper", "halves"])
+def test_two_sums_of_aggregators_whose_machines_were_set_back_have_the_noise_of_both(
+    tmp_path, noise_by
+):
+    """Pairs of sums over sets that differ in two devices. With the folders alone set back, nothing
+    more is told."""
+    here = Checked(tmp_path, noise_by)
+    try:
+        for number, folder in here.world.folders.items():
+            here.world.apps[number].__exit__()
+            here.world.apps[number] = RestartedAggregator(folder).__enter__()
+        without = [((at,), (at + 1,)) for at in range(0, DEVICES, 2)]
+        without += [((0, 2), (0, 3)), ((1, 4), (1, 5)), ((2, 6), (2, 7)), ((3, 5), (3, 6))]
+        pairs = [(here.noise(*first), here.noise(*second)) for first, second in without]
+        one, other = np.concatenate(pairs, axis=1)
+        many = len(one)
+        assert many > 500
+        assert is_noise_of_both(one - other, here.sigma)
+        for number, folder in here.world.folders.items():
+            here.world.apps[number].__exit__()
+            put_back(folder, here.copy / str(number))
+            here.world.apps[number].__enter__()
+            assert len(logged(folder.path, "set back")) == 1
+        with pytest.raises(SumRefused, match="second_submission"):
+            here.sum(2)
+    finally:
+        here.world.close()
 
 
 @pytest.mark.slow

@@ -10,9 +10,10 @@ from proxy_world import App, Device, proxied, proxy_terms
 from test_proxy_service import count, devices, kept, opened, wait_for
 
 from sottovoce.errors import ConfigError, ServiceError, UsageError
+from sottovoce.services import trial
 from sottovoce.services.copies.copying import make_backup, restore_backup
 from sottovoce.stores.left import Left
-from sottovoce.stores.noted import notes_folder
+from sottovoce.stores.noted import ENVIRONMENT, notes_folder
 from sottovoce.wire.frames import BATCH_PART
 from sottovoce.wire.sealing import SEALED_BYTES
 
@@ -24,6 +25,7 @@ LATER = {"hold_seconds": 60.0, "goal": {None: 13}}
 def world(tmp_path, monkeypatch):
     monkeypatch.setenv("SOTTOVOCE_MARKS", str(tmp_path / "marks"))
     with proxied(tmp_path, terms=proxy_terms(minimum=(12, 2))) as (server, folder):
+        folder.marks().begin()  # as when it is started first
         yield server, folder
 
 
@@ -217,6 +219,20 @@ def test_a_copy_without_marks_is_not_started_and_goes_on_without_what_it_held(wo
     assert len(batches(server)[0, 0]) == 1
 
 
+def test_a_new_folder_begins_its_marks_where_it_is_started(world):
+    """It may have been made by another user, as by `serve setup`, or on another machine."""
+    _, folder = world
+    os.rename(notes_folder(), notes_folder().with_name("elsewhere"))
+    with App(folder, forwarder=False) as app:
+        assert folder.marks().read() == Left()
+        assert not logged(app)
+    with App(folder) as app:
+        opened(app)
+    os.rename(notes_folder(), notes_folder().with_name("lost"))
+    with pytest.raises(ServiceError, match="start once with --next-round"):
+        App(folder).__enter__()
+
+
 def test_marks_that_a_copy_of_the_folder_would_have_are_refused(world, monkeypatch):
     _, folder = world
     monkeypatch.setenv("SOTTOVOCE_MARKS", str(folder.path / "marks"))
@@ -256,3 +272,10 @@ def test_a_backup_that_is_put_back_goes_on_after_what_has_left(world, tmp_path):
     with App(folder) as app:
         opened(app, 1)
         assert not logged(app)
+
+
+def test_a_trial_notes_what_left_within_its_own_folder(tmp_path, monkeypatch):
+    given = []
+    monkeypatch.setattr(trial, "Child", lambda *_, log, environment: given.append(environment))
+    trial.HttpsTrial(None, tmp_path / "run", 0)._start("shuffler", "serve", "shuffler")
+    assert given[0][ENVIRONMENT] == str(tmp_path / "run" / "marks")

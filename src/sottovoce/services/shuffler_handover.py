@@ -124,6 +124,10 @@ class Forwarder:
         """Raise if nobody knows which batches have left. Discard what the folder holds if others
         have left than it knows of."""
         left = self._marks.read()
+        if left is None and self._store.position == ShufflerPosition():
+            # The folder is new, and has taken nothing yet.
+            self._marks.begin()
+            return
         if left is None:
             raise ServiceError(
                 f"{self._marks.place}, which says which batches of {self._folder.path} have left, "

@@ -4,6 +4,7 @@ helper or the aggregators if the terms have them, and an agent for every device.
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -40,6 +41,7 @@ from sottovoce.services.server.operator import Operator
 from sottovoce.stores import server as records
 from sottovoce.stores.aggregator_folder import OTHERS
 from sottovoce.stores.device import CohortStore
+from sottovoce.stores.noted import ENVIRONMENT
 from sottovoce.stores.server_folder import (
     Introduction,
     ServerFolder,
@@ -158,8 +160,10 @@ class HttpsTrial:
     # --- what the parties are given ---------------------------------------------------------------
 
     def _start(self, name: str, *arguments: str | Path) -> Child:
-        command = sottovoce_command(*arguments)
-        return Child(f"the {name}", command, log=self.folder / "logs" / f"{name}.log")
+        command, log = sottovoce_command(*arguments), self.folder / "logs" / f"{name}.log"
+        # What a trial notes goes with it.
+        notes = {**os.environ, ENVIRONMENT: str((self.folder / "marks").absolute())}
+        return Child(f"the {name}", command, log=log, environment=notes)
 
     def _start_shuffler(self, introduced: Introduction) -> None:
         """At the address that the terms name; the server may listen elsewhere than before."""

@@ -43,6 +43,7 @@ CREATE TABLE target (rounds INTEGER);
 CREATE TABLE allotted (first INTEGER PRIMARY KEY, last INTEGER, node TEXT, name TEXT);
 CREATE TABLE memory (content BLOB);
 CREATE TABLE masked (place INTEGER PRIMARY KEY, devices INTEGER, numbers BLOB, body BLOB);
+CREATE TABLE left_out (number INTEGER PRIMARY KEY);
 CREATE TABLE closing (round INTEGER, attempt INTEGER);
 CREATE TABLE published (round INTEGER, items BLOB, offered TEXT);
 CREATE TABLE times (round INTEGER, attempt INTEGER, opened REAL, ended REAL,
@@ -101,7 +102,7 @@ class Saved:
 class Checkpoint(SQLiteFile):
     """Opened by one conductor for writing; anyone may open it for reading."""
 
-    schema, format = _SCHEMA, 7
+    schema, format = _SCHEMA, 8
     # Models and numbers of devices: nothing in it has to be overwritten when it is deleted.
     pragmas = ("synchronous=FULL",)
     name = "the checkpoint"
@@ -194,15 +195,27 @@ class Checkpoint(SQLiteFile):
         return found
 
     def leave_out(self, part: MaskedPart) -> None:
-        """It is not summed with the others."""
+        """It is not summed with the others, and its devices are not asked again in the round."""
         with self.transaction():
             self.write("DELETE FROM masked WHERE place = ?", (part.place,))
+            rows = [(number,) for number in part.numbers.tolist()]
+            self.write_many("INSERT OR IGNORE INTO left_out VALUES (?)", rows)
+
+    def left_out(self) -> NDArray[np.int64]:
+        """The devices that were left out of the open round."""
+        rows = self.rows("SELECT number FROM left_out ORDER BY number")
+        return np.array([number for (number,) in rows], dtype=np.int64)
 
     def start_closing(self, opened: ConductedRound) -> None:
         """From now on nothing more comes into the open round, and what is there is summed: the
         helper answers for one set alone."""
         with self.transaction():
             self.write("INSERT INTO closing VALUES (?, ?)", (opened.round, opened.attempt))
+
+    def reopen(self) -> None:
+        """Wait for more in the round that was closing: the helper was asked for no sum."""
+        with self.transaction():
+            self.write("DELETE FROM closing")
 
     def is_closing(self) -> bool:
         return self.row("SELECT 1 FROM closing") is not None
@@ -392,7 +405,7 @@ class Checkpoint(SQLiteFile):
         return numbers
 
     def _forget_open(self) -> None:
-        for table in ("open_round", "masked", "closing"):
+        for table in ("open_round", "masked", "left_out", "closing"):
             self.write(f"DELETE FROM {table}")
 
     def _log(self, record: RoundRecord) -> None:

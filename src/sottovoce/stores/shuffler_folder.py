@@ -231,11 +231,9 @@ def create_shuffler_folder(
         init_keys(path / "keys", hosts)
     if not (path / SECRET).exists():
         write_new_files(path, {SECRET: secrets.token_hex(32).encode() + b"\n"})
-    made = ShufflerFolder(path, introduction)
-    made.marks().begin()
     ShufflerStore(path / DATABASE).close()
     write_introduction(path / INTRODUCTION, introduction)
-    return made
+    return ShufflerFolder(path, introduction)
 
 
 def open_shuffler_folder(path: Path) -> ShufflerFolder:

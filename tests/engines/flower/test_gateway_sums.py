@@ -300,8 +300,9 @@ def test_with_too_few_gateways_a_round_waits_for_others(town):
     assert office.time >= 100
 
 
-def test_a_seed_that_the_helper_cannot_open_is_left_out(town, tmp_path):
-    """Alba has sealed it to somebody else."""
+@pytest.fixture
+def foreign_alba(town, tmp_path, monkeypatch):
+    """Alba seals its seeds to somebody else."""
     other = init_helper(tmp_path / "other")
 
     def elsewhere(terms, attempt, view, reports, seeds):
@@ -315,18 +316,57 @@ def test_a_seed_that_the_helper_cannot_open_is_left_out(town, tmp_path):
         record = masked.seal_seed(seed, key, link, bound)
         return masked.encode_masked(terms, update, record, view.round, attempt)
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            test_conductor,
-            "sealed_by",
-            lambda store: elsewhere if len(store.users) == 1 else sealed_by(store),
-        )
-        plan = town.found(rounds=2, rules=RULES)
-        items, rounds, refused = conduct(town, plan, Office(town))
+    monkeypatch.setattr(
+        test_conductor,
+        "sealed_by",
+        lambda store: elsewhere if len(store.users) == 1 else sealed_by(store),
+    )
+
+
+@pytest.mark.usefixtures("foreign_alba")
+def test_a_seed_that_the_helper_cannot_open_is_left_out(town):
+    plan = town.found(rounds=2, rules=RULES)
+    items, rounds, refused = conduct(town, plan, Office(town))
     there = sorted({*USERS.tolist()} - {*COHORTS["alba"]})
     assert np.array_equal(items, town.simulate([there, there])[0])
     assert refused == {"undecryptable": 2}
     assert [(r.outcome, r.missing) for r in rounds] == [("deadline", (4,))] * 2
+
+
+@pytest.mark.usefixtures("foreign_alba")
+@pytest.mark.parametrize("killed", [False, True], ids=["", "killed when it is open again"])
+def test_a_bad_gateway_does_not_cost_the_good_ones_their_round(town, monkeypatch, killed):
+    """Alba and bora are there, and alba's seed cannot be opened: one is left, where two are needed.
+    What bora's people have paid for waits until corso comes, and alba is not asked again."""
+    tasks, reopen = [], Checkpoint.reopen
+
+    class Late(Office):
+        def online(self):
+            found = super().online()
+            return found if self.time > 100 else [one for one in found if one.node != CORSO]
+
+    def seen(node, kind, asked, answer):
+        if kind == "train":
+            tasks.append((node, asked.round))
+        return answer
+
+    def dies(checkpoint):
+        reopen(checkpoint)
+        monkeypatch.setattr(Checkpoint, "reopen", reopen)
+        raise Crash
+
+    plan, office = town.found(rounds=1, rules=replace(RULES, min_devices=3)), Late(town, seen)
+    if killed:
+        monkeypatch.setattr(Checkpoint, "reopen", dies)
+        with pytest.raises(Crash):
+            conduct(town, plan, office, nodes=2)
+    items, rounds, refused = conduct(town, plan, office, nodes=2)
+    there = sorted(COHORTS["bora"] + COHORTS["corso"])
+    assert np.array_equal(items, town.simulate([there])[0])
+    assert [(one.round, one.outcome, one.reported) for one in rounds] == [(0, "goal", 7)]
+    assert refused == {"undecryptable": 1}
+    assert sorted(tasks) == [(ALBA, 0), (BORA, 0), (CORSO, 0)], "everybody is asked once"
+    assert len(town.line.asked) == 2, "for all, which tells nothing, and for the good ones"
 
 
 def test_what_is_not_of_this_round_or_not_signed_is_refused(town):

@@ -156,7 +156,12 @@ class SummedConductor(Conductor):
         return super()._is_enough(pool) and there >= self.sums.least
 
     def _unheard(self, opened: ConductedRound) -> NDArray[np.int64]:
-        return opened.numbers[~np.isin(opened.numbers, joined([p.numbers for p in self.parts]))]
+        return opened.numbers[~np.isin(opened.numbers, self._settled())]
+
+    def _settled(self) -> NDArray[np.int64]:
+        """Devices that are not asked in the open round any more."""
+        sent = joined([part.numbers for part in self.parts])
+        return np.union1d(sent, self.checkpoint.left_out())
 
     def _counted(self, asked: Mapping[int, AskedNode]) -> ReportedSoFar:
         devices = sum(part.devices for part in self.parts)
@@ -183,7 +188,7 @@ class SummedConductor(Conductor):
         self._asks_more_at = now + QUESTION_SECONDS
         self._look(force=True)
         self._ask({n: self._question(m) for n, m in self.members.items()})
-        there = joined([part.numbers for part in self.parts])
+        there = self._settled()
         more = {
             node: entry
             for node, entry in self._by_node(self._pool()).items()
@@ -234,6 +239,10 @@ class SummedConductor(Conductor):
                     self.checkpoint.leave_out(self.parts[place])
                     self._refuse("undecryptable")
                 self.parts = self.checkpoint.masked()
+                if 0 < len(self.parts) < self.sums.least:
+                    # What is good was paid for, and waits for others in the place of the bad.
+                    self.checkpoint.reopen()
+                    return
                 record = round_record(opened, self._counted({}), record.seconds)
             except (Unreachable, KeyTrouble) as error:
                 self._status("summing", helper=str(error))
