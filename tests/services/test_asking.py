@@ -92,7 +92,6 @@ def test_she_looks_through_the_running_agent_and_nothing_leaves_before_her_yes(h
     with Running(her) as agent, Centre([her], plaintext=True) as centre:
         agent.until(agent.asked)
         assert posts(town) == [], "not even that she is there"
-        assert state(centre)["busy"] is None
         first = centre.preview("s0")
         assert first["messages"][0]["what"]["key"] == "preview.enrolment"
         bodies = [centre.body("s0", n) for n in range(len(first["messages"]))]

@@ -5,20 +5,25 @@ import contextlib
 import json
 import shutil
 import time
+from dataclasses import replace
 
 import pytest
 from forked import COMMAND, ForkedProcess
+from secure_sum_world import TOKEN
 from server_world import ITEMS, Client, ServerProcess, new_folder
 from test_server_operators import owner, take_part, visit
+from waits_world import CATALOGUE, WaitsTown
 
 from sottovoce.core.consent import Choice
 from sottovoce.errors import MessageError
+from sottovoce.services.copies.copying import make_backup
 from sottovoce.services.server.operator import status
 from sottovoce.services.server.shuffled_rounds import coordinator_of
 from sottovoce.stores import operating
 from sottovoce.stores import server as records
 from sottovoce.stores.database import devices
 from sottovoce.stores.device import CohortStore
+from sottovoce.stores.helper_folder import HelperIntroduction
 from sottovoce.stores.server_folder import invite, open_folder
 from sottovoce.stores.session import DeviceSession
 from sottovoce.wire.invitations import keep_invitation
@@ -136,6 +141,50 @@ def test_a_federation_that_is_set_back_runs_again_after_two_commands(tmp_path, a
             assert store.budget()[0].releases == len(rounds)
     why = {one["why"] for one in devices.lines("failed")}
     assert not [one for one in why if "in the place of" in one]
+
+
+@pytest.mark.slow  # three rounds of four agents with a helper: seconds of processor time
+def test_a_secure_sum_that_is_set_back_goes_on_with_the_terms_of_its_helper(tmp_path):
+    """The helper keeps the changed terms, and devices have paid under them."""
+    everyone = range(4)
+    with WaitsTown(tmp_path, rounds=40) as town:
+        town.join(*everyone)
+        town.visit(*everyone)
+        town.round(*everyone)
+        make_backup(town.folder.path, tmp_path / "copy")
+        town.acts().change_items((), [CATALOGUE[3][0]])
+        config = replace(town.folder.plan.terms.algorithm, popularity_share=0.5)
+        terms = town.summed_terms(config)
+        town.helper.folder.agree(HelperIntroduction(terms, TOKEN))
+        town.acts().propose(terms.to_table())
+        for _ in range(3):
+            town.step(1000.0)
+        assert town.folder.plan.terms == terms
+        for store in town.stores.values():
+            DeviceSession(store).agree(terms)
+        town.visit(*everyone)  # they say that they are still there
+        town.round(*everyone)
+        last = town.state.now.position.round
+
+        def paid():
+            return [store.ledger_rows()["round"].to_pylist() for store in town.stores.values()]
+
+        before = paid()
+        said = town.set_back(tmp_path / "copy")
+        assert "Terms were changed" in said
+        assert "Items were changed" in said
+        assert town.folder.plan.terms == terms
+        heard = town.visit(*everyone)
+        assert not [event for _, event, _ in heard if event == "failed"], heard
+        town.round(*everyone)
+        assert town.state.now.position.round > last + 1
+        newest = status(town.database, plan=town.folder.plan)["rounds"][0]
+        assert (newest["outcome"], newest["reported"]) == ("goal", 4)
+        for were, are, store in zip(before, paid(), town.stores.values(), strict=True):
+            assert are[:-1] == were, "nothing is lost"
+            assert are[-1] > last, "a round that nobody has paid for"
+            assert store.budget()[0].releases == len(are)
+            assert DeviceSession(store).pending is None, "nobody is asked again"
 
 
 def stop(devices):

@@ -319,7 +319,7 @@ KEPT = """		for (const name of done ? Object.keys(keeping) : []) {
 		}
 		this.lay(this.desk.store);
 """
-STATE = 'element.setAttribute(name, String(value)); // "" and none say something else'
+STATE = "element.setAttribute(name, String(value));"
 OLD_STATE = 'value ? element.setAttribute(name, "") : element.removeAttribute(name);'
 FAULTS = {
     "states as they were": ("dom.js", STATE, OLD_STATE),

@@ -162,6 +162,8 @@ def test_a_visitor_clicks_takes_part_and_sees_her_list_change(tmp_path):
         expect(page.locator(".next")).to_contain_text("to the last byte")
         shown += look(page)
         assert [urlsplit(one.url).path for one in posts(page)] == ["/v1/enrol"]
+        number = page.locator("#page").get_attribute("data-round")
+        expect(page.locator(".strip .where")).to_contain_text(f"Round {number} ")
         press(page)
         changes = page.locator(".changes-made")
         expect(changes).to_be_visible(timeout=240_000)
@@ -203,6 +205,12 @@ def test_a_visitor_clicks_takes_part_and_sees_her_list_change(tmp_path):
         page.reload()
         expect(page.locator(".been li")).to_have_count(10)
         expect(page.locator(".strip .left")).to_contain_text("Something left this device once")
+
+        # The receipt of her report names the round as the page did.
+        page.get_by_role("button", name="My privacy").click()
+        part(page, "ledger").get_by_role("button", name="Receipt").first.click()
+        receipt = json.loads(page.locator("dialog.receipt pre").inner_text())
+        assert (receipt["what"], str(receipt["round"])) == ("report", number)
 
 
 @pytest.mark.slow

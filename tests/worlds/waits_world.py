@@ -24,6 +24,7 @@ from sottovoce.privacy.mechanisms import ShareFraction
 from sottovoce.privacy.own_epsilon import OwnEpsilon
 from sottovoce.privacy.reports import KReports, Tier
 from sottovoce.services.agent.agent import Agent
+from sottovoce.services.copies.copying import restore_backup
 from sottovoce.services.kit.application import Hosting
 from sottovoce.services.server import process
 from sottovoce.services.server.application import ServerApplication, ServerLimits
@@ -38,10 +39,16 @@ from sottovoce.stores.catalogue import catalogue_name, require_catalogue
 from sottovoce.stores.coordinator import Awaiting, Coordinator
 from sottovoce.stores.device import CohortStore
 from sottovoce.stores.helper_folder import HelperIntroduction, create_helper, init_helper
-from sottovoce.stores.keys import CA_CERTIFICATE, OPERATOR_TOKEN, ReportKeys, RoleTokens
+from sottovoce.stores.keys import (
+    CA_CERTIFICATE,
+    OPERATOR_TOKEN,
+    ReportKeys,
+    RoleTokens,
+    authority_pem,
+)
 from sottovoce.stores.operating import LastContacts
 from sottovoce.stores.ready import write_ready_file
-from sottovoce.stores.server_folder import ShufflerSecrets, create_folder, invite
+from sottovoce.stores.server_folder import ShufflerSecrets, create_folder, invite, open_folder
 from sottovoce.web.console import Console, ConsoleViews
 from sottovoce.web.entrance import Guest, PageSession
 from sottovoce.wire.invitations import keep_invitation
@@ -72,16 +79,21 @@ class WaitsTown(InProcess):
         self.folder = create_folder(
             path / "server", terms, CATALOGUE, rounds=rounds, rules=quick_rules(**given)
         )
+        self._open()
+
+    def _open(self):
+        """What a server has while it runs from its folder."""
         self.database = self.folder.database(None)
-        self.catalogue = self.folder.catalogue()
         with self.database.writing() as link:
-            self._coordinator(terms).start(link)
+            self.folder = self.folder.caught_up(link)
+            self.catalogue = self.folder.catalogue(link)
+            self._coordinator(self.folder.plan.terms).start(link)
             require_catalogue(link, self.catalogue)
         self.state = RoundState(self.database, self.folder.plan, catalogue_name(self.catalogue))
         self.running = process.Running(self.folder, self.database, self.state)
         self.rounds = process.RoundsThread(
             self.database,
-            self._coordinator(terms),
+            self._coordinator(self.folder.plan.terms),
             self.state,
             SimpleNamespace(info=self.lines.info, warning=self.lines.info, error=self.lines.info),
             LastContacts(),
@@ -116,7 +128,13 @@ class WaitsTown(InProcess):
         return terms
 
     def summed_terms(self, config, days=0, least=LEAST):
-        link = SecureSum(min_devices=least, bits=32, url="https://127.0.0.1:1", key=self.helper_key)
+        link = SecureSum(
+            min_devices=least,
+            bits=32,
+            url="https://127.0.0.1:1",
+            key=self.helper_key,
+            authority=authority_pem(self.path / "helper" / "keys"),
+        )
         return Terms("town", ITEMS, config, OwnEpsilon(8.0, period_days=days), link)
 
     def amended_without_server(self):
@@ -151,7 +169,7 @@ class WaitsTown(InProcess):
     def _follow(self):
         coordinator = self.running.follow()
         self.folder = self.running.folder
-        return Coordinator(self.folder.plan, lambda: self.time) if coordinator else None
+        return self._coordinator(self.folder.plan.terms) if coordinator else None
 
     def _ask_helper(self, question, path):
         if "helper" in self.down:
@@ -186,10 +204,26 @@ class WaitsTown(InProcess):
     def __enter__(self):
         super().__enter__()
         self.front = self.stack.enter_context(FakeServer(self._passed_on))
+        self._ready()
+        return self
+
+    def _ready(self):
         ready = self.folder.ready_file(self.front.port, shared=False)
         write_ready_file(ready, self.front.url, self.front.port)
         self.step()
-        return self
+
+    def set_back(self, copy):
+        """The server is stopped, its folder is replaced by a copy, and it is started again; what
+        the command says."""
+        self.folder.ready_file(self.front.port, shared=False).unlink()
+        super().__exit__()
+        self.database.close()
+        done = restore_backup(copy, self.folder.path)
+        self.folder = open_folder(self.folder.path)
+        self._open()
+        super().__enter__()
+        self._ready()
+        return " ".join(done.settled.means)
 
     def __exit__(self, *_):
         for store in self.stores.values():

@@ -1,4 +1,4 @@
-"""Where a federation stands, from the server that runs or from the folder's database."""
+"""The state of a federation, from its running server or from the database of its folder."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ def _status_at(url: str, ca: Path | None, token: Path | None) -> Mapping[str, An
 
 
 _PATIENCE = 5.0
-"""Seconds for an answer of the server on this machine; its database is asked after that."""
+"""Seconds to wait for the server on this machine before its database is read instead."""
 
 
 def _status_in(folder: Path) -> Mapping[str, Any]:
-    """As the server says that runs from the folder: only it knows what it cannot write down, that
-    its disk is full, say. If none answers, as the database has it."""
+    """Ask the server that runs from the folder; if none answers, read the database. The server
+    knows more: if the disk is full, for example, it cannot write that down."""
     from sottovoce.services.server.operator import Operator, status
     from sottovoce.stores.server_folder import open_folder, start_command
 
@@ -47,6 +47,6 @@ def _status_in(folder: Path) -> Mapping[str, Any]:
         ):
             return operator.status()
     with contextlib.closing(found.database()) as store:
-        # With PostgreSQL one may run elsewhere.
+        # With PostgreSQL, a server may run on another machine.
         running = store.shared or found.running() is not None
         return status(store, plan=found.plan, running=running, start=start_command(found.path))

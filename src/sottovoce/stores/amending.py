@@ -339,7 +339,7 @@ def carry_forward(
     root_key: int,
     at: str,
 ) -> int:
-    """Bring terms into force in a copy that was made before they were; return the next round.
+    """Bring terms into force in a copy that is older than they are, and return the next round.
     `past` is the history of terms that the copy lacks."""
     now = records.position(link)
     round = _carry(link, before, after, root_key, now, at)

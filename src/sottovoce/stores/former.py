@@ -1,8 +1,9 @@
 """What a copy of a server takes over from the folder that it replaces.
 
-Devices know the newest terms and catalogue that were published, and refuse older ones. So a copy
-that was made before a change is brought up to it. Devices, exclusions and the log of acts are taken
-over, too. What was learnt, and the state of rounds, stay as they are in the copy.
+Devices know the newest published terms and catalogue, and refuse older ones. So a copy that was
+made before a change gets the terms and the catalogue of the former folder. It also gets the
+devices, the exclusions and the log of operators' actions. The model and the state of rounds stay
+those of the copy.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ _FACTS = (RULES, amending.GATHERING, *amending.WAITING)
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Former:
-    """What is known of the folder that is replaced."""
+    """The content of the folder that is replaced."""
 
     path: Path
     terms: Terms
@@ -49,7 +50,7 @@ class Former:
     rows: Mapping[sa.Table, Sequence[Mapping[str, Any]]] | None = None
     """None if its database cannot be read."""
     past: Sequence[Mapping[str, Any]] = ()
-    """Its history of terms."""
+    """The history of its terms."""
     facts: Mapping[str, str] = field(default_factory=dict)
     target: int = 0
     """Rounds that operators have asked for."""
@@ -59,7 +60,7 @@ class Former:
 
     @classmethod
     def read(cls, path: Path) -> Former | None:
-        """Read a folder in which nobody is at work; None if it has no catalogue to compare."""
+        """Read a folder that no server uses; return None if it has no catalogue to compare."""
         folder = open_folder(path)
         with contextlib.suppress(ServiceError):
             if (path / DATABASE).is_file():
@@ -93,8 +94,8 @@ def _taken() -> sa.ColumnElement[bool]:
 
 
 def bring_forward(link: sa.Connection, copy: ServerFolder, former: Former) -> tuple[str, ...]:
-    """Bring a copy up to what its devices know, in a transaction of the caller's; return what was
-    done, in sentences. No round of the copy may be open. Raises if the copy and the folder do not
+    """Bring a copy up to what its devices know, and return what was done, in sentences. The caller
+    holds a transaction, and no round of the copy is open. Raise if the copy and the folder do not
     belong together."""
     done, terms = [], copy.plan.terms
     before, after = _items(copy.catalogue(link)), _items(former.catalogue)
@@ -143,8 +144,8 @@ LOST = (
 def _is_newer(
     link: sa.Connection, copy: Terms, before: Items, former: Former, after: Items
 ) -> bool:
-    """Whether terms and catalogue of the former folder are those of the copy or came after them;
-    False if they came before. Raises if neither holds."""
+    """Whether terms and catalogue of the former folder are those of the copy, or newer ones. Raise
+    if they are neither newer nor older."""
     if copy == former.terms:
         if _keeps_places(before, after):
             return True
@@ -191,8 +192,8 @@ def _take_over(
     table: sa.Table,
     former: Mapping[sa.Table, Sequence[Mapping[str, Any]]],
 ) -> None:
-    """Replace the rows of a table. Rows of the copy about what the former folder does not know
-    stay: it may have been restored from an older copy itself."""
+    """Replace the rows of a table. Rows of the copy stay if the former folder does not know what
+    they are about: that folder may have been restored from an older copy itself."""
     names = ("id", "key") if table is acts else ("number", "token_hash", "public_key")
     source = former[acts] if table is acts else former[devices]
     known = {name: {row[name] for row in source} - {None} for name in names}

@@ -39,7 +39,7 @@ Which = Literal["all", "active", "silent", "shut-out", "invited"]
 _LONGEST_QUERY, _MOST_ROWS = 200, 100_000
 _TO_THE_MINUTE = len("2026-11-17T18:04")
 REFUSED = {"catalogue": "the catalogue has another item in a place that they know"}
-"""What devices can refuse, and why."""
+"""What devices can refuse, with the reason."""
 _UNAGREED = "has not agreed to the changed terms yet, or has not asked since"
 _EVERY = 10.0
 """Seconds after which it is written which devices were heard of."""
@@ -179,8 +179,8 @@ def _unheard(changed: str) -> sa.ColumnElement[bool]:
 
 
 def set_objection(link: sa.Connection, number: int, why: str) -> None:
-    """A device refuses what is published, and is not asked until it has checked in again; or, with
-    an empty `why`, it does not refuse any more."""
+    """Note that a device refuses what is published: it is not asked until it checks in again. An
+    empty `why` notes that it no longer refuses."""
     link.execute(objections.delete().where(objections.c.number == number))
     if why:
         link.execute(objections.insert().values(number=number, why=why))
@@ -190,7 +190,8 @@ def set_objection(link: sa.Connection, number: int, why: str) -> None:
 
 
 def count_objections(link: sa.Connection) -> dict[str, int]:
-    """How many devices that were not shut out refuse what is published, by what they refuse."""
+    """Count the devices that refuse what is published, by what they refuse. Devices that were shut
+    out are left out."""
     silent = sa.select(devices.c.number).where(devices.c.dormant.is_(True))
     welcome = objections.c.number.not_in(sa.select(shut_out.c.number))
     query = sa.select(objections.c.why, sa.func.count())
@@ -376,7 +377,7 @@ def times_since(
 
 
 def last_times(link: sa.Connection) -> tuple[str | None, str | None]:
-    """When the newest attempt was opened, and when the last one that is over ended."""
+    """Return when the newest attempt was opened, and when the last finished one ended."""
     query = sa.select(round_times).order_by(
         round_times.c.round.desc(), round_times.c.attempt.desc()
     )
@@ -386,7 +387,7 @@ def last_times(link: sa.Connection) -> tuple[str | None, str | None]:
 
 
 def last_ended(link: sa.Connection, below: int) -> str | None:
-    """When the last attempt at a round before this one ended in which somebody had reported."""
+    """Return when the last attempt with a report ended, among those at rounds before this one."""
     at = sa.and_(round_times.c.round == rounds.c.round, round_times.c.attempt == rounds.c.attempt)
     query = sa.select(sa.func.max(round_times.c.ended)).select_from(rounds.join(round_times, at))
     found: str | None = link.execute(
@@ -396,7 +397,7 @@ def last_ended(link: sa.Connection, below: int) -> str | None:
 
 
 def count_reported(link: sa.Connection, numbers: range, attempt: int) -> int:
-    """Reports in all attempts at these rounds, but not in this attempt at the last one."""
+    """Count the reports in all attempts at these rounds except this attempt at the last one."""
     if not numbers:
         return 0
     query = sa.select(rounds.c.round, rounds.c.attempt, rounds.c.reported).where(
@@ -438,8 +439,8 @@ class Outcomes:
 def keep_since(
     link: sa.Connection, name: str, what: str, party: str = "server", kind: str = ""
 ) -> None:
-    """Note one of `AWAY` and `TROUBLE`, since now unless it is noted already, and of which kind of
-    wait it is (`core.waiting`)."""
+    """Note `AWAY` or `TROUBLE` with its kind of wait (`core.waiting`). It counts from now, or from
+    when it was first noted."""
     before = since_when(link, name)
     since = records.moment() if before is None else before["since"]
     told = {"since": since, "what": what, "party": party, "kind": kind}

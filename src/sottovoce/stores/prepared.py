@@ -209,7 +209,7 @@ def digest(view: ModelView, numbers: NDArray[np.int64] | None, summed: bool) -> 
 
 @dataclass(frozen=True, slots=True)
 class Nothing:
-    """No message is made, for a reason of this kind (`core.waiting`)."""
+    """No message is made; `kind` is the reason (`core.waiting`)."""
 
     kind: str
 
@@ -222,10 +222,9 @@ def explain(
     plain: NDArray[np.int64],
     store: Path,
 ) -> Nothing:
-    """Return why none of the devices that were asked sends anything in this round. Raises if the
-    one device that was asked takes part and can learn, but its owner's limit or choice is in the
-    way: she should know by how much. `noise` is that on sums, `plain` says how many releases of
-    each device nothing bounds."""
+    """Return why none of the devices that were asked sends anything in this round. If there is one
+    device, and its user's limit or choice is in the way, raise with the numbers that she needs.
+    `noise` is the noise on sums; `plain` has the number of releases that no ε bounds, by device."""
     cohort = devices.cohort
     there = cohort.consent.takes_part[asked]
     if not there.any():

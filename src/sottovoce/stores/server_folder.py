@@ -376,8 +376,8 @@ class ServerFolder:
         return locked(self.path / "server.lock", advice)
 
     def ready_file(self, port: int, *, shared: bool) -> Path:
-        """Where this process says that it listens. Servers that share a database may share the
-        folder, too: on several machines or addresses, or in containers, with one port each."""
+        """Return the file in which this process notes its address. Servers that share a database
+        may share the folder, too, from several machines, addresses or containers."""
         if not shared:
             return self.path / "server.json"
         here = _host()
@@ -387,15 +387,15 @@ class ServerFolder:
         return self.path / f"server-{port}-{here}-{os.getpid()}.json"
 
     def running(self) -> dict[str, Any] | None:
-        """Address and process of a server that runs from this folder on this machine; one that has
-        a console if there are several."""
+        """Return address and process of a server that runs from this folder on this machine; if
+        there are several, of one that has a console."""
         places = [self.path / "server.json", *sorted(self.path.glob(f"server-*-{_host()}-*.json"))]
         found = [process for process in map(running, places) if process is not None]
         return max(found, key=lambda process: "console" in process, default=None)
 
 
 def _host() -> str:
-    """The name of this machine or container, for the name of a file."""
+    """Return the name of this machine or container, as a part of a file name."""
     return re.sub(r"[^A-Za-z0-9.]", "_", socket.gethostname()) or "host"
 
 

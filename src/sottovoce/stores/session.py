@@ -256,8 +256,8 @@ class DeviceSession(Agreeing):
             return self._present(new, "check-in", "server", 4, body)
 
     def withhold(self, prepared: Prepared) -> None:
-        """Its user says no to a report that has not left: it never does, and costs nothing. Raise
-        if it has left."""
+        """Drop a report because its user says no: it never leaves, and costs nothing. Raise if it
+        has left."""
         with self.store.file.transaction():
             entry = self._entry(prepared.round, prepared.attempt)
             if entry.nonce != prepared.nonce or entry.state not in ("prepared", "dropped"):
@@ -406,7 +406,7 @@ class DeviceSession(Agreeing):
         summed: bool,
         asked: bytes,
     ) -> Prepared | Nothing | None:
-        """Through the door, and into the store unless a choice has changed meanwhile (None)."""
+        """Make a message, and store it; return None if a choice has changed meanwhile."""
         book, file, ledger = self._book, self.store.file, Ledger()
         with file.snapshot():
             era, terms = self._known()

@@ -1,7 +1,7 @@
-"""A user who wants to be asked each time: her word for each message, before it leaves.
+"""The answers of a user who wants to be asked about each message before it leaves.
 
-The door reads this before it lets anything go (`DeviceSession`), so that no agent can send without
-her word. The page and the agent may be two processes: what she says goes through the store.
+The door reads them before it lets anything go (`DeviceSession`), so no agent can send without her
+yes. The page and the agent may be two processes: her answers pass through the store.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ _PRESENCE = "presence-shown"
 
 
 def asks_first(store: CohortStore) -> bool:
-    """Whether nothing leaves before its user has said yes to that very message."""
+    """Whether each message waits until its user has said yes to it."""
     return bool(store.secret(_ASKS))
 
 
 def set_asks_first(store: CohortStore, asks: bool) -> None:
-    """Durable, and read by the door before anything leaves."""
+    """Set whether she is asked; this is durable when it returns."""
     if asks and len(store.numbers) != 1:
         raise UsageError(
             f"the store in {store.path} holds several people, who cannot be asked each time"
@@ -36,30 +36,30 @@ def set_asks_first(store: CohortStore, asks: bool) -> None:
 
 
 def of_report(nonce: bytes) -> str:
-    """Name one report, whose bytes its nonce stands for."""
+    """Return the name of a report. Its nonce identifies its bytes."""
     return f"report:{nonce.hex()}"
 
 
 def of_contact(what: str, party: str, body: bytes) -> str:
-    """Name one request that only says that the device is there. To a shuffler it is made anew on
-    the way, because an answer to its challenge is in it."""
+    """Return the name of a request that only says that the device is there. A request to a shuffler
+    contains the answer to a challenge, so its bytes are made when it is sent."""
     made = hashlib.sha256(body).hexdigest() if party == "server" else ""
     return f"{what}:{party}:{made}"
 
 
 def allowed(store: CohortStore) -> set[str]:
-    """The names of the messages that may leave by her word."""
+    """Return the names of the messages that she has said yes to."""
     return set(json.loads(store.secret(_ALLOWED) or b"[]"))
 
 
 def allow(store: CohortStore, names: Iterable[str]) -> None:
-    """She says yes to these messages, and to none that she said yes to before."""
+    """Note that she says yes to these messages, and to no other ones."""
     store.set_secret(_ALLOWED, json.dumps(sorted(names)).encode())
 
 
 def require_word(store: CohortStore, name: str) -> None:
-    """Raise if its user wants to be asked first and has not said yes to this message. Within a
-    transaction. A yes to a contact serves once."""
+    """Raise if its user wants to be asked first and has not said yes to this message. A yes to a
+    contact is used up by it. The caller holds a transaction."""
     if not asks_first(store):
         return
     known = allowed(store)
@@ -73,20 +73,20 @@ def require_word(store: CohortStore, name: str) -> None:
 
 
 def decline(store: CohortStore, shown: str, key: tuple[int, int] | None) -> None:
-    """She says no to what was shown under this name: a report for this round and attempt, if one is
-    among it."""
+    """Note that she says no to what was shown under this name. `key` is the round and attempt of
+    the report in it; None if it has no report."""
     store.set_secret(_DECLINED, json.dumps({"shown": shown, "key": key}).encode())
 
 
 def declined(store: CohortStore) -> tuple[str, tuple[int, int] | None]:
-    """What she said no to last."""
+    """Return what she said no to last, as `decline` got it."""
     told = json.loads(store.secret(_DECLINED) or b'{"shown": "", "key": null}')
     return str(told["shown"]), None if told["key"] is None else (told["key"][0], told["key"][1])
 
 
 def presence(store: CohortStore, key: tuple[int, int]) -> bytes:
-    """The nonce of a check-in of this round and attempt: the same until it has left, whichever
-    process shows it or sends it."""
+    """Return the nonce for a check-in of this round and attempt. It stays the same until the
+    check-in has left, so the process that shows it and the one that sends it use the same bytes."""
     round, attempt = key
     with store.file.transaction():
         kept = (store.secret(_PRESENCE) or b"").decode().split(".")
@@ -97,5 +97,5 @@ def presence(store: CohortStore, key: tuple[int, int]) -> bytes:
 
 
 def forget_presence(store: CohortStore) -> None:
-    """It has left; another one has another nonce."""
+    """Forget the nonce of a check-in that has left: the next one gets another nonce."""
     store.set_secret(_PRESENCE, b"")

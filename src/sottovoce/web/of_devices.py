@@ -68,7 +68,7 @@ _QUIET = {
 }
 _ASKS = "asks_first"
 _LOOKS, _LOOK_SECONDS = 40, 0.25
-"""How often, and how long apart, a page looks whether the agent has sent what she said yes to."""
+"""How many times the page checks whether the agent has sent a message, and the seconds between."""
 
 
 class DeviceDesk(StoreDesk[CohortStore]):
@@ -210,7 +210,7 @@ class DeviceDesk(StoreDesk[CohortStore]):
         return drawn
 
     def _asks(self) -> dict[str, Any]:
-        """The switch by which she is asked before anything leaves."""
+        """Return the switch "Ask me each time"."""
         return {
             "name": _ASKS,
             "kind": "switch",
@@ -476,14 +476,14 @@ class DeviceDesk(StoreDesk[CohortStore]):
         return self._fate()
 
     def _fate(self) -> tuple[str, Said]:
-        """What became of the latest report."""
+        """Return what became of the latest report."""
         latest = self.session.latest()
         state = "nothing" if latest is None or latest.state == "dropped" else latest.state
         words = {"arrived": "arrived", "refused": "refused", "left": "left"}
         return state, said(f"preview.{words.get(state, 'nothing_sent')}")
 
     def _leave_to_agent(self, nonce: str) -> tuple[str, Said]:
-        """Say yes, for the agent that runs; wait a little until it has sent."""
+        """Note her yes for the agent that runs, and wait a little until it has sent."""
         before = timeline.count(self.store.file, self.number)
         try:
             shown = self.runner.run(self._by_hand().allow(nonce))
@@ -492,11 +492,14 @@ class DeviceDesk(StoreDesk[CohortStore]):
         self._shown = None
         for _ in range(_LOOKS):
             time.sleep(_LOOK_SECONDS)
-            latest, report = self.session.latest(), shown.report
-            if report is None and timeline.count(self.store.file, self.number) > before:
-                return "arrived", said("preview.arrived")
-            same = latest is not None and report is not None and latest.nonce == report.nonce
-            if same and latest is not None and latest.state in ("arrived", "refused"):
+            if shown.report is None:
+                if timeline.count(self.store.file, self.number) > before:
+                    return "arrived", said("preview.arrived")
+                continue
+            latest = self.session.latest()
+            if latest is None or latest.nonce != shown.report.nonce:
+                continue
+            if latest.state in ("arrived", "refused"):
                 return self._fate()
         return "left", said("preview.agent_will")
 

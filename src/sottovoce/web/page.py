@@ -96,8 +96,8 @@ ELSEWHERE = (
     *("terms.agree_hint", "terms.agreed_on", "terms.changes", "terms.digest", "terms.rounds"),
     *("terms.until", "verdict.ask", "verdict.kept", "verdict.printed", "verdict.sound"),
 )
-"""How the keys of sentences begin that commands, report cards and browser tabs say, and no page of
-an agent does."""
+"""Prefixes of the sentences that only commands, report cards and browser tabs say. The pages of an
+agent are sent without them."""
 _SHOP = "shop"
 """Those of one page, in a file of their own."""
 

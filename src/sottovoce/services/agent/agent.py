@@ -156,7 +156,7 @@ class Reader(Loop):
         return now
 
     def _say_waits(self, kind: str) -> None:
-        """Log for what the federation's rounds wait, once, in the words of its operator."""
+        """Log once why rounds wait, in the sentence that the operator reads."""
         if kind and kind != self._waits:
             self._log("round waits", kind=kind if kind in ROUNDS else "other", why=words(kind))
         self._waits = kind

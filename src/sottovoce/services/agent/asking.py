@@ -1,8 +1,8 @@
 """The agent of a device whose user may want to be asked each time.
 
-If she does, it works out what would leave, says that it waits for her word, and sends that very
-message once she has said yes: on her page or with `sottovoce device preview`. When the round moves
-on, it asks again. Otherwise it is an agent like others.
+If she wants to, the agent works out what would leave, logs that it waits for her answer, and sends
+that very message after she has said yes, on her page or with `sottovoce device preview`. When the
+round moves on, it asks again. If she does not want to be asked, it sends by itself.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from sottovoce.stores.device import CohortStore
 from sottovoce.wire.descriptor import Descriptor
 
 _WATCH_SECONDS = 0.5
-"""How often it looks for her word while it waits."""
+"""Seconds between two looks for her answer."""
 
 
 class AskingAgent(ByHand):
-    """A device that takes part by itself, or when its user says yes."""
+    """An agent that sends by itself or, if its user wants to be asked, after her yes."""
 
     def __init__(self, store: CohortStore, **options: Any) -> None:
         super().__init__(store, **options)
         self._asked_about: Shown | None = None
-        """What waits for her word."""
+        """What waits for her answer."""
         self._sleep, self._plain_sleep = self._watch, self._sleep
 
     async def visit(self) -> Descriptor:
-        """Ask once, and do what there is to do and she has said yes to."""
+        """Visit the server once, and send what she has said yes to."""
         self._asked_about = None
         if not await self._aside(lambda: word.asks_first(self.store)):
             return await super().visit()
@@ -44,7 +44,7 @@ class AskingAgent(ByHand):
             raise ConsentError("the store was stopped, or its terms changed, meanwhile")
         if not shown.messages:
             return now
-        # What has left before is sent again, the very same bytes: she said yes to them.
+        # She said yes to bytes that have left before: they may be sent again.
         again = shown.report is not None and shown.report.state == "left"
         if again or shown.words <= await self._aside(lambda: word.allowed(self.store)):
             with contextlib.suppress(ShutOut):
@@ -62,7 +62,7 @@ class AskingAgent(ByHand):
         )
 
     async def _watch(self, seconds: float) -> None:
-        """Wait, and no longer than until she has answered."""
+        """Sleep for so many seconds, or until she has answered."""
         sleep: Sleep = self._plain_sleep
         while self._asked_about is not None and seconds > _WATCH_SECONDS:
             await sleep(_WATCH_SECONDS)

@@ -1,9 +1,9 @@
-"""An agent in its owner's hand: it reads what is published, shows what would leave, and sends that
-when she says so, and nothing else.
+"""An agent that sends only when its user says so: it reads what is published and shows what would
+leave.
 
-What is shown is made by the door and kept in the store, so that it is the very same bytes that
-leave: if anything has changed since she looked, nothing does. What an agent would send by itself
-(an enrolment, a check-in) is shown, too, and waits for the same word.
+The door makes what is shown and keeps it in the store, so exactly these bytes leave. If anything
+has changed since she looked, nothing leaves. What another agent would send by itself (an enrolment,
+a check-in) is shown, too, and waits for the same yes.
 """
 
 from __future__ import annotations
@@ -67,10 +67,10 @@ class Shown:
 
     @property
     def name(self) -> str:
-        """Another for other bytes; empty where nothing would leave."""
+        """A name for exactly these bytes; empty if nothing would leave."""
         if not self.messages:
             return ""
-        # Of another report, even if chance has made its bytes the same.
+        # Another report has another name, even if its bytes happen to be the same.
         digest = hashlib.sha256(b"" if self.report is None else self.report.nonce)
         for message in self.messages:
             digest.update(hashlib.sha256(message.what.encode() + message.body).digest())
@@ -89,17 +89,17 @@ class Shown:
 
 
 class ByHand(Agent):
-    """A device that takes part when its owner presses."""
+    """A device that takes part when its user presses a button."""
 
     async def look(self) -> Descriptor:
-        """Where the federation is. Sends nothing of hers."""
+        """Return the state of the round. This sends nothing of hers."""
         try:
             return await self._look()
         finally:
             await self.rest()
 
     async def read(self) -> Descriptor:
-        """The same, and what is published is kept: terms, catalogue and model."""
+        """Return the state of the round, and store what is published: terms, catalogue, model."""
         try:
             now = await self._look()
             await self._refresh(now, await self._meet(now))
@@ -108,15 +108,15 @@ class ByHand(Agent):
             await self.rest()
 
     async def show(self) -> Shown:
-        """What would leave now. Asks for what is published and sends nothing of hers."""
+        """Return what would leave now. This reads what is published, and sends nothing of hers."""
         try:
             return (await self._guarded_show())[0]
         finally:
             await self.rest()
 
     async def press(self, name: str) -> Shown:
-        """Send what was shown under this name; what was sent. Raises, and nothing leaves, where
-        something else would leave by now."""
+        """Send what was shown under this name, and return it. Raise, and send nothing, if something
+        else would leave by now."""
         try:
             shown, now, terms = await self._shown_as(name)
             await self._aside(lambda: word.allow(self.store, shown.words))
@@ -126,7 +126,7 @@ class ByHand(Agent):
             await self.rest()
 
     async def allow(self, name: str) -> Shown:
-        """Leave her yes to what was shown under this name to the agent that runs. Raises if
+        """Note her yes to what was shown under this name, for the agent that runs. Raise if
         something else would leave by now."""
         try:
             shown, _, _ = await self._shown_as(name)
@@ -136,8 +136,8 @@ class ByHand(Agent):
             await self.rest()
 
     async def decline(self, name: str) -> Shown:
-        """Say no to what was shown under this name: it does not leave and costs nothing. Raises if
-        something else would leave by now, or it has left."""
+        """Note her no to what was shown under this name: it does not leave, and costs nothing.
+        Raise if something else would leave by now, or if it has left."""
         try:
             shown, _, _ = await self._shown_as(name)
             await self._aside(lambda: self._decline(shown))
@@ -167,19 +167,19 @@ class ByHand(Agent):
         """Send what is shown."""
         for message in shown.messages:
             if message.what == "enrolment" and message.to == "server":
-                self._asks_in = True  # she does
+                self._asks_in = True  # she asks for it herself
                 await self._enrol(admission=terms.reporting is not None)
             elif message.what == "check-in":
                 await self._say_present(now, await self._aside(lambda: self._nonce(now)))
                 await self._aside(lambda: self._was_present(now))
             elif message.what == "report" and shown.report is not None:
-                # With a word to the shuffler first, where it does not know her.
+                # This introduces her to the shuffler first, if it does not know her.
                 await self._send(shown.report, now, terms)
 
     async def _guarded_show(self) -> tuple[Shown, Descriptor | None, Terms | None]:
         try:
             return await self._show()
-        except FAULTS:  # neither its words nor its values: they may be private
+        except FAULTS:  # the error may hold private values, so it is not passed on
             raise MessageError("the server says what makes no sense") from None
 
     async def _show(self) -> tuple[Shown, Descriptor | None, Terms | None]:
@@ -188,7 +188,7 @@ class ByHand(Agent):
         now = await self._look()
         try:
             terms = await self._meet(now)
-        except ConsentError:  # others than those that she agreed to
+        except ConsentError:  # she has not agreed to these terms
             return Shown(why="not agreed"), now, None
         await self._refresh(now, terms)
         if not await self._aside(self._takes_part):
@@ -198,7 +198,7 @@ class ByHand(Agent):
         return await self._would_leave(now, terms), now, terms
 
     async def _would_leave(self, now: Descriptor, terms: Terms) -> Shown:
-        """For one who takes part and has agreed."""
+        """Return what would leave of a user who takes part and has agreed."""
         if why := await self._aside(lambda: self._objection(terms)):
             return Shown(why="choice", detail=why)
         if now.state == "open":
@@ -225,7 +225,7 @@ class ByHand(Agent):
         return Shown(why="declined") if shown.name and shown.name == said_no else shown
 
     async def _report(self, now: Descriptor, terms: Terms) -> tuple[Prepared | None, Why, str]:
-        """What would leave of her history, or why nothing would."""
+        """Return the report that would leave, or why none would."""
         before = await self._aside(self.hosted.unresolved)
         if before is not None:
             return before, "", ""
@@ -249,7 +249,7 @@ class ByHand(Agent):
         return found, "", ""
 
     def _introduction(self, terms: Terms) -> list[ShownMessage]:
-        """To the shuffler, with whom it begins."""
+        """Return what introduces her to the shuffler, if that has not been done."""
         word = self.store.secret(_ADMISSION) or b""
         body = self._proxy_of(terms).introduction(self._signing_key(), word)
         return [] if body is None else [ShownMessage("enrolment", "shuffler", body, False)]
@@ -265,8 +265,8 @@ class ByHand(Agent):
         return ShownMessage("report", "server", body, True)
 
     def _says_present(self, now: Descriptor, why: Why) -> bool:
-        """Whether a check-in would leave. A user who is asked each time is asked for it no more
-        often than an agent would send one by itself."""
+        """Whether a check-in would leave. A user who is asked each time is asked about it only as
+        often as an agent would send one by itself."""
         if not word.asks_first(self.store):
             return why == "not asked"
         if why == "not asked":

@@ -1,5 +1,5 @@
-"""Copies of a federation's server, over HTTPS or on Flower. An old one is at a round that devices
-have done: they never do one twice, so it goes on with one that nobody has seen."""
+"""Copies of a federation's server, over HTTPS or on Flower. Devices never take part in a round
+twice, so an old copy goes on with a round that no device has seen."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def _settle(copy: Path, before: Path | None, next_round: int | None) -> Resumpti
 
 
 def _of_files(folder: ServerFolder, former: Former | None) -> tuple[str, ...]:
-    """What follows if the database decides, and the files alone can be compared."""
+    """Return what the operator should know if only files can be compared: the database decides."""
     if former is None:
         return (LOST, _UNKNOWN)
     if (former.terms, former.catalogue) == (folder.plan.terms, folder.catalogue()):
@@ -88,8 +88,8 @@ def _of_files(folder: ServerFolder, former: Former | None) -> tuple[str, ...]:
 def _go_on(
     copy: Path, folder: ServerFolder, round: int | None, former: Former | None
 ) -> tuple[str, ...]:
-    """Leave the rounds out that devices have seen, and bring the copy up to the former folder;
-    return what was done about the latter, in sentences."""
+    """Skip the rounds that devices have seen, bring the copy up to the former folder, and return in
+    sentences what that changed."""
     news: tuple[str, ...] = (LOST,) if former is not None else (LOST, _UNKNOWN)
     if (copy / DATABASE).is_file():
         with contextlib.closing(Database.sqlite(copy / DATABASE)) as store:
@@ -115,7 +115,7 @@ def _go_on(
 
 
 def _rounds(folder: Path | None) -> list[int]:
-    """Where the databases are that can be read."""
+    """Return the rounds at which the databases are that can be read."""
     found: list[int] = []
     if folder is None:
         return found

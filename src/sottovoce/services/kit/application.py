@@ -43,7 +43,7 @@ _OPERATORS = 16
 """Requests of the operator that wait."""
 _BEAT = 0.05
 _READY_SECONDS, _READY_PATIENCE = 1.0, 3.0
-"""For how long an answer about being ready holds, and how long it is waited for."""
+"""Seconds for which an answer of `/ready` is reused, and seconds to wait for it."""
 
 
 class Unserved(ServiceError):
@@ -189,8 +189,8 @@ class HttpApplication(ABC, Generic[L]):
         return made
 
     async def _ready(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Whether the service can do its work now: for balancers and containers. Anybody may ask,
-        so that all who ask within a second share one look."""
+        """Tell balancers and containers whether the service can do its work now. Anybody may ask,
+        so requests within a second share one check."""
         now = asyncio.get_running_loop().time()
         if now >= self._next_look:
             self._next_look = now + _READY_SECONDS
@@ -200,7 +200,7 @@ class HttpApplication(ABC, Generic[L]):
         await answer(send, 200, [TEXT, (b"cache-control", b"no-store")], b"ready")
 
     async def _look(self) -> str:
-        """Why the service is not ready; empty if it is."""
+        """Return why the service is not ready; empty if it is."""
         look = asyncio.ensure_future(self._operators(self.require_ready))
         try:
             await asyncio.wait_for(asyncio.shield(look), _READY_PATIENCE)
@@ -255,7 +255,7 @@ class HttpApplication(ABC, Generic[L]):
 
 
 def _forget(late: asyncio.Future[None]) -> None:
-    """Nobody waits for this look any more."""
+    """Take the result of a check that nobody waits for any more."""
     if not late.cancelled():
         late.exception()
 

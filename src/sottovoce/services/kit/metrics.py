@@ -29,18 +29,18 @@ from sottovoce.stores.keys import show_keys
 from sottovoce.wire.frames import PROTOCOL
 
 BUCKETS = (0.005, 0.025, 0.1, 0.5, 2.5, 10.0)
-"""Seconds, by which times of answers are sorted."""
+"""Upper bounds of the histogram of answer times, in seconds."""
 
 
 class Histogram(NamedTuple):
-    """How many values lie up to each of `BUCKETS`, and above; and their sum."""
+    """A histogram: the number of values in each of `BUCKETS` and above them, and their sum."""
 
     counts: tuple[int, ...]
     sum: float
 
     @property
     def buckets(self) -> list[tuple[str, float]]:
-        """As Prometheus has them: each with all below it."""
+        """Return the cumulative counts that Prometheus expects."""
         ends = [*map(str, BUCKETS), "+Inf"]
         return list(zip(ends, map(float, itertools.accumulate(self.counts)), strict=True))
 
@@ -101,15 +101,15 @@ def of_service(service: str, keys: Path) -> Iterator[Figure]:
 
 
 def build(service: str) -> Iterator[Figure]:
-    """Which release runs, as labels of a 1."""
+    """Yield the release that runs, as labels of the value 1."""
     words = "1, with the release and the number of its protocol."
     labels = (sottovoce.__version__, str(PROTOCOL), service.removeprefix("the "))
     yield Figure("build_info", words, [(labels, 1.0)], ("version", "protocol", "service"))
 
 
 class RequestCounts:
-    """How many requests were answered, by address and status, and how long that took. An address is
-    one of those that the service knows, without what follows in it. Used in one event loop."""
+    """Counts of answered requests by route and status, and the times that they took. A route is one
+    that the service knows, without what follows in the address. Use it in one event loop."""
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
@@ -118,7 +118,7 @@ class RequestCounts:
         self._seconds: dict[str, float] = {}
 
     def counted(self, route: str | None, send: Send) -> Send:
-        """`send` for one request, which is counted when its answer begins."""
+        """Wrap the `send` of one request, to count it when its answer begins."""
         begun, name = self._clock(), route or "other"
 
         async def counting(message: dict[str, Any]) -> None:
@@ -129,7 +129,7 @@ class RequestCounts:
         return counting
 
     def at_hand(self, route: str) -> None:
-        """One was answered at once, with what was ready."""
+        """Count a request that was answered at once from a prepared answer."""
         self._answered[route, "2xx"] += 1
 
     def _count(self, name: str, status: int, seconds: float) -> None:
@@ -139,7 +139,7 @@ class RequestCounts:
         self._seconds[name] = self._seconds.get(name, 0.0) + seconds
 
     def figures(self) -> Iterator[Figure]:
-        """Copied first: the loop goes on counting."""
+        """Yield the figures. They are copied first, because the loop goes on counting."""
         answered, within, seconds = dict(self._answered), dict(self._within), dict(self._seconds)
         words = "Requests that were answered, by address and status."
         counts = [(key, float(many)) for key, many in sorted(answered.items())]
@@ -154,7 +154,7 @@ class RequestCounts:
 
 
 def of_process() -> bytes:
-    """What Prometheus's own collectors know of this process and its interpreter."""
+    """Return what the collectors of `prometheus_client` measure of process and interpreter."""
     registry = CollectorRegistry(auto_describe=False)
     ProcessCollector(registry=registry)
     PlatformCollector(registry=registry)

@@ -38,8 +38,8 @@ _SPACING = 0.03
 _RETRY = 1.0
 _SWAP_SECONDS = 30.0
 _REASONS, _REST = 1.0, 10
-"""Seconds after which it is found out anew why rounds wait, and how many times as long as that took
-last time."""
+"""The reason of a wait is computed again after so many seconds, or after so many times the time
+that it took."""
 _QUIET = 90.0
 """Seconds without trouble after which there is none; whoever is asked again in vain is asked at
 least so often."""
@@ -227,8 +227,8 @@ class RoundsThread:
         *,
         plan: Callable[[], Plan] | None = None,
     ) -> None:
-        """`follow` takes up a plan that was changed, and gives its coordinator; `plan` gives the
-        one in force, by which it is published why rounds wait."""
+        """`follow` takes up a changed plan and returns its coordinator. `plan` returns the plan in
+        force; without it, the reason of a wait is not published."""
         self._follow, self._plan = follow, plan
         self._next_reason, self._said_of = 0.0, (-1, 0, "")
         self._database, self._coordinator, self._state = database, coordinator, state
@@ -293,7 +293,7 @@ class RoundsThread:
                 self._stopping.wait(_RETRY)
 
     def _say_why(self) -> None:
-        """Publish why rounds wait. It is found out when the round moves, and now and then."""
+        """Publish why rounds wait. It is computed when the round moves, and now and then."""
         at, begun = self._state.now.position, time.monotonic()
         where = at.round, at.attempt, at.state
         if self._plan is None or (where == self._said_of and begun < self._next_reason):

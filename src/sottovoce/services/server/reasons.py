@@ -1,6 +1,6 @@
-"""Why no round moves on now: which party it waits for, since when, and what the operator can do.
+"""Why rounds wait: for which party, since when, and what the operator can do.
 
-There is one computation for all who want to know. A running server reads the situation from its
+The reason is computed in one place. A running server reads the situation from its
 database, adds what it alone knows (`trouble`), and publishes the kind of wait in the state of the
 round. `serve status`, the console and the figures get the whole reason.
 """
@@ -24,12 +24,12 @@ from sottovoce.stores.operating import REFUSED
 from sottovoce.stores.server import Position
 
 _NAMED = 20
-"""Devices that a reason names."""
+"""The largest number of devices that a reason lists."""
 _FULL = ("disk is full", "no space left", "disk full", "could not extend")
-"""Words by which databases and systems say that a disk is full."""
+"""What databases and operating systems write if a disk is full."""
 Reason = Mapping[str, str | None]
-"""`kind` and its sentence `words` (`core.waiting`), which everybody may know; and for the operator
-`party`, `since` (UTC; None if nobody knows), `what` in particular, and what to `do`."""
+"""`kind` and its sentence `words` (`core.waiting`) are public. The others are for the operator:
+`party`, `since` (UTC; None if unknown), `what` with the numbers, and what to `do`."""
 _SILENT = "look who is silent with `sottovoce serve devices DIR --which silent`, or invite more"
 
 _REFUSING = (
@@ -96,7 +96,7 @@ class Situation:
         running: bool = True,
         start: str = "sottovoce serve server DIR",
     ) -> Self:
-        """The situation as the database has it; `trouble` is what only a process knows."""
+        """Read the situation from the database; `trouble` is what only the server process knows."""
         now = records.position(link)
         enrolled, active = records.count_devices(link)
         shut_out = operating.shut_out_devices(link)
@@ -137,8 +137,8 @@ class Situation:
 
 
 def _contributed(link: sa.Connection, plan: Plan, now: Position) -> int:
-    """Contributions to the stage of this round in earlier batches of its period. Each device is in
-    a stage once."""
+    """Count the contributions to the stage of this round in earlier batches of its period. A device
+    contributes to a stage once."""
     algorithm = cast(Contributing, plan.terms.build())
     each = len(algorithm.shares)
     first = algorithm.period(now.round) * each * algorithm.batches + algorithm.stage(now.round)
@@ -146,7 +146,7 @@ def _contributed(link: sa.Connection, plan: Plan, now: Position) -> int:
 
 
 def _rests(link: sa.Connection, plan: Plan, now: Position, changed: int) -> str | None:
-    """Until when those rest who contributed to an earlier period, or under other terms."""
+    """Return until when devices rest that contributed to an earlier period or under other terms."""
     own, algorithm = plan.terms.release.contributing, cast(Contributing, plan.terms.build())
     if own is None or not own.period_days:
         return None
@@ -159,12 +159,12 @@ def _rests(link: sa.Connection, plan: Plan, now: Position, changed: int) -> str 
 
 
 def trouble_kind(what: str) -> str:
-    """The kind of wait for a server that says this of itself."""
+    """Return the kind of wait for this error of the server."""
     return "disk_full" if any(words in what.lower() for words in _FULL) else "server_trouble"
 
 
 def reason(now: Situation) -> Reason | None:
-    """None where a round moves on by itself at once."""
+    """Return why rounds wait; None if the round moves on by itself."""
     at, plan = now.position, now.plan
     changing = now.amendment
     if changing is not None and changing["waits"] and at.state in ("finished", "waiting"):
@@ -208,7 +208,7 @@ def reason(now: Situation) -> Reason | None:
 
 
 def _of_away(away: Mapping[str, str]) -> Reason:
-    """Another party does not do its part."""
+    """Another party does not answer, or refuses."""
     party = away["party"]
     kind = away.get("kind") or f"{party.split()[0]}_away"
     the = party if party.startswith("aggregator") else f"the {party}"
@@ -230,7 +230,7 @@ def _of_away(away: Mapping[str, str]) -> Reason:
 
 
 def _latest(*moments: str | None) -> str | None:
-    """What rounds wait for is not older than the last of what led to it."""
+    """Return the latest of these moments: a wait begins with the last event that led to it."""
     return max((at for at in moments if at is not None), default=None)
 
 
@@ -242,7 +242,7 @@ def _reason(kind: str, party: str, since: str | None, what: str, do: str) -> Rea
 
 
 def _of_devices(now: Situation, plan: Plan) -> Reason | None:
-    """No round can be opened with those who are there."""
+    """Return why no round can be opened with the devices that can be asked; None if it can."""
     at, rules = now.position, plan.rules
     since = _latest(now.ended, now.changed, now.acted)
     if (at.round, at.attempt) == (0, 0) and now.enrolled < rules.min_devices:
@@ -265,8 +265,8 @@ def _of_devices(now: Situation, plan: Plan) -> Reason | None:
 def _of_agreement(
     now: Situation, gathering: int, least: int, most: int, since: str | None
 ) -> Reason:
-    """Terms were changed: a round opens when `most` of those before have agreed or, at the end of a
-    round's time, with `least`."""
+    """After a change of terms, a round opens when `most` of the devices from before have agreed.
+    When a round's time is over, `least` are enough."""
     what = f"{now.active} of {gathering} devices have agreed to the changed terms by now"
     do = f"wait; a round opens when {max(least, most)} have agreed"
     if least < most:
@@ -275,7 +275,7 @@ def _of_agreement(
 
 
 def _who_cannot(now: Situation) -> str:
-    """Who was there before and cannot be asked."""
+    """Say which enrolled devices cannot be asked, and why."""
     found = []
     if now.shut_out:
         some = ", ".join(map(str, now.shut_out[:_NAMED])) + (", …" if now.shut_out[_NAMED:] else "")
@@ -297,7 +297,7 @@ def _is(many: int) -> str:
 
 
 def _of_reports(now: Situation, plan: Plan) -> Reason:
-    """An open round waits for those who were asked."""
+    """Return why an open round waits for the devices that were asked."""
     at, sum_of = now.position, _least_of_sum(plan)
     least = max(plan.rules.least(at.goal), sum_of)
     what = f"{at.reported} of {at.goal} reports of round {at.round} are here"
@@ -322,7 +322,7 @@ def _of_reports(now: Situation, plan: Plan) -> Reason:
 
 
 def _of_contributions(now: Situation, what: str, least: int) -> Reason:
-    """A sum over too few contributions stays open. Whoever has contributed is not asked again."""
+    """Return why a sum over too few contributions stays open. A device contributes once."""
     left = now.enrolled + len(now.shut_out) - now.contributed
     if now.contributed and left < least:
         what += f"; {now.contributed} devices have contributed to this period in earlier batches"
@@ -337,7 +337,7 @@ def _of_contributions(now: Situation, what: str, least: int) -> Reason:
 
 
 def _of_batches(now: Situation, plan: Plan) -> Reason:
-    """An open round waits for a shuffler, which waits for enough devices of each tier."""
+    """Return why an open round waits for a shuffler, which waits for enough devices per tier."""
     at, release = now.position, plan.terms.reporting
     tiers = () if release is None else release.tiers
     begun = [(tier, here, all) for tier, here, all in now.batches if here < all]
@@ -367,7 +367,7 @@ def _least_of_sum(plan: Plan) -> int:
 
 
 def _deadline(opened: str | None, plan: Plan) -> datetime | None:
-    """By the clock of this machine. A server that was started again counts from its start."""
+    """Return when the round ends, by the clock of this machine."""
     if opened is None:
         return None
     seconds = timedelta(seconds=plan.rules.deadline_seconds)

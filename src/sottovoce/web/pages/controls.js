@@ -9,7 +9,7 @@ let made = 0;
 /**
  * @param {Field} field
  * @param {unknown} value
- * @param {Turn} turn is called with what is shown, each time that changes
+ * @param {Turn} turn is called with the value that is shown, whenever it changes
  */
 export function control(field, value, turn) {
 	const kinds = {
@@ -26,7 +26,7 @@ export function control(field, value, turn) {
 	return (kinds[field.kind] ?? nothing)(field, value, turn);
 }
 
-/** What is drawn elsewhere, or by a later page. */
+/** Fields that another part of the page draws, and kinds that this page does not know. */
 const nothing = () => h("span", { hidden: true });
 
 /** @param {Field} field @param {unknown} value @param {Turn} turn */
@@ -41,7 +41,7 @@ const note = (field) =>
 	field.help && h("p", { class: "help", id: `help-${field.name}-${(made += 1)}` }, field.help);
 
 /**
- * The exact number, and the reason why what is written there cannot be kept.
+ * An input for the exact number, and the reason if what is written there cannot be kept.
  * @param {Field} field
  * @param {number} times
  */
@@ -90,7 +90,7 @@ function amount(field, value, turn) {
 		const odds = !!step.right && h("span", { class: "quiet" }, " ", said("odds.step", { right: step.right }));
 		return { box, step, whole: h("label", { class: "step" }, box, h("span", {}, step.label, odds)) };
 	});
-	/** @param {number | null} at none where nothing is written that can be kept */
+	/** @param {number | null} at null if what is written cannot be kept */
 	function lay(at) {
 		for (const { box, step } of names) box.checked = at !== null && near(at, step.value);
 		set(slider, "aria-valuetext", at === null ? "–" : times === 100 ? percent(at) : number(at));
@@ -168,7 +168,7 @@ function limit(field, value, turn) {
 	none.addEventListener("change", () => {
 		exact.disabled = none.checked;
 		if (none.checked) before = exact.value;
-		exact.value = none.checked ? "" : before; // where there is no limit, none is shown
+		exact.value = none.checked ? "" : before; // without a limit, no number is shown
 		changed();
 	});
 	exact.addEventListener("input", changed);
@@ -186,7 +186,7 @@ function limit(field, value, turn) {
 function options(field, value, turn) {
 	const help = note(field);
 	const known = field.options ?? [];
-	// A choice may list what is on, or what is refused: the field as it stands tells which.
+	// A choice lists what is on, or what is refused. The stored field shows which of both.
 	const stored = listed(field.value);
 	const refuses = known.some((one) => one.on !== stored.includes(one.name));
 	const now = listed(value);
@@ -199,7 +199,7 @@ function options(field, value, turn) {
 	put(
 		list,
 		...known.map((one) => {
-			// It says how it stands now: nothing, as soon as the switch says otherwise.
+			// The sentence is about the stored state: it is hidden while the switch shows another one.
 			const words = one.said && h("p", { class: "help", hidden: on.has(one.name) !== one.on }, one.said);
 			return h(
 				"li",
@@ -208,7 +208,7 @@ function options(field, value, turn) {
 					if (words) words.hidden = turned !== one.on;
 					if (turned) on.add(one.name);
 					else on.delete(one.name);
-					// Names that nobody knows any more stay as they were.
+					// Names that are not among the options any more stay in the list.
 					const others = stored.filter((name) => !known.some((each) => each.name === name));
 					const chosen = known.filter((each) => on.has(each.name) !== refuses);
 					turn([...chosen.map((each) => each.name), ...others]);

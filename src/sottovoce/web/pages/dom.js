@@ -32,7 +32,7 @@ export function set(element, name, value) {
 		labels.set(element, known.set(name, value));
 		element.setAttribute(name, say(value));
 	} else if (typeof value === "boolean" && name.startsWith("aria-")) {
-		element.setAttribute(name, String(value)); // "" and none say something else
+		element.setAttribute(name, String(value)); // an empty or missing attribute has another meaning
 	} else if (value === false || value === null || value === undefined) {
 		element.removeAttribute(name);
 	} else {
@@ -40,7 +40,7 @@ export function set(element, name, value) {
 	}
 }
 
-/** What is inside an element is replaced. @param {Element} element @param {...Child} children */
+/** Replace what is inside an element. @param {Element} element @param {...Child} children */
 export function put(element, ...children) {
 	const held = focused(element);
 	element.replaceChildren(...nodes(children));
@@ -48,7 +48,7 @@ export function put(element, ...children) {
 	if (again instanceof HTMLElement) again.focus();
 }
 
-/** What has the focus, by its name, so that it keeps the focus when it is drawn anew. @param {Element} element */
+/** A selector for what has the focus, so that it can get the focus again after it was redrawn. @param {Element} element */
 function focused(element) {
 	const now = document.activeElement;
 	if (!now || !element.contains(now)) return "";
@@ -117,7 +117,7 @@ export const button = (label, press, props = {}) =>
 	h("button", { type: "button", onclick: press, ...props }, label);
 
 /**
- * A switch: what it is, is what it shows; `turn` is called with what a press has made of it.
+ * A switch. Its only state is `aria-checked`; `turn` is called with the new state after a click.
  * @param {Child} label
  * @param {boolean} on
  * @param {(on: boolean) => void} turn
@@ -139,7 +139,7 @@ export function toggle(label, on, turn, props = {}) {
 	return element;
 }
 
-/** More, for who wants it. @param {Child} summary @param {...Child} children */
+/** Something behind one more click. @param {Child} summary @param {...Child} children */
 export const more = (summary, ...children) =>
 	h("details", {}, h("summary", {}, summary), ...children);
 
@@ -149,7 +149,7 @@ export const technical = (lines) =>
 		? more(said("page.technical"), h("ul", { class: "technical" }, ...lines.map((line) => h("li", {}, line))))
 		: null;
 
-/** What something is, line by line; nothing is said of what is not known. @param {[string, Child][]} known */
+/** Facts, a line for each; unknown ones are left out. @param {[string, Child][]} known */
 export const facts = (known) =>
 	h(
 		"dl",

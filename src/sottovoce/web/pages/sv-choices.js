@@ -1,4 +1,4 @@
-// Choices: moved, weighed as they move, and kept when she says so.
+// Choices: she moves them, sees what that means, and keeps them.
 
 import { control } from "./controls.js";
 import { Part } from "./desk.js";
@@ -9,7 +9,7 @@ import { said } from "./words.js";
 const PAUSE = 250;
 
 export class Choices extends Part {
-	/** @type {Change} what is shown and not kept */
+	/** @type {Change} what is shown and not stored */
 	draft = {};
 	/** @type {Set<string>} fields that show something that cannot be kept */
 	wrong = new Set();
@@ -56,7 +56,7 @@ export class Choices extends Part {
 		this.basis = basis;
 	}
 
-	/** Nothing is moved, and all is laid out anew. */
+	/** Forget what was moved: all fields are laid out again. */
 	forget() {
 		this.draft = {};
 		this.keeping = null;
@@ -65,8 +65,8 @@ export class Choices extends Part {
 	}
 
 	/**
-	 * The draft is shown, and what is stored elsewhere. What shows that already is left alone:
-	 * somebody may be writing there.
+	 * Show the draft, and the stored value of every other field. A field that shows the right value
+	 * already stays as it is, because she may be writing in it.
 	 * @param {Store} store
 	 */
 	lay(store) {
@@ -74,7 +74,7 @@ export class Choices extends Part {
 		const laid = new Map();
 		for (const field of fields) {
 			const { name, value } = field;
-			// What has come to be stored is not moved any more; what is being kept may yet be.
+			// A draft that equals what is stored is none; during Keep, that is not decided yet.
 			if (!this.keeping && JSON.stringify(this.draft[name]) === JSON.stringify(value)) delete this.draft[name];
 			const now = name in this.draft ? this.draft[name] : value;
 			const base = JSON.stringify({ ...field, value: null });
@@ -87,7 +87,7 @@ export class Choices extends Part {
 		}
 		for (const name of [...Object.keys(this.draft), ...this.wrong]) {
 			if (laid.has(name)) continue;
-			delete this.draft[name]; // nobody is asked for it any more, and it is not shown
+			delete this.draft[name]; // the federation does not ask for it any more
 			this.wrong.delete(name);
 		}
 		if ([...laid.keys()].join() !== [...this.laid.keys()].join()) put(this.fields, ...[...laid.values()].map((one) => one.place));
@@ -107,7 +107,7 @@ export class Choices extends Part {
 			this.wrong.add(name);
 			delete this.draft[name];
 			this.turn += 1;
-			put(this.weighed); // a choice that is not shown
+			put(this.weighed); // it was about a choice that is not shown any more
 		} else {
 			this.wrong.delete(name);
 			this.draft[name] = value;

@@ -21,7 +21,7 @@ export class Things extends Part {
 	others = more(said("page.rules_all"), this.advance);
 	/** @type {Map<string, string>} */
 	titles = new Map();
-	/** @type {Map<string, {on: boolean}>} what was pressed, and is not stored yet */
+	/** @type {Map<string, {on: boolean}>} what was pressed and is not stored yet */
 	wanted = new Map();
 	/** @type {Rows<Thing>} */
 	rows = new Rows();
@@ -111,7 +111,7 @@ export class Things extends Part {
 	 */
 	laws(categories) {
 		const now = JSON.stringify([categories, this.never, this.titles.size]);
-		if (now === this.lawsFor) return; // drawn anew while she presses it, a switch hears nothing
+		if (now === this.lawsFor) return; // a switch that is replaced while she presses it misses the click
 		this.lawsFor = now;
 		/** @param {Category} one */
 		const law = (one) => {
@@ -186,14 +186,14 @@ export class Things extends Part {
 		const [name, want] = [names[0] ?? "", { on }];
 		this.wanted.set(name, want);
 		const done = await this.desk.act(() => {
-			// The store that was shown when she pressed, as it is by now.
+			// The latest state of the store that she pressed in.
 			const now = this.desk.state?.stores.find((one) => one.id === store.id) ?? store;
 			const rest = never(now).filter((one) => !names.includes(one));
 			return provider.choose(store.id, { never_send: on ? rest : [...rest, name] });
 		}, said(on ? "page.thing_may" : "page.thing_never", { name: names.at(-1) || name }));
 		if (this.wanted.get(name) === want) this.wanted.delete(name);
 		if (done) return;
-		// The switch shows what she asked for, which did not come about.
+		// The switch shows what she asked for, which was not stored: draw it again.
 		this.drawnFor = this.lawsFor = "";
 		void this.find(false);
 	}
