@@ -561,6 +561,7 @@ def releases(store: Path) -> list[tuple[int, float]]:
     return [(row["round"], row["epsilon"]) for row in rows]
 
 
+@pytest.mark.slow
 def test_three_devices_in_few_commands(tmp_path):
     with FirstMachine(tmp_path) as machine:
         said = machine.walk()["town"]
