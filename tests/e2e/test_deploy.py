@@ -18,6 +18,7 @@ from typing import ClassVar, Self
 
 import pytest
 import typer.main
+from talk import until
 from terminal import Terminal
 
 from sottovoce.cli import app
@@ -1353,13 +1354,6 @@ def listens(port: int) -> bool:
     except OSError:
         return False
     return True
-
-
-def until(condition: Callable[[], bool], seconds: float = 60) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.02)
 
 
 @pytest.mark.skipif(find_nginx() is None, reason="nginx is not installed")

@@ -9,6 +9,7 @@ import time
 import pytest
 from forked import COMMAND, ForkedProcess
 from server_world import ITEMS, Client, ServerProcess, new_folder
+from talk import until
 from test_server_operators import owner, take_part, visit
 
 from sottovoce.core.consent import Choice
@@ -67,13 +68,6 @@ class Devices:
         logs = [path.with_suffix(".log").read_text().splitlines() for path in self.paths]
         told = [json.loads(line) for log in logs for line in log]
         return [one for one in told if one["event"] == event]
-
-
-def until(condition, seconds=90):
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.05)
 
 
 @contextlib.contextmanager

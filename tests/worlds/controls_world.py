@@ -7,7 +7,7 @@ import os
 import re
 
 from playwright.sync_api import Error, expect
-from tab_world import until
+from talk import until
 
 from sottovoce.core.words import catalogue
 
@@ -261,7 +261,7 @@ def walk(page, stored, holding, reload):
         assert choices(page)["takes_part"] is True
         switch.click()
         assert choices(page)["takes_part"] is False
-    until(lambda: stored()["takes_part"], 10)
+    until(lambda: stored()["takes_part"])
     expect(keep).to_be_enabled()
     same(takes_part=False)
     kept()
