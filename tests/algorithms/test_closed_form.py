@@ -29,7 +29,7 @@ from sottovoce.testing import random_world
 PAPER = Confidence(positive=11.0, other=1.0, reg=0.05)
 POSITIVES_ONLY = Confidence(positive=1.0, other=0.0, reg=1.0)
 CONFIDENCES = (PAPER, POSITIVES_ONLY, Confidence(positive=2.5, other=0.5, reg=1e-6))
-SIZES = (1, 5, 13)
+SIZES = (1, 8, 33)
 MASK = (1 << 64) - 1
 
 
@@ -105,7 +105,7 @@ def loss(conf: Confidence, x: Any, v: Any, p: Any) -> float:
     return float((confidences(conf, p) * (p - x @ v.T) ** 2).sum() + conf.reg * (x**2).sum())
 
 
-@pytest.mark.parametrize("size", [*SIZES, 8, 64, 128])
+@pytest.mark.parametrize("size", [*SIZES, 64, 128])
 @pytest.mark.parametrize("conf", CONFIDENCES)
 def test_vectors_solve_the_printed_system(size: int, conf: Confidence) -> None:
     w = world(size, devices=12, n_items=300)

@@ -2,11 +2,11 @@
 the running processes, and what a device owner reads; bad input in one sentence."""
 
 import contextlib
-import io
 import json
 import shutil
 
 import pytest
+from talk import told
 
 from sottovoce.cli import call
 from sottovoce.cli.device_terms import terms_in_words
@@ -32,13 +32,6 @@ tiers = [{ epsilon = 1.0, min_devices = 3 }]
 [service]
 min_devices = 3
 """
-
-
-def told(*arguments):
-    out = io.StringIO()
-    with contextlib.redirect_stdout(out):
-        assert call([*map(str, arguments), "--json"]) == 0
-    return json.loads(out.getvalue())
 
 
 def refused(capsys, *arguments):

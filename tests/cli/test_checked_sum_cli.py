@@ -2,13 +2,12 @@
 introductions, and what a device owner reads."""
 
 import contextlib
-import io
-import json
 from dataclasses import replace
 
 import numpy as np
 import pytest
 from checked_world import checked_folders
+from talk import told
 
 from sottovoce.cli import call
 from sottovoce.cli.device_terms import terms_in_words
@@ -38,13 +37,6 @@ name = "checked-sum"
 min_devices = 5
 noise_by = "halves"
 """
-
-
-def told(*arguments):
-    out = io.StringIO()
-    with contextlib.redirect_stdout(out):
-        assert call([*map(str, arguments), "--json"]) == 0
-    return json.loads(out.getvalue())
 
 
 def refused(capsys, *arguments):

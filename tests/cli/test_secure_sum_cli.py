@@ -1,13 +1,12 @@
 """A secure sum by commands: the proxy's keys, the federation that names them, the introduction, and
 what a device owner reads."""
 
-import contextlib
-import io
 import json
 from dataclasses import replace
 
 import pytest
 from secure_sum_world import summed_terms
+from talk import told
 
 from sottovoce.cli import call
 from sottovoce.cli.device_terms import terms_in_words
@@ -37,13 +36,6 @@ rounds = 3
 name = "secure-sum"
 min_devices = 5
 """
-
-
-def told(*arguments):
-    out = io.StringIO()
-    with contextlib.redirect_stdout(out):
-        assert call([*map(str, arguments), "--json"]) == 0
-    return json.loads(out.getvalue())
 
 
 @pytest.fixture

@@ -411,6 +411,7 @@ def running(place, setup):
             found.process.wait()
 
 
+@pytest.mark.slow
 def test_without_tls_a_page_of_the_origin_named_may_ask(place, setup):
     told, _ = setup("--least", 2, "--plaintext")
     found = Running(place, "--plaintext", "--origin", "http://localhost:8000")

@@ -31,9 +31,9 @@ from tab_world import (
     tab_in,
     take_part,
     trial_of,
-    until,
     upstream_of,
 )
+from talk import until
 
 from sottovoce.engines.flower.trial import FlowerTrial
 from sottovoce.engines.observers import Periodically

@@ -8,7 +8,8 @@ from chromium import browser  # noqa: F401
 from consent_world import CATALOGUE, GramTown, gram_terms
 from people_world import Shop
 from playwright.sync_api import expect
-from tab_world import Front, asked, opened, said, tab_in, until
+from tab_world import Front, asked, opened, said, tab_in
+from talk import until
 
 from sottovoce.wire.invitations import Invitation
 

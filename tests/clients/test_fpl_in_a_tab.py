@@ -13,9 +13,9 @@ from tab_world import (
     tab_in,
     take_part,
     trial_of,
-    until,
     upstream_of,
 )
+from talk import until
 
 from sottovoce.rng import streams_of
 from sottovoce.stores.device import CohortStore

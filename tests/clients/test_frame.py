@@ -6,7 +6,8 @@ from chromium import browser  # noqa: F401
 from consent_world import CATALOGUE, GramTown, gram_terms
 from people_world import Shop
 from playwright.sync_api import expect
-from tab_world import built, until
+from tab_world import built
+from talk import until
 
 from sottovoce.stores.site import framed
 

@@ -6,7 +6,8 @@ import json
 import numpy as np
 from chromium import browser  # noqa: F401
 from people_world import Shop
-from tab_world import Documents, until
+from tab_world import Documents
+from talk import until
 
 from sottovoce.algorithms.gram.system import GramConfig
 from sottovoce.core.links import SecureSum

@@ -10,7 +10,8 @@ import pytest
 from chromium import browser  # noqa: F401
 from consent_world import CATALOGUE, HISTORY, ITEMS, GramTown, gram_terms
 from kinds_world import TIERS, K, terms_of
-from tab_world import Documents, Front, asked, opened, said, tab_in, take_part, until
+from tab_world import Documents, Front, asked, opened, said, tab_in, take_part
+from talk import until
 
 from sottovoce.algorithms.fmf.system import FMFConfig
 from sottovoce.core.links import Proxied

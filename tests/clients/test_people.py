@@ -16,7 +16,8 @@ from chromium import browser, is_amiss, serious  # noqa: F401
 from consent_world import HISTORY, GramTown, gram_terms
 from people_world import Shop, link_of, page_of_the_docs
 from playwright.sync_api import expect
-from tab_world import CLIENT, built, trial_of, until, upstream_of
+from tab_world import CLIENT, built, trial_of, upstream_of
+from talk import until
 
 from sottovoce.cli import call
 from sottovoce.wire.invitations import Invitation

@@ -18,9 +18,9 @@ from tab_world import (
     said,
     take_part,
     trial_of,
-    until,
     upstream_of,
 )
+from talk import until
 
 
 @pytest.fixture

@@ -62,6 +62,7 @@ def parties():
     return experiment, dataset, Federation.build(settings, train, consent, release, rng, labels)
 
 
+@pytest.mark.slow
 def test_eight_agents_with_a_change_of_mind_give_the_simulations_model(tmp_path):
     _, _, simulated = parties()
     experiment, dataset, real = parties()

@@ -20,6 +20,7 @@ from typing import ClassVar, Self
 import pytest
 import typer.main
 from fake_server import FakeServer, Reply
+from talk import until
 from terminal import Terminal
 
 from sottovoce.cli import app
@@ -564,6 +565,7 @@ def releases(store: Path) -> list[tuple[int, float]]:
     return [(row["round"], row["epsilon"]) for row in rows]
 
 
+@pytest.mark.slow
 def test_three_devices_in_few_commands(tmp_path):
     with FirstMachine(tmp_path) as machine:
         said = machine.walk()["town"]
@@ -1392,13 +1394,6 @@ def listens(port: int) -> bool:
     except OSError:
         return False
     return True
-
-
-def until(condition: Callable[[], bool], seconds: float = 60) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.02)
 
 
 @pytest.mark.skipif(find_nginx() is None, reason="nginx is not installed")

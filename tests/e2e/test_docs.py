@@ -14,6 +14,7 @@ ROOT = Path(__file__).parents[2]
 PRIVACY = [ROOT / "docs" / "privacy.md", *sorted((ROOT / "docs" / "privacy").glob("*.md"))]
 
 
+@pytest.mark.slow
 def test_the_example_of_the_readme_runs(tmp_path):
     found = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     assert len(found) == 1

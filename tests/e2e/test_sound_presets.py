@@ -44,7 +44,10 @@ def test_there_is_one_for_each_system():
     assert {path.stem for path in MINE} == set(SHORT)
 
 
-@pytest.mark.parametrize("name", sorted(SHORT))
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=pytest.mark.slow) if n == "combined" else n for n in sorted(SHORT)],
+)
 def test_it_runs_on_the_town(name, tmp_path):
     experiment = read(name, *SHORT[name])
     assert experiment.data.source == "town"

@@ -76,7 +76,9 @@ def check_all(alone, size, names, folder):
         assert len(list(there.path.glob("ledger-*.parquet"))) == size
 
 
-@pytest.mark.parametrize("size", [1, 2, 4])
+@pytest.mark.parametrize(
+    "size", [pytest.param(1, marks=pytest.mark.slow), 2, pytest.param(4, marks=pytest.mark.slow)]
+)
 def test_any_number_of_ranks_gives_the_bits_of_one_process(alone, size, tmp_path):
     check_all(alone, size, QUICK, tmp_path)
     read = FinishedRun.open(tmp_path / "fpl")  # recommend, ledger and report read both forms
@@ -139,6 +141,7 @@ def test_what_is_gone_on_with_ends_the_same(alone, name, at, tmp_path):
     check_same(alone(name), RunFolder(tmp_path / name))
 
 
+@pytest.mark.slow
 def test_an_interrupt_of_one_stops_all_when_their_state_is_whole(alone, tmp_path):
     told = ranks(2, stopped, "fpl", str(tmp_path), 1, 3, interrupted)
     assert [one[0] for one in told] == ["RankInterrupted"] * 2
@@ -147,6 +150,7 @@ def test_an_interrupt_of_one_stops_all_when_their_state_is_whole(alone, tmp_path
     check_same(alone("fpl"), RunFolder(tmp_path / "fpl"))
 
 
+@pytest.mark.slow
 def test_a_disk_that_is_full_on_one_rank_is_told_there(alone, tmp_path):
     told = ranks(2, stopped, "fpl", str(tmp_path), 1, 3, full)
     assert told[1][0] == "RunError"
@@ -370,6 +374,7 @@ def town(here):
     return table.indptr, table.items, table.timestamps, table.n_items, known, made.fingerprint()
 
 
+@pytest.mark.slow
 def test_a_town_by_ranks_is_the_town():
     whole = generate_town(TownConfig(**TOWN))
     told = [one[1] for one in ranks(3, town)]

@@ -108,11 +108,11 @@ def test_every_byte_is_counted(sealing, interaction, record):
     assert cost.messages["gradients"] == cost.updates
     rows = (cost.bytes["request"] - cost.updates * (silo_bytes.request_bytes(0, 0) + record)) // 4
     for kind, expected in (
-        ("rows", silo_bytes.rows_bytes(0, rows, 3)),
-        ("gradients", silo_bytes.gradients_bytes(0, rows, 3)),
+        ("rows", silo_bytes.rows_bytes(0, rows, 4)),
+        ("gradients", silo_bytes.gradients_bytes(0, rows, 4)),
     ):
         head = {"rows": silo_bytes.rows_bytes, "gradients": silo_bytes.gradients_bytes}[kind]
-        heads = (cost.updates - 1) * head(0, 0, 3) + cost.updates * record
+        heads = (cost.updates - 1) * head(0, 0, 4) + cost.updates * record
         assert cost.bytes[kind] == expected + heads
     assert sum(cost.bytes.values()) == sum(len(p.content) for p in packets)
     assert sum(cost.messages.values()) == len(packets)

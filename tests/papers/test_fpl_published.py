@@ -47,6 +47,7 @@ def test_table3_is_exact(tmp_path):
     assert Path(result["report"]).exists()
 
 
+@pytest.mark.slow
 def test_table2_has_every_system_and_claim(study, tmp_path):
     result = fpl_table2.table2(study, tmp_path)
     systems = [row["system"] for row in result["rows"] if "variant" not in row]

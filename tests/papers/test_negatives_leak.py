@@ -74,6 +74,7 @@ def test_rates_are_chosen_on_the_validation_part_without_the_leak(tmp_path, monk
     assert made.chosen("town", known)["item_rate"] == 7.0
 
 
+@pytest.mark.slow
 def test_what_runs_off_is_not_chosen(tmp_path):
     made = study(tmp_path, rounds=5)
     assert made.chosen("town", SYSTEMS[1])["item_rate"] == 0.001
@@ -103,6 +104,7 @@ def test_what_makes_no_sense_is_refused(tmp_path):
         reproduce.check("negatives-leak", "cuda:9")
 
 
+@pytest.mark.slow
 def test_rates_that_run_off_have_no_figures_and_stop_nobody(tmp_path):
     wild = LeakSystem("wild", rival={"name": "fedmf", "item_rate": 1e30, "rounds": 12})
     found = negatives_leak(study(tmp_path / "cells", [wild, SYSTEMS[2]]), tmp_path / "out")

@@ -67,7 +67,10 @@ def test_negatives_are_drawn_evenly(train):
     assert abs(counts - counts.mean()).max() < 6 * np.sqrt(counts.mean())
 
 
-@pytest.mark.parametrize("name", RIVALS)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=pytest.mark.slow) if n in ("fedrap", "fedncf") else n for n in RIVALS],
+)
 def test_it_does_not_matter_who_is_trained_side_by_side(train, name, monkeypatch):
     settings = rival_of({"name": name, **SMALL})
     users = np.arange(train.n_users)
@@ -137,8 +140,10 @@ def test_who_counts_finds_the_answer_where_negatives_leak(train):
     "settings",
     [
         {"name": "fedmf", "item_rate": 0.5, "learning_rate": 5.0},
-        {"name": "fedncf", "item_rate": 30.0},
-        {"name": "pfedrec", "item_rate": 2.0, "init_scale": 0.1},
+        pytest.param({"name": "fedncf", "item_rate": 30.0}, marks=pytest.mark.slow),
+        pytest.param(
+            {"name": "pfedrec", "item_rate": 2.0, "init_scale": 0.1}, marks=pytest.mark.slow
+        ),
     ],
 )
 def test_each_learns_which_items_go_together(settings):
@@ -152,6 +157,7 @@ def test_each_learns_which_items_go_together(settings):
     assert (best % 2 == np.arange(40) % 2).mean() > 0.9
 
 
+@pytest.mark.slow
 def test_fedrap_remembers_all_that_it_drew():
     """Its own table has what is hers above all else, and of the rest what it drew least often."""
     train = checkerboard(40, 20)

@@ -311,7 +311,7 @@ def timeless(result):
     return json.dumps([rows, result["claims"], result["data"], result["protocol"]])
 
 
-@pytest.mark.parametrize("after", [1, 6])
+@pytest.mark.parametrize("after", [pytest.param(1, marks=pytest.mark.slow), 6])
 def test_a_killed_study_goes_on_to_the_same_table(tmp_path, world, monkeypatch, after):
     """It is stopped in the middle of a training, and once more in the middle of an attack."""
     whole = uc_tables.table2(new_study(tmp_path / "whole", world), tmp_path / "a")
@@ -531,6 +531,7 @@ def test_table1_prices_noise_on_single_numbers(tmp_path, world):
     assert f"costs ε = {price:,.0f}" in notes
 
 
+@pytest.mark.slow
 def test_table3_says_what_protection_costs_and_who_stopped_it(tmp_path, world):
     study = new_study(tmp_path / "cells", world, protect_steps=60)
     result = uc_table3.table3(study, tmp_path)

@@ -354,6 +354,7 @@ def test_runs_with_owners_are_compared_and_told_from_others(tmp_path, whole):
         FinishedRun.open(tmp_path / "fpl").ledger_by("owner")
 
 
+@pytest.mark.slow
 def test_the_commands_work_on_a_run_with_owners(data, tmp_path, whole):
     def ask(*words, rc=0):
         done = subprocess.run(

@@ -6,11 +6,11 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 from fake_federation import TERMS, Federation, make_store
+from talk import until
 
 import sottovoce.__main__ as command
 from sottovoce.cli import output
@@ -45,13 +45,6 @@ def has_become(process):
     return alone.WORD in words
 
 
-def wait_for(condition, timeout=60):
-    deadline = time.monotonic() + timeout
-    while not condition():
-        assert time.monotonic() < deadline, "what was waited for did not happen"
-        time.sleep(0.01)
-
-
 def test_it_ends_as_the_command_would(folder, tmp_path):
     """All at once: each takes its time to start."""
     ca = keys.authority_pem(folder)
@@ -75,7 +68,7 @@ def test_it_ends_as_the_command_would(folder, tmp_path):
         )
         nowhere = start(tmp_path / "nothing", "--json")
         unknown = start(tmp_path / "nothing", "--server", "x", "--fish")
-        wait_for(lambda: len(ongoing.enrolments) == 2)
+        until(lambda: len(ongoing.enrolments) == 2)
         for number, process in stopped.items():
             assert has_become(process)
             process.send_signal(number)

@@ -25,6 +25,7 @@ from fake_federation import (
 from fake_server import Reply
 from forked import COMMAND, ForkedProcess
 from forwarder import Forwarder
+from talk import until
 
 from sottovoce.core.consent import Choice
 from sottovoce.engines.client import Client
@@ -83,14 +84,6 @@ def finish(process, timeout=60):
     return process.returncode, out, err.splitlines()
 
 
-def wait_for(condition, timeout=60):
-    deadline = time.monotonic() + timeout
-    while not condition():
-        if time.monotonic() > deadline:
-            raise TimeoutError("what was waited for did not happen")
-        time.sleep(0.01)
-
-
 def device(processes, *stores, more=("--until-finished", "--poll", "0.05")):
     return processes("serve", "device", *stores, *more, *AGREE)
 
@@ -122,7 +115,7 @@ def real_server(processes, place):
     """A server process, once it listens, and its address."""
     running = processes("serve", "server", place.path, "--port", "0")
     ready = place.path / "server.json"
-    wait_for(lambda: ready.exists() or running.poll() is not None)
+    until(lambda: ready.exists() or running.poll() is not None)
     assert running.poll() is None, finish(running)
     return running, json.loads(ready.read_text())["url"]
 
@@ -193,16 +186,16 @@ def test_all_devices_fall_silent_twice_and_the_rounds_go_on(processes, tmp_path)
         assert code == 0, lines
 
     visit()  # enrols
-    wait_for(lambda: now()["state"] == "open")
+    until(lambda: now()["state"] == "open")
     visit()
-    wait_for(lambda: now()["round"] > 0)
+    until(lambda: now()["round"] > 0)
     for _ in range(2):
-        wait_for(lambda: now()["state"] == "waiting")
+        until(lambda: now()["state"] == "waiting")
         before = now()["round"]
         visit()
-        wait_for(lambda: now()["state"] == "open")
+        until(lambda: now()["state"] == "open")
         visit()
-        wait_for(lambda before=before: now()["round"] > before)
+        until(lambda before=before: now()["round"] > before)
     running.terminate()
     assert finish(running)[0] == 0
 
@@ -227,7 +220,7 @@ def test_a_fault_in_one_store_leaves_the_others_alone(serve, processes, folder, 
     whole = make_store(tmp_path / "whole", one, serve(one).url, ca)
     broken = make_store(tmp_path / "broken", two, serve(two).url, ca)
     agents = processes("serve", "device", broken, whole, "--poll", "0.05", *AGREE, script=FAULT)
-    wait_for(lambda: one.state == "finished" or agents.poll() is not None)
+    until(lambda: one.state == "finished" or agents.poll() is not None)
     assert agents.poll() is None
     agents.terminate()
     code, _, lines = finish(agents)
@@ -332,7 +325,7 @@ def test_killed_at_random_points_nothing_is_lost(serve, processes, folder, tmp_p
     for _ in range(kills):
         before = federation.round
         victim = device(processes, stores[1])
-        wait_for(lambda before=before: federation.round > before)  # both are at work
+        until(lambda before=before: federation.round > before)  # both are at work
         time.sleep(rng.uniform(0, 0.3))
         os.killpg(victim.pid, signal.SIGKILL)
         victim.communicate()
@@ -351,7 +344,7 @@ def test_a_server_that_comes_and_goes_is_waited_for(serve, processes, folder, tm
         store = make_store(tmp_path / "d", federation, url, ca)
         agent = device(processes, store)
         for round in (2, 5):
-            wait_for(lambda round=round: federation.round >= round)
+            until(lambda round=round: federation.round >= round)
             forwarder.refuse = True
             forwarder.cut()
             time.sleep(0.3)
@@ -370,7 +363,7 @@ def test_a_signal_ends_an_agent_cleanly(serve, processes, folder, tmp_path, sign
     server = serve(federation)
     store = make_store(tmp_path / "d", federation, server.url, keys.authority_pem(folder))
     agent = device(processes, store, more=[])
-    wait_for(lambda: federation.enrolments)
+    until(lambda: federation.enrolments)
     time.sleep(0.2)
     agent.send_signal(signum)
     code, _, lines = finish(agent)
@@ -385,7 +378,7 @@ def test_a_signal_ends_an_agent_whose_server_hangs(serve, processes, folder, tmp
     server = serve(federation)
     store = make_store(tmp_path / "d", federation, server.url, keys.authority_pem(folder))
     agent = device(processes, store)
-    wait_for(lambda: [r for r in server.requests if r.path == "/v1/reports"])
+    until(lambda: [r for r in server.requests if r.path == "/v1/reports"])
     agent.terminate()
     assert finish(agent)[0] == 0
     with CohortStore.open(store) as opened:
@@ -431,7 +424,7 @@ def test_two_agents_on_one_store(serve, processes, folder, tmp_path):
     server = serve(federation)
     store = make_store(tmp_path / "d", federation, server.url, keys.authority_pem(folder))
     first = device(processes, store)
-    wait_for(lambda: federation.enrolments)
+    until(lambda: federation.enrolments)
     second = finish(device(processes, store))
     assert "is in use by another process" in one_sentence(second, 7)
     assert first.poll() is None
@@ -491,7 +484,7 @@ def test_at_the_socket_who_takes_no_part_sends_nothing(serve, processes, tmp_pat
         choice = Choice(takes_part=False, share_positives=1.0)
         store = make_store(tmp_path / "d", federation, url, choice=choice)
         agent = device(processes, store, more=["--plaintext", "--poll", "0.05"])
-        wait_for(lambda: len(server.requests) > 12)
+        until(lambda: len(server.requests) > 12)
         sent = bytes(forwarder.requests)
         lines = [line for line in sent.split(b"\r\n") if b"HTTP/1.1" in line]
         assert len(lines) > 10
@@ -503,7 +496,7 @@ def test_at_the_socket_who_takes_no_part_sends_nothing(serve, processes, tmp_pat
         # She takes part after all, while the agent runs; and changes her mind again.
         with CohortStore.open(store) as owner:
             owner.set_choice(0, CHOICE)
-        wait_for(lambda: federation.state == "finished")
+        until(lambda: federation.state == "finished")
         assert b"POST /v1/reports" in forwarder.requests
         with CohortStore.open(store) as owner:
             owner.set_choice(0, Choice(takes_part=False))
@@ -511,7 +504,7 @@ def test_at_the_socket_who_takes_no_part_sends_nothing(serve, processes, tmp_pat
         federation.target, federation.state = 5, "open"
         before = len(server.requests)
         posts = forwarder.requests.count(b"POST")
-        wait_for(lambda: len(server.requests) > before + 5)
+        until(lambda: len(server.requests) > before + 5)
         assert forwarder.requests.count(b"POST") == posts
         agent.terminate()
         assert finish(agent)[0] == 0

@@ -21,6 +21,7 @@ from secure_sum_world import (
     question,
     summed_terms,
 )
+from talk import until
 
 from sottovoce.algorithms.fpl.system import FPLConfig
 from sottovoce.errors import KeyTrouble, UsageError
@@ -215,7 +216,7 @@ def test_a_shuffler_follows_what_its_operator_has_agreed_to(tmp_path):
     with proxied(tmp_path) as (server, folder), App(folder) as app:
         devices = [Device(server).enrol(app.ask) for _ in range(4)]
         before = server.terms
-        until(lambda: app.store.position.round == 0)
+        until(lambda: app.store.position.open)
         for device in devices[:3]:
             assert app.submit(device.submission(0)).status == 204
         until(lambda: server.batch(0, 0))
@@ -230,7 +231,7 @@ def test_a_shuffler_follows_what_its_operator_has_agreed_to(tmp_path):
             folder.agree(replace(after, federation="other"))
         folder.agree(after)
         assert app.ask("GET", "/v1/agreed").json()["terms"][-1] == terms_name(after).hex()
-        until(lambda: Terms.from_table(app.ask("GET", "/v1/terms").json()) == after, 60.0)
+        until(lambda: Terms.from_table(app.ask("GET", "/v1/terms").json()) == after)
         for device in devices[:2]:
             assert app.submit(device.submission(1)).status == 204
         until(lambda: server.batch(1, 0))
@@ -255,11 +256,12 @@ def test_a_shuffler_follows_in_turn_what_was_agreed_to(tmp_path):
         server.terms = second
         server.move(1)
         with App(folder) as app:
-            until(lambda: folder.terms() == second, 60.0)
+            until(lambda: folder.terms() == second)
             until(lambda: folder.agreed() == [third])  # the file beside it is written next
             server.terms = third
             server.move(2)
-            until(lambda: folder.terms() == third, 60.0)
+            until(lambda: folder.terms() == third)
+            until(lambda: folder.agreed() == [])
             assert app.ask("GET", "/v1/agreed").json()["terms"] == [terms_name(third).hex()]
 
 
@@ -271,7 +273,7 @@ def crowd(tmp_path):
     with proxied(tmp_path, terms=large) as (server, folder):
         with App(folder) as app:
             devices = [Device(server).enrol(app.ask) for _ in range(4)]
-            until(lambda: app.store.position.round == 0)
+            until(lambda: app.store.position.open)
             for device in devices:
                 assert app.submit(device.submission(0)).status == 204
             folder.agree(small)
@@ -351,13 +353,6 @@ async def _look_once(forwarder):
         await forwarder._ask()
     finally:
         await forwarder._asking.rest()
-
-
-def until(holds, seconds=20.0):
-    end = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < end
-        time.sleep(0.05)
 
 
 def test_a_server_waits_for_a_shuffler_that_does_not_answer():

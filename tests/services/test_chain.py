@@ -8,9 +8,10 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from chain_world import USERS, Chain, wait_until
+from chain_world import USERS, Chain
 from collector_world import K, some_reports
 from server_world import ITEMS, SEED
+from talk import until
 from test_proxy_service import kept
 
 from sottovoce.core.messages import Batch
@@ -41,7 +42,7 @@ def test_a_shuffler_that_does_not_answer_is_waited_for_and_named_once(tmp_path):
     with Chain(tmp_path, 2, rounds=1).running(without=[1]) as chain:
         chain.play(0)
         sentence = "a batch cannot be handed over"
-        wait_until(lambda: sentence in logged(chain, 0))
+        until(lambda: sentence in logged(chain, 0))
         time.sleep(1.0)
         assert logged(chain, 0).count(sentence) == 1, "once, not at each try"
         assert f"127.0.0.1:{chain.ports[1]}" in logged(chain, 0)

@@ -16,7 +16,8 @@ from fake_server import Reply
 from hop_world import ACCEPTS, BEFORE, SIZE, layered, parts, random_records, second_of
 from hypothesis import HealthCheck, given, settings
 from proxy_world import FEDERATION, TOKEN, App, Server
-from test_proxy_service import count, kept, opened, wait_for
+from talk import until
+from test_proxy_service import count, kept, opened
 
 from sottovoce.errors import KeyTrouble, UsageError
 from sottovoce.services import shuffler_handover as handover
@@ -54,10 +55,10 @@ def test_a_whole_batch_loses_a_layer_and_goes_on_mixed(world):
         for part in parts(server, layered(server, inner), 5, many=3):
             assert not server.seen, "nothing goes on before all of it is here"
             assert post(app, part).status == 204
-        batch = wait_for(lambda: server.batch(0, 0))
+        batch = until(lambda: server.batch(0, 0))
         assert sorted(batch) == sorted(inner)
         assert batch != inner
-        wait_for(lambda: not count(folder, "reports"))
+        until(lambda: not count(folder, "reports"))
         assert not kept(folder, "SELECT name FROM sqlite_master WHERE name GLOB 'parts_*'")
         assert kept(folder, "SELECT * FROM outcomes") == [("handed_over", 0, 5)]
         said = dict(app.log.lines)["batch opened"]
@@ -73,8 +74,8 @@ def test_of_a_batch_that_is_over_nothing_is_left_in_the_files(world):
         sealed = layered(server, inner)
         for part in parts(server, sealed, 5):
             assert post(app, part).status == 204
-        wait_for(lambda: not count(folder, "reports") and count(folder, "outcomes"))
-        wait_for(lambda: not (folder.path / "proxy.db-wal").stat().st_size)
+        until(lambda: not count(folder, "reports") and count(folder, "outcomes"))
+        until(lambda: not (folder.path / "proxy.db-wal").stat().st_size)
     held = b"".join(path.read_bytes() for path in folder.path.glob("proxy.db*"))
     for record in (*inner, *(sealed[at : at + SIZE] for at in range(0, len(sealed), SIZE))):
         assert record[:16] not in held
@@ -89,7 +90,7 @@ def test_what_does_not_open_or_comes_twice_is_left_out_and_counted_without_a_nam
         sealed = sealed[: 17 * SIZE] + sealed[:SIZE] + secrets.token_bytes(SIZE) + sealed[:SIZE]
         for part in parts(server, sealed, 5):
             assert post(app, part).status == 204
-        batch = wait_for(lambda: server.batch(0, 0))
+        batch = until(lambda: server.batch(0, 0))
         assert sorted(batch) == sorted(inner[:17])
         said = dict(app.log.lines)["batch opened"]
         assert (said["duplicate"], said["undecryptable"], said["reports"]) == (2, 1, 17)
@@ -109,15 +110,15 @@ def test_below_the_minimum_what_is_left_is_dropped_and_the_server_gets_no_report
         server.down = True
         for part in parts(server, sealed, 3):
             assert post(app, part).status == 204
-        wait_for(lambda: "batch dropped" in dict(app.log.lines))
+        until(lambda: "batch dropped" in dict(app.log.lines))
         said = dict(app.log.lines)["batch dropped"]
     with App(folder) as app:
         assert not count(folder, "outcomes")
         assert not server.dropped
         server.down = False
-        wait_for(lambda: count(folder, "outcomes"))
+        until(lambda: count(folder, "outcomes"))
         assert server.dropped == {(0, 0)}
-        wait_for(lambda: not count(folder, "reports"))
+        until(lambda: not count(folder, "reports"))
         assert kept(folder, "SELECT * FROM outcomes") == [("dropped", 0, 3)]
         assert not server.seen
         assert said["detail"] == "fewer reports are left than the tier's minimum of devices sends"
@@ -151,7 +152,7 @@ def test_what_no_honest_shuffler_sends_is_refused_and_nothing_changes(world, wha
         assert not count(folder, "batches")
         for part in parts(server, sealed, 5):
             assert post(app, part).status == 204
-        assert sorted(wait_for(lambda: server.batch(0, 0))) == sorted(inner)
+        assert sorted(until(lambda: server.batch(0, 0))) == sorted(inner)
 
 
 def test_records_of_another_size_are_refused(world):
@@ -189,8 +190,8 @@ def test_a_tier_has_one_batch_in_a_round(world):
             assert (got.status, got.error) == (409, "second_submission")
         assert post(app, whole).error == "replay"
         server.answers = []
-        wait_for(lambda: server.batch(0, 0))
-        wait_for(lambda: count(folder, "outcomes"))
+        until(lambda: server.batch(0, 0))
+        until(lambda: count(folder, "outcomes"))
         assert post(app, whole).error == "replay", "also when it has gone"
         server.move(1)
         opened(app, 1)
@@ -209,7 +210,7 @@ def test_a_batch_that_was_dropped_before_is_said_to_whoever_is_behind(world):
         try:
             notice = BatchPart(0, 0, server.key, 3, 0, 0, bytes(16), b"", SIZE)
             assert post(app, notice).status == 204
-            wait_for(lambda: server.dropped == {(0, 0)})
+            until(lambda: server.dropped == {(0, 0)})
             assert post(app, notice).error == "replay"
         finally:
             app.forwarder.hop = hop
@@ -301,11 +302,11 @@ def test_a_restart_in_the_middle_opens_no_part_twice(world, monkeypatch):
             patch.setattr(threading, "excepthook", lambda told: None)
             for part in parts(server, sealed, 6, many=5):
                 assert post(app, part).status == 204
-            wait_for(lambda: len(opened_parts) == 2)
-            wait_for(lambda: not app.forwarder._thread.is_alive())
+            until(lambda: len(opened_parts) == 2)
+            until(lambda: not app.forwarder._thread.is_alive())
     monkeypatch.setattr(ShufflerStore, "put_opened", put)
     with App(folder) as app:
-        batch = wait_for(lambda: server.batch(0, 0))
+        batch = until(lambda: server.batch(0, 0))
         assert sorted(batch) == sorted(inner[:23])
         assert 'reason="duplicate"} 1' in metrics(app, folder)
 
@@ -320,7 +321,7 @@ def test_the_order_in_which_a_batch_came_says_nothing_of_that_in_which_it_goes(w
         inner = random_records(200 * K)
         for part in parts(server, layered(server, inner), 200, many=7):
             assert post(app, part).status == 204
-        batch = wait_for(lambda: server.batch(0, 0), 30)
+        batch = until(lambda: server.batch(0, 0), 30)
     place = {record: n for n, record in enumerate(inner)}
     order, n = np.array([place[record] for record in batch]), len(inner)
     assert sorted(order) == list(range(n))

@@ -23,8 +23,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hop_world import BEFORE, layered, parts, random_records, second_of
 from proxy_world import PATIENT, App, Link, proxied, proxy_terms
 from server_world import USERS, Client, Fleet, new_folder, simulated
+from talk import until
 from test_owner_process import Phone
-from test_proxy_service import devices, wait_for
+from test_proxy_service import devices
 
 from sottovoce.algorithms.gram.system import GramConfig
 from sottovoce.core.contributions import STEPS
@@ -260,7 +261,7 @@ def test_shuffler(tmp_path):
                     posts = [("POST", "/v1/submissions", d.submission(round)) for d in some]
                     for got, lost in pool.map(lambda post: _submit(senders, post), posts):
                         settled(here.figures, got, lost)
-                    batch = wait_for(lambda r=round: server.batch(r, 0), 180)
+                    batch = until(lambda r=round: server.batch(r, 0), 180)
                     expected = [record for device in some for record in device.records(round)]
                     assert sorted(batch) == sorted(expected), "none lost, none doubled"
                     if here.over.is_set():
@@ -301,7 +302,7 @@ def test_shuffler_behind_another_one(tmp_path, kills):
                     for part in parts(server, sealed, devices_of, many=many):
                         post = ("POST", "/v1/batches", encode_part(part), BEFORE)
                         settled(here.figures, *_submit(senders, post))
-                    batch = wait_for(lambda r=round: server.batch(r, 0), 180)
+                    batch = until(lambda r=round: server.batch(r, 0), 180)
                     assert sorted(batch) == sorted(inner), "none lost, none doubled"
                     if here.over.is_set():
                         break

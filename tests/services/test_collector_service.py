@@ -1,8 +1,6 @@
 """The collector as a real process: what a proxy hands over, what strangers try, what a kill -9
 leaves, and keys that are rotated meanwhile."""
 
-import contextlib
-import io
 import json
 import struct
 from dataclasses import replace
@@ -12,6 +10,7 @@ import pytest
 from collector_world import FACTORS, K, folded, parts_of, proxied_folder, some_reports
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from server_world import ITEMS, USERS, Client, ServerProcess, enrolment
+from talk import told
 
 from sottovoce.cli import call
 from sottovoce.cli.serve_server import make_federation
@@ -81,13 +80,6 @@ def open_round(town):
         enrol(town, client)
         client.wait(state="open")
         yield client
-
-
-def told(*arguments):
-    out = io.StringIO()
-    with contextlib.redirect_stdout(out):
-        assert call([*map(str, arguments), "--json"]) == 0
-    return json.loads(out.getvalue())
 
 
 def test_batches_become_models_and_the_server_knows_nobody(town):

@@ -25,6 +25,7 @@ from secure_sum_world import (
     summed_terms,
 )
 from server_world import ITEMS, USERS, new_folder
+from talk import until
 
 from sottovoce.cli import call
 from sottovoce.core.consent import Choice
@@ -194,13 +195,6 @@ def sends(app, device, round):
     raise AssertionError(got.body)
 
 
-def wait_for(condition):
-    end = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.02)
-
-
 def test_a_restored_proxy_hands_nothing_over_twice_and_holds_no_report(tmp_path):
     """A batch and a part of it would show the server which reports belong together."""
     with proxied(tmp_path) as (server, folder):
@@ -213,7 +207,7 @@ def test_a_restored_proxy_hands_nothing_over_twice_and_holds_no_report(tmp_path)
                 assert sends(app, device, 4).status == 204
             make_backup(folder.path, tmp_path / "b")
             assert sends(app, devices[3], 4).status == 204
-            wait_for(lambda: server.batch(4, 0))
+            until(lambda: server.batch(4, 0))
         kept = contents(tmp_path / "b")
         records = {record for device in devices[:4] for record in device.records(4)}
         assert {*server.batch(4, 0)} == records
@@ -233,14 +227,14 @@ def test_a_restored_proxy_hands_nothing_over_twice_and_holds_no_report(tmp_path)
             server.seen.clear()
             with App(open_shuffler_folder(folder.path), goal={None: 3}) as app:
                 assert (app.store.accounts(), app.store.held()) == (5, [])
-                wait_for(lambda: app.forwarder.terms is not None and app.log.lines)
+                until(lambda: app.forwarder.terms is not None and app.log.lines)
                 for device in devices:
                     assert app.submit(device.submission(4)).status != 204
                 server.move(5)
                 for device in devices[:3]:
                     device.sent.pop((5, 0), None)
                     assert sends(app, device, 5).status == 204
-                wait_for(lambda: server.batch(5, 0))
+                until(lambda: server.batch(5, 0))
             assert {decode_part(body).round for _, body in server.seen} == {5}
             server.parts = {where: part for where, part in server.parts.items() if where[0] == 4}
 

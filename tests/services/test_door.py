@@ -13,6 +13,7 @@ import time
 import numpy as np
 import pytest
 import uvloop
+from talk import until
 
 from sottovoce.errors import UsageError
 from sottovoce.services.kit.connections import reverse_proxies
@@ -102,7 +103,7 @@ class House:
         """One that is waited for."""
         before = len(self.application.senders)
         link = self.ask(self.connect(address), more="content-length: 9\r\n")
-        wait_for(lambda: len(self.application.senders) > before)
+        until(lambda: len(self.application.senders) > before)
         return link
 
     def count(self):
@@ -130,20 +131,13 @@ def is_open(link):
         link.settimeout(SOON)
 
 
-def wait_for(what):
-    end = time.monotonic() + SOON
-    while not what():
-        assert time.monotonic() < end
-        time.sleep(0.01)
-
-
 def test_the_longest_idle_of_an_address_gives_way_to_its_newcomers():
     with House(connections=50, per_address=3) as house:
         links = [house.idle() for _ in range(3)]
         links[0] = house.ask(links[0], more="content-length: 0\r\n")
         assert status(links[0]) == 200
         links.append(house.idle())
-        wait_for(lambda: not is_open(links[1]))
+        until(lambda: not is_open(links[1]))
         assert [is_open(link) for link in links] == [True, False, True, True]
         other = house.idle("127.0.0.2")
         assert [is_open(link) for link in (*links, other)] == [True, False, True, True, True]
@@ -154,7 +148,7 @@ def test_the_longest_idle_of_an_address_gives_way_to_its_newcomers():
 def test_the_only_connection_of_an_address_gives_way_to_its_next(limits):
     with House(**limits) as house:
         first, second = house.idle(), house.idle()
-        wait_for(lambda: not is_open(first))
+        until(lambda: not is_open(first))
         assert is_open(second)
         assert house.count() == 1
 
@@ -177,7 +171,7 @@ def test_nobody_is_forgotten_or_counted_twice():
                 time.sleep(0.01)
         for link in links:
             link.close()
-        wait_for(lambda: house.count() == 0)
+        until(lambda: house.count() == 0)
         door = house.listener.servers[0]
         assert (door._senders, door._sizes, door._greeting) == ({}, [{}], {})
 
@@ -205,9 +199,9 @@ def test_one_that_has_to_go_as_it_is_greeted_leaves_no_request_behind(
                 house.ask(link, more="content-length: 9\r\n")
                 assert status(link) is None
             link.close()
-        wait_for(lambda: house.count() == 0)
+        until(lambda: house.count() == 0)
         state = house.listener.server_state
-        wait_for(lambda: not state.tasks and not state.connections)
+        until(lambda: not state.tasks and not state.connections)
 
 
 def test_the_busy_of_an_address_stay_and_its_newcomers_go():
@@ -220,7 +214,7 @@ def test_the_busy_of_an_address_stay_and_its_newcomers_go():
         links[1].sendall(bytes(9))
         assert status(links[1]) == 200
         house.idle()
-        wait_for(lambda: not is_open(links[1]))
+        until(lambda: not is_open(links[1]))
 
 
 def test_who_has_most_gives_way_where_there_are_too_many():
@@ -228,7 +222,7 @@ def test_who_has_most_gives_way_where_there_are_too_many():
         greedy = [house.idle("127.0.0.2") for _ in range(7)]
         modest = [house.idle("127.0.0.3") for _ in range(3)]
         newcomers = [house.idle(f"127.0.0.{n}") for n in range(4, 8)]
-        wait_for(lambda: sum(map(is_open, greedy)) == 3)
+        until(lambda: sum(map(is_open, greedy)) == 3)
         assert all(map(is_open, [*modest, *newcomers]))
         assert greedy[:4] == [link for link in greedy if not is_open(link)]
 
@@ -238,25 +232,25 @@ def test_the_idle_go_before_the_busy_and_the_busy_of_who_has_most_before_nobody(
         busy = [house.busy("127.0.0.2") for _ in range(5)]
         idle = house.idle("127.0.0.3")
         first = house.idle("127.0.0.4")
-        wait_for(lambda: not is_open(idle))
+        until(lambda: not is_open(idle))
         assert all(map(is_open, busy))
         first.close()
-        wait_for(lambda: house.count() == 5)
+        until(lambda: house.count() == 5)
         more = [house.busy(f"127.0.0.{n}") for n in range(5, 9)]
-        wait_for(lambda: sum(map(is_open, busy)) == 2)
+        until(lambda: sum(map(is_open, busy)) == 2)
         assert all(map(is_open, more))
 
 
 def test_what_waits_for_us_is_not_cut_and_more_are_told_so():
     with House(connections=4, per_address=4) as house:
         ours = [house.ask(house.connect("127.0.0.2"), "/wait") for _ in range(4)]
-        wait_for(lambda: len(house.application.senders) == 4)
+        until(lambda: len(house.application.senders) == 4)
         extra = house.ask(house.connect(), more="content-length: 0\r\n")
         assert status(extra) == 503
         house.loop.call_soon_threadsafe(house.application.go.set)
         assert [status(link) for link in ours] == [200] * 4
         ours[0].close()
-        wait_for(lambda: house.count() == 4)
+        until(lambda: house.count() == 4)
         assert status(house.ask(extra, more="content-length: 0\r\n")) == 200, "not for ever"
 
 
@@ -264,7 +258,7 @@ def test_the_number_above_the_limit_is_bounded():
     with House(connections=4, per_address=4) as house:
         for n in range(10, 14):
             house.ask(house.connect(f"127.0.0.{n}"), "/wait")
-        wait_for(lambda: len(house.application.senders) == 4)
+        until(lambda: len(house.application.senders) == 4)
         for n in range(14, 60):
             house.ask(house.connect(f"127.0.0.{n}"), "/wait")
         time.sleep(0.2)
@@ -279,7 +273,7 @@ def test_behind_a_reverse_proxy_there_is_no_limit_by_address():
         assert all(map(is_open, links))
         assert len(set(house.application.senders)) == 20, "each has room in its own name"
         strangers = [house.idle("127.0.0.2") for _ in range(5)]
-        wait_for(lambda: sum(map(is_open, strangers)) == 3)
+        until(lambda: sum(map(is_open, strangers)) == 3)
         assert all(map(is_open, links)), "nor is it cut for others"
 
 
@@ -301,7 +295,7 @@ def test_silence_is_cut_off_and_costs_nothing(tmp_path):
         assert (status(silent), status(begun)) == (None, None)
         took = time.monotonic() - began
         assert time.process_time() - before < took / 2, "nobody looks at it again and again"
-        wait_for(lambda: house.count() == 0)
+        until(lambda: house.count() == 0)
 
 
 def test_a_handshake_that_stops_halfway_is_cut_off(tmp_path):
@@ -311,7 +305,7 @@ def test_a_handshake_that_stops_halfway_is_cut_off(tmp_path):
         link.sendall(hello(house.trust))
         while link.recv(65536):
             pass
-        wait_for(lambda: house.count() == 0)
+        until(lambda: house.count() == 0)
 
 
 def hello(context):
@@ -355,7 +349,7 @@ def test_it_ends_while_strangers_are_silent(tmp_path):
     with House(tmp_path / "keys") as house:
         links = [house.connect() for _ in range(20)]
         links[0].sendall(hello(house.trust))
-        wait_for(lambda: house.count() == 20)
+        until(lambda: house.count() == 20)
         house.loop.call_soon_threadsafe(house.listener.stop)
         assert [status(link) for link in links[1:]] == [None] * 19
 

@@ -12,7 +12,8 @@ import time
 import pytest
 from fake_server import Reply
 from proxy_world import App, Device, proxied, proxy_terms
-from test_proxy_service import count, devices, kept, opened, wait_for
+from talk import until
+from test_proxy_service import count, devices, kept, opened
 
 from sottovoce.errors import MessageError
 from sottovoce.stores.shuffler import ShufflerPosition, ShufflerStore
@@ -47,17 +48,17 @@ def test_a_batch_has_one_key_whatever_the_server_shows_meanwhile(world, between)
             assert app.submit(device.submission(0)).status == 204
         if between == "waiting":
             server.state = "waiting"
-            wait_for(lambda: not app.store.position.open)
+            until(lambda: not app.store.position.open)
         server.move(0)
         assert server.public != first
-        wait_for(lambda: said(app, "another key"))
+        until(lambda: said(app, "another key"))
         marked = app.submit(some[2].submission(0))
         assert marked.status == 409
         assert [held.devices for held in app.store.held()] == [2]
         server.public = first
-        wait_for(lambda: app.store.position.open)
+        until(lambda: app.store.position.open)
         assert app.submit(some[3].submission(0)).status == 204
-        batch = wait_for(lambda: server.batch(0, 0))
+        batch = until(lambda: server.batch(0, 0))
         assert sorted(batch) == sorted(r for d in (*some[:2], some[3]) for r in d.records(0))
 
 
@@ -106,7 +107,7 @@ def test_terms_that_are_not_those_of_the_round_are_not_kept(world):
     announced = server.descriptor
     server.descriptor = lambda: announced() | {"terms": "ab" * 16}
     with App(folder) as app:
-        wait_for(lambda: said(app, "terms"))
+        until(lambda: said(app, "terms"))
         assert folder.terms() is None
         server.descriptor = announced
         opened(app)
@@ -152,10 +153,10 @@ def test_nothing_of_a_batch_stays_in_any_file_though_somebody_was_reading(world)
         reader.execute("BEGIN")
         reader.execute("SELECT count(*) FROM reports_0").fetchall()
         assert app.submit(some[2].submission(0)).status == 204
-        wait_for(lambda: count(folder, "reports") == 0)
+        until(lambda: count(folder, "reports") == 0)
         time.sleep(0.6)
         reader.execute("ROLLBACK")
-        wait_for(lambda: not leftovers(folder, sealed + some[2].records(0)))
+        until(lambda: not leftovers(folder, sealed + some[2].records(0)))
         reader.close()
 
 
@@ -176,7 +177,7 @@ def test_what_a_crash_left_in_the_log_is_wiped_at_the_next_start(world, tmp_path
     copy = ShufflerFolder(tmp_path / "copy", folder.introduction)
     assert leftovers(copy, [body]) == 1
     with App(copy) as app:
-        wait_for(lambda: not leftovers(copy, [body]))
+        until(lambda: not leftovers(copy, [body]))
 
 
 # --- a server that moves on while it is handed a batch --------------------------------------------
@@ -204,8 +205,8 @@ def test_a_batch_whose_last_part_ends_the_round_was_handed_over(world):
         assert waiting.wait(10)
         assert app.submit(some[3].submission(1)).status == 204, "the next round does not wait"
         moved.set()
-        wait_for(lambda: count(folder, "outcomes"))
-        wait_for(lambda: count(folder, "reports") == 1)
+        until(lambda: count(folder, "outcomes"))
+        until(lambda: count(folder, "reports") == 1)
         assert kept(folder, "SELECT * FROM outcomes") == [("handed_over", 0, 3)]
         assert not said(app, "batch dropped")
 
@@ -217,12 +218,12 @@ def test_a_batch_that_was_sealed_before_a_crash_and_came_too_late_is_dropped(wor
         opened(app)
         for device in devices(app, server, 3):
             assert app.submit(device.submission(0)).status == 204
-        wait_for(lambda: [held.state for held in app.store.held()] == ["sealed"])
+        until(lambda: [held.state for held in app.store.held()] == ["sealed"])
     server.move(1)
     server.answers = []
     with App(folder, hold_seconds=0.0) as app:
         opened(app, 1)
-        wait_for(lambda: count(folder, "reports") == 0)
+        until(lambda: count(folder, "reports") == 0)
         assert kept(folder, "SELECT * FROM outcomes") == [("dropped", 0, 3)]
     assert server.batch(0, 0) is None
 

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 from fake_server import Reply
 from proxy_world import App, Link, ProxyProcess, proxied, proxy_terms
-from test_proxy_service import count, devices, kept, opened, wait_for
+from talk import until
+from test_proxy_service import count, devices, kept, opened
 from test_proxy_strangers import memory
 
 from sottovoce.services import shuffler_handover as proxy_handover
@@ -107,7 +108,7 @@ def run_with_kills(path, *, rounds, users, kills, seed):
                     if got.status == 204 or got.error == "replay"
                 }  # fmt: skip
                 assert {got.error for n, got in enumerate(answers) if n not in counted} <= {"late"}
-                batch = wait_for(lambda r=round: server.batch(r, 0), 180)
+                batch = until(lambda r=round: server.batch(r, 0), 180)
                 expected = [r for n in counted for r in some[n].records(round)]
                 assert sorted(batch) == sorted(expected), "none lost, none doubled"
                 round += 1
@@ -145,14 +146,14 @@ def test_a_handover_that_was_cut_off_goes_on_with_the_same_order(tmp_path, monke
             server.answers = [Reply(204), *[Reply(raw=b"")] * 50]
             for device in some:
                 assert app.submit(device.submission(0)).status == 204
-            wait_for(lambda: len(server.seen) >= 3)
+            until(lambda: len(server.seen) >= 3)
         lost = server.seen[0][1]
         (held,) = kept(folder, "SELECT state, sent, length(seed) FROM batches")
         assert held == ("sealed", 1, 32)
         server.seen.clear()
         with App(folder) as app:
             server.answers = []
-            wait_for(lambda: count(folder, "outcomes"))
+            until(lambda: count(folder, "outcomes"))
         sent = [lost, *(body for _, body in server.seen)]
         records = b"".join(decode_part(body).body for body in sent)
         found = [records[at : at + SEALED_BYTES] for at in range(0, len(records), SEALED_BYTES)]
@@ -168,7 +169,7 @@ def test_a_server_that_has_a_part_already_is_not_troubled_by_it(tmp_path, monkey
         server.answers = [Reply(204), replay]
         for device in devices(app, server, 3):
             assert app.submit(device.submission(0)).status == 204
-        wait_for(lambda: count(folder, "outcomes"))
+        until(lambda: count(folder, "outcomes"))
         assert len(server.seen) == 3
         assert kept(folder, "SELECT * FROM outcomes") == [("handed_over", 0, 3)]
 
@@ -182,7 +183,7 @@ def test_a_server_that_refuses_is_asked_again(tmp_path, status):
         some = devices(app, server, 3)
         for device in some:
             assert app.submit(device.submission(0)).status == 204
-        wait_for(lambda: server.batch(0, 0))
+        until(lambda: server.batch(0, 0))
         assert len(server.seen) == 2
         assert len({body for _, body in server.seen}) == 1
         said = [line for line in app.log.lines if line[0] == "a batch cannot be handed over"]
@@ -196,8 +197,8 @@ def test_a_batch_that_comes_too_late_is_dropped(tmp_path):
         server.answers = [late]
         for device in devices(app, server, 3):
             assert app.submit(device.submission(0)).status == 204
-        wait_for(lambda: count(folder, "outcomes"))
-        wait_for(lambda: not count(folder, "reports"))
+        until(lambda: count(folder, "outcomes"))
+        until(lambda: not count(folder, "reports"))
         assert kept(folder, "SELECT * FROM outcomes") == [("dropped", 0, 3)]
         assert server.batch(0, 0) is None
 
@@ -210,10 +211,10 @@ def test_what_is_over_is_deleted_also_after_a_restart(tmp_path, monkeypatch):
                 patch.setattr(type(app.store), "forget", lambda self: False)
                 for device in devices(app, server, 3):
                     assert app.submit(device.submission(0)).status == 204
-                wait_for(lambda: count(folder, "outcomes"))
+                until(lambda: count(folder, "outcomes"))
         assert count(folder, "reports") == 3
         with App(folder) as app:
-            wait_for(lambda: not count(folder, "reports"))
+            until(lambda: not count(folder, "reports"))
 
 
 def test_deleted_reports_are_not_left_in_the_file(tmp_path):
@@ -223,8 +224,8 @@ def test_deleted_reports_are_not_left_in_the_file(tmp_path):
             some = devices(app, server, 3)
             for device in some:
                 assert app.submit(device.submission(0)).status == 204
-            wait_for(lambda: not count(folder, "reports") and count(folder, "outcomes"))
-            wait_for(lambda: not (folder.path / "proxy.db-wal").stat().st_size)
+            until(lambda: not count(folder, "reports") and count(folder, "outcomes"))
+            until(lambda: not (folder.path / "proxy.db-wal").stat().st_size)
         held = b"".join(p.read_bytes() for p in folder.path.glob("proxy.db*"))
         for device in some:
             for record in device.records(0):
@@ -259,7 +260,7 @@ def overload(path, *, users, waiting):
         some = enrolled(server, folder, users)
         limits = {"waiting": waiting, "retry_seconds": 3}
         with ProxyProcess(folder, limits=limits) as proxy, Link(folder, proxy.port) as link:
-            wait_for(lambda: link.submit(b"").status == 400)
+            until(lambda: link.submit(b"").status == 400)
             payloads = [device.submission(0) for device in some]
             half = users // 2
             final, first = crowd(folder, proxy.port, payloads[:half], 3 * waiting)
@@ -309,11 +310,11 @@ except ServiceError as error:
     sys.exit(error.exit_code)
 """
         with ProxyProcess(folder, program=broken) as proxy, Link(folder, proxy.port) as link:
-            wait_for(lambda: link.submit(b"").status == 400)
+            until(lambda: link.submit(b"").status == 400)
             with contextlib.suppress(OSError, http.client.HTTPException):
                 assert link.submit(some.submission(0)).status != 204
             assert proxy.process.wait(timeout=60) == 7
             assert "nobody has foreseen" in proxy.log.read_text()
         with ProxyProcess(folder) as proxy, Link(folder, proxy.port) as link:
-            wait_for(lambda: link.submit(b"").status == 400)
+            until(lambda: link.submit(b"").status == 400)
             assert link.submit(some.submission(0)).status == 204

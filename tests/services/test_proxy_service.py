@@ -10,6 +10,7 @@ import time
 
 import pytest
 from proxy_world import App, Device, challenge_of, proxied, proxy_terms
+from talk import until
 
 from sottovoce.services.shuffler import ShufflerLimits
 from sottovoce.stores.keys import operator_token
@@ -23,18 +24,8 @@ def world(tmp_path):
         yield server, folder
 
 
-def wait_for(ready, seconds=60.0):
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        found = ready()
-        if found:
-            return found
-        time.sleep(0.01)
-    raise AssertionError("it did not happen")
-
-
 def opened(app, round=0):
-    wait_for(lambda: app.store.position.round == round and app.store.position.open)
+    until(lambda: app.store.position.round == round and app.store.position.open)
 
 
 def devices(app, server, count):
@@ -51,7 +42,7 @@ def test_a_tier_that_reaches_its_minimum_is_handed_over_whole_and_forgotten(worl
         time.sleep(0.3)
         assert not server.seen, "nothing leaves below the minimum"
         assert app.submit(some[2].submission(0)).status == 204
-        batch = wait_for(lambda: server.batch(0, 0))
+        batch = until(lambda: server.batch(0, 0))
         assert sorted(batch) == sorted(r for d in some[:3] for r in d.records(0))
         late = app.submit(some[3].submission(0))
         assert (late.status, late.error) == (409, "late")
@@ -59,7 +50,7 @@ def test_a_tier_that_reaches_its_minimum_is_handed_over_whole_and_forgotten(worl
         assert (again.status, again.error) == (409, "replay")
         other = app.submit(some[0].submission(0, tier=1))
         assert (other.status, other.error) == (409, "second_submission"), "whatever the tier"
-        wait_for(lambda: not count(folder, "reports"))
+        until(lambda: not count(folder, "reports"))
         assert count(folder, "batches") == 1
         assert kept(folder, "SELECT seed, mark FROM batches") == [(None, None)]
 
@@ -94,7 +85,7 @@ def test_below_the_minimum_nothing_leaves_and_the_next_round_drops_it(world):
             assert app.submit(device.submission(0)).status == 204
         server.move(1)
         opened(app, 1)
-        wait_for(lambda: not count(folder, "reports"))
+        until(lambda: not count(folder, "reports"))
         assert not server.seen
         assert kept(folder, "SELECT * FROM outcomes") == [("dropped", 0, 2)]
         assert ("batch dropped", {"round": 0, "tier": 0, "devices": 2}) in app.log.lines
@@ -110,13 +101,13 @@ def test_a_batch_waits_for_its_goal_or_until_it_has_waited_long_enough(world):
         time.sleep(0.3)
         assert not server.seen, "it has its minimum, and waits for more"
         assert app.submit(some[3].submission(0)).status == 204
-        wait_for(lambda: server.batch(0, 0))
+        until(lambda: server.batch(0, 0))
     with App(folder, hold_seconds=1.0, goal={0: 4, None: 50}) as app:
         opened(app)
         begun = time.monotonic()
         for device in some[4:]:
             assert app.submit(device.submission(0, tier=1)).status == 204
-        wait_for(lambda: server.batch(0, 1))
+        until(lambda: server.batch(0, 1))
         assert time.monotonic() - begun > 0.8
 
 
@@ -191,7 +182,7 @@ def test_who_sent_is_forgotten_after_a_few_rounds(world):
             assert app.submit(device.submission(0)).error == "replay"
         server.move(3)
         opened(app, 3)
-        wait_for(lambda: not count(folder, "batches") and not count(folder, "seen"))
+        until(lambda: not count(folder, "batches") and not count(folder, "seen"))
         assert app.submit(device.submission(0)).error == "late"
 
 
@@ -263,7 +254,7 @@ def test_what_the_operator_sees_names_no_one(world):
         some = devices(app, server, 4)
         for device in some[:3]:
             app.submit(device.submission(0))
-        wait_for(lambda: count(folder, "outcomes"))
+        until(lambda: count(folder, "outcomes"))
         app.submit(some[3].submission(0, tier=1))
         app.submit(b"nonsense")
         token = operator_token(folder.keys)
@@ -300,7 +291,7 @@ def test_without_the_server_nothing_is_taken_at_first_and_all_is_held_later(worl
         time.sleep(0.5)
         assert [h.state for h in app.store.held()] == ["sealed"], "it holds, and tries again"
         server.down = False
-        batch = wait_for(lambda: server.batch(0, 0))
+        batch = until(lambda: server.batch(0, 0))
         assert sorted(batch) == sorted(r for d in [device, *some] for r in d.records(0))
 
 
@@ -312,7 +303,7 @@ def test_terms_are_followed_as_they_were_at_first(world):
     server.terms = proxy_terms(minimum=(2, 2))
     server.move(1)
     with App(folder) as app:
-        wait_for(lambda: any("changed the terms" in str(line) for line in app.log.lines))
+        until(lambda: any("changed the terms" in str(line) for line in app.log.lines))
         for device in some[:2]:
             app.submit(device.submission(1))
         time.sleep(0.3)
@@ -326,7 +317,7 @@ def test_a_server_that_goes_back_is_not_followed(world):
     with App(folder) as app:
         opened(app, 5)
         server.move(4)
-        wait_for(lambda: any("went back" in str(line) for line in app.log.lines))
+        until(lambda: any("went back" in str(line) for line in app.log.lines))
         assert app.store.position.round == 5
 
 
@@ -393,4 +384,4 @@ def test_a_proxy_that_is_late_with_its_work_takes_nothing_more_on(tmp_path):
 
         got = app.run(after_a_pause())
         assert (got.status, got.error) == (503, "overload")
-        wait_for(lambda: app.submit(payload).status == 204)
+        until(lambda: app.submit(payload).status == 204)

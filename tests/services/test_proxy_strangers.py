@@ -16,7 +16,8 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 from proxy_world import App, Device, Link, ProxyProcess, challenge_of, proxied
-from test_proxy_service import count, devices, opened, wait_for
+from talk import until
+from test_proxy_service import count, devices, opened
 
 from sottovoce.cli import call
 from sottovoce.engines.processes import sottovoce_command
@@ -186,14 +187,14 @@ def test_nothing_of_a_sender_but_its_reports_reaches_the_server_the_disk_or_the_
     with proxied(tmp_path) as (server, folder), ProxyProcess(folder, **here) as proxy:
         with Link(folder, proxy.port) as link:
             some = [Device(server).enrol(link.ask) for _ in range(60)]
-            wait_for(lambda: link.ask("POST", "/v1/submissions", b"").status == 400)
+            until(lambda: link.ask("POST", "/v1/submissions", b"").status == 400)
             for device in some[:-1]:
                 payload = device.submission(0)
                 assert link.ask("POST", "/v1/submissions", payload, SPY).status == 204
             assert_no_trace_in_rows(folder, some[:-1])
             assert link.ask("POST", "/v1/submissions", some[-1].submission(0), SPY).status == 204
-        batch = wait_for(lambda: server.batch(0, 0))
-        wait_for(lambda: not count(folder, "reports"))
+        batch = until(lambda: server.batch(0, 0))
+        until(lambda: not count(folder, "reports"))
         proxy.stop()
         log = proxy.log.read_text()
     owner = {record: n for n, device in enumerate(some) for record in device.records(0)}
@@ -305,7 +306,7 @@ def test_a_hundred_thousand_wrong_inputs_against_the_process(tmp_path):
         Link(folder, proxy.port) as link,
     ):
         sender, other = (Device(server).enrol(link.ask) for _ in range(2))
-        wait_for(lambda: link.submit(sender.submission(0)).status in (204, 409))
+        until(lambda: link.submit(sender.submission(0)).status in (204, 409))
 
         def send(seed):
             rng, raw = np.random.default_rng(seed), Raw(folder, proxy.port)
@@ -332,7 +333,7 @@ def test_slow_garbled_and_oversized_connections(tmp_path):
         limits = {"body_seconds": 0.5, "connections": 10}
         with ProxyProcess(folder, limits=limits) as proxy, Link(folder, proxy.port) as link:
             device = Device(server).enrol(link.ask)
-            wait_for(lambda: link.submit(b"").status == 400)
+            until(lambda: link.submit(b"").status == 400)
             context = device_context(authority_pem(folder.keys))
 
             def raw(content):

@@ -10,7 +10,8 @@ from collector_world import FACTORS, ITEMS, K, folded, proxied_folder, proxied_t
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from proxy_world import Link, ProxyProcess
 from server_world import Client, ServerProcess, enrolment
-from test_proxy_service import count, wait_for
+from talk import until
+from test_proxy_service import count
 
 from sottovoce.core.links import Proxied
 from sottovoce.engines.processes import free_port
@@ -110,7 +111,7 @@ def test_rounds_through_both(tmp_path, kills):
             assert np.array_equal(model.items, folded(sent))
             refused = client.status()["refused"]
             assert not {"undecryptable", "out_of_range", "duplicate", "too_few"} & set(refused)
-        wait_for(lambda: count(proxy_folder, "reports") == 0)
+        until(lambda: count(proxy_folder, "reports") == 0)
     finally:
         server.kill()
         proxy.kill()

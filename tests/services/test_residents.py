@@ -130,6 +130,7 @@ class Town:
             return {name: found[name] for name in found.files}
 
 
+@pytest.mark.slow
 def test_they_contribute_to_sums_keep_to_their_choices_and_go_on_when_killed(tmp_path):
     with Town(tmp_path).running() as town:
         takes_part = int(town.consent.takes_part.sum())

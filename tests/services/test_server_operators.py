@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from server_world import Client, Fleet, ServerProcess, enrolment, new_folder, program, simulated
+from talk import until
 
 from sottovoce.cli.serve_server import make_federation
 from sottovoce.core.consent import Choice
@@ -36,13 +37,6 @@ from sottovoce.wire.invitations import keep_invitation, kept_invitation
 
 def mode(path):
     return stat.S_IMODE(path.stat().st_mode)
-
-
-def wait_for(condition, seconds=60):
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.02)
 
 
 def test_the_folder_and_the_database_are_the_owners_alone(tmp_path):
@@ -165,7 +159,7 @@ def test_a_renewed_certificate_is_taken_up_and_nobody_is_cut_off(tmp_path):
         kept = client.link.sock
         renew_keys(folder.keys)
         os.kill(server.process.pid, signal.SIGHUP)
-        wait_for(lambda: shown(client) != before)
+        until(lambda: shown(client) != before)
         after = shown(client)
         assert after.strip() == place.read_text().strip()
         with Client(folder, server.port) as other:
@@ -175,7 +169,7 @@ def test_a_renewed_certificate_is_taken_up_and_nobody_is_cut_off(tmp_path):
         for times, broken in enumerate(["no certificate", before.replace("A", "B")], start=1):
             place.write_text(broken)
             os.kill(server.process.pid, signal.SIGHUP)
-            wait_for(lambda n=times: server.log.read_text().count(refused) == n)
+            until(lambda n=times: server.log.read_text().count(refused) == n)
             assert shown(client) == after, "the old one stays in use"
         client.round()
         assert client.link.sock is kept, "the connection was kept"
@@ -296,21 +290,21 @@ def test_a_device_that_is_shut_out_while_nothing_goes_on_is_told_and_let_in_agai
         Client(folder, server.port) as client,
         living(server.url, store, other) as said,
     ):
-        wait_for(lambda: said.count((0, "counted")) > 0)
+        until(lambda: said.count((0, "counted")) > 0)
         ask("serve", "pause", town)
-        wait_for(lambda: client.status()["state"] == "waiting")
-        wait_for(lambda: (0, "checked in") in said)
+        until(lambda: client.status()["state"] == "waiting")
+        until(lambda: (0, "checked in") in said)
         ask("serve", "shut-out", town, 0)
-        wait_for(lambda: expelled(store) is not None)
+        until(lambda: expelled(store) is not None)
         assert expelled(store).said.key == "quiet.shut_out"
         assert ask("device", "status", tmp_path / "her")["shut_out"] is not None
         ask("serve", "shut-out", town, 0, "--undo")
-        wait_for(lambda: (0, "let in again") in said)
+        until(lambda: (0, "let in again") in said)
         assert ask("device", "status", tmp_path / "her")["shut_out"] is None
         assert client.status()["active"] == 2
         before, round = said.count((0, "counted")), client.status()["round"]
         ask("serve", "pause", town, "--undo")
-        wait_for(lambda: said.count((0, "counted")) > before + 1)
+        until(lambda: said.count((0, "counted")) > before + 1)
         assert client.status()["round"] > round
         assert said.count((0, "shut out")) == 1
         assert (1, "shut out") not in said
@@ -327,9 +321,9 @@ def test_a_device_that_is_shut_out_after_its_report_is_told_in_the_same_round(tm
     ):
         visit(other, server.url)  # enrols, and comes no more
         with living(server.url, store) as said:
-            wait_for(lambda: (0, "counted") in said)
+            until(lambda: (0, "counted") in said)
             ask("serve", "shut-out", town, 0)
-            wait_for(lambda: (0, "shut out") in said)
+            until(lambda: (0, "shut out") in said)
             assert client.status()["round"] == 0
             refused = client.status()["refused"]["shut_out"]
             time.sleep(0.5)

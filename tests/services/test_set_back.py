@@ -11,6 +11,7 @@ import pytest
 from forked import COMMAND, ForkedProcess
 from secure_sum_world import TOKEN
 from server_world import ITEMS, Client, ServerProcess, new_folder
+from talk import until
 from test_server_operators import owner, take_part, visit
 from waits_world import CATALOGUE, WaitsTown
 
@@ -72,13 +73,6 @@ class Devices:
         logs = [path.with_suffix(".log").read_text().splitlines() for path in self.paths]
         told = [json.loads(line) for log in logs for line in log]
         return [one for one in told if one["event"] == event]
-
-
-def until(condition, seconds=90):
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.05)
 
 
 @contextlib.contextmanager

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 from proxy_world import App, Device, proxied, proxy_terms
-from test_proxy_service import count, devices, kept, opened, wait_for
+from talk import until
+from test_proxy_service import count, devices, kept, opened
 
 from sottovoce.errors import ConfigError, ServiceError, UsageError
 from sottovoce.services import trial
@@ -64,7 +65,7 @@ def twelve_and_one_more(server, folder):
     with App(folder, **LATER) as app:
         opened(app)
         assert app.submit(some[12].submission(0)).status == 204
-        wait_for(lambda: count(folder, "outcomes"))
+        until(lambda: count(folder, "outcomes"))
     assert len(server.batch(0, 0)) == 13 * 4
     return copy, some
 
@@ -104,11 +105,11 @@ def test_where_the_marks_are_set_back_too_the_server_refuses_before_anything_lea
     with App(folder, **LATER) as app:
         opened(app)
         assert app.submit(Device(server).enrol(app.ask).submission(0)).status == 204
-        wait_for(lambda: count(folder, "outcomes"))
+        until(lambda: count(folder, "outcomes"))
     put_back(copy, folder.path)
     put_back(marks, notes_folder())
     with App(folder) as app:
-        (said,) = wait_for(lambda: logged(app))
+        (said,) = until(lambda: logged(app))
         assert "the server has had another batch of this round and tier" in said["detail"]
         assert app.forwarder.set_back == 1
         assert not logged(app, "batch handed over")
@@ -128,12 +129,12 @@ def test_of_two_copies_that_run_at_once_one_hands_over(world, tmp_path):
         with App(folder, **LATER) as app:
             opened(app)
             assert app.submit(some[12].submission(0)).status == 204
-            wait_for(lambda: count(folder, "outcomes"))
+            until(lambda: count(folder, "outcomes"))
         server.remembers = False
         server.parts.clear()
         second.forwarder.start(lambda: None)
         try:
-            (said,) = wait_for(lambda: logged(second))
+            (said,) = until(lambda: logged(second))
         finally:
             second.forwarder.stop()
         assert "another batch of this round and tier has left" in said["detail"]
@@ -163,7 +164,7 @@ def test_whenever_the_copy_was_made_no_second_set_of_reports_leaves(world, when)
     moment("sealed")
     server.down = False
     with App(folder) as app:
-        wait_for(lambda: count(folder, "outcomes"))
+        until(lambda: count(folder, "outcomes"))
     moment("gone")
     put_back(copy, folder.path)
     server.remembers = False
@@ -171,7 +172,7 @@ def test_whenever_the_copy_was_made_no_second_set_of_reports_leaves(world, when)
     with App(folder) as app:
         if when in ("sealed", "gone"):
             opened(app)
-            wait_for(lambda: kept(folder, "SELECT devices FROM outcomes") == [(12,)])
+            until(lambda: kept(folder, "SELECT devices FROM outcomes") == [(12,)])
             assert not logged(app), "it says the same again, or nothing"
         else:
             assert logged(app)
@@ -191,8 +192,8 @@ def test_a_process_that_dies_while_it_notes_what_leaves_hands_it_over_later(worl
         if done:
             assert folder.marks().commit(0, 0, held.mark)
     with App(folder) as app:
-        wait_for(lambda: server.batch(0, 0))
-        wait_for(lambda: kept(folder, "SELECT * FROM outcomes") == [("handed_over", 0, 12)])
+        until(lambda: server.batch(0, 0))
+        until(lambda: kept(folder, "SELECT * FROM outcomes") == [("handed_over", 0, 12)])
         assert not logged(app)
 
 

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from chromium import is_amiss, serious
 from console_world import GOOD, WORSE, ConsoleServer, Crowd, log_of, offer, signed
-from page_world import until
 from playwright.sync_api import expect
 from server_world import new_folder
+from talk import until
 
 from sottovoce.stores import server as records
 from sottovoce.stores.database import contacts, devices, rounds

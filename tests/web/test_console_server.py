@@ -23,9 +23,9 @@ import httpx2
 import numpy as np
 import pytest
 from console_world import ConsoleServer, Crowd, Seat, log_of, offer, signed, why
-from page_world import until
 from postgres_world import postgres  # noqa: F401
 from server_world import new_folder
+from talk import until
 
 from sottovoce.cli import call
 from sottovoce.errors import KeyTrouble, ServiceError, Unreachable, UsageError
@@ -593,7 +593,7 @@ def test_rotating_a_token_ends_the_sessions_that_came_with_it(town, anna, bruno)
     watcher = town.come_in("look", "dino")
     assert anna.act("rotate", what="look").status == 200
     for seat in (bruno, watcher):
-        until(lambda seat=seat: seat.get("/api/state").status == 401, 3)
+        until(lambda seat=seat: seat.get("/api/state").status == 401)
         answer = seat.get("/api/state")
         assert answer.status == 401
         assert why(answer).startswith("The token by which you came in was changed")
@@ -604,7 +604,7 @@ def test_rotating_a_token_ends_the_sessions_that_came_with_it(town, anna, bruno)
     link = town.link("act", "late")
     assert anna.act("rotate", what="act").status == 200
     for seat in (anna, other):
-        until(lambda seat=seat: seat.get("/api/state").status == 401, 3)
+        until(lambda seat=seat: seat.get("/api/state").status == 401)
         assert seat.act("pause", why="").status == 401
     parts = urlsplit(link)
     assert other.ask("GET", f"{parts.path}?{parts.query}", cookie="").status == 403

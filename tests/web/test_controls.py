@@ -30,7 +30,8 @@ from page_mock import PAGES, Mock, Served, Shop, Wrong, field, films, said, term
 from people_world import Shop as ShopSite
 from playwright.sync_api import expect
 from server_world import new_folder
-from tab_world import built, until
+from tab_world import built
+from talk import until
 from test_consent_centre import COMMAND
 from test_consent_centre import centre as loopback
 from test_shop import opened as a_shop
@@ -171,7 +172,7 @@ def held(page, path):
     waiting = []
     page.route(path, lambda route: waiting.append(route))
     yield
-    until(lambda: waiting or page.wait_for_timeout(20), 5)
+    until(lambda: waiting or page.wait_for_timeout(20))
     for route in waiting:
         route.continue_()
     page.unroute(path)
@@ -266,7 +267,7 @@ def at_once(page, mock):
                 switch.click()
                 assert switched(page, "#never", switch) is not before
             wanted = switched(page, "#never", switch)
-            until(lambda now=wanted: stored() is now, 5)
+            until(lambda now=wanted: stored() is now)
             page.wait_for_timeout(150)  # what was asked before is drawn
             assert stored() is wanted is switched(page, "#never", switch)
         before = stored()
@@ -280,7 +281,7 @@ def at_once(page, mock):
         mock.fail["choose"] = Wrong(400, "trouble.refused")
         switch.click()
         expect(page.locator(".told")).to_contain_text(WORDS["trouble.refused"])
-        until(lambda one=switch, was=before: switched(page, "#never", one) is was, 5)
+        until(lambda one=switch, was=before: switched(page, "#never", one) is was)
         assert stored() is before
         again(page, GRAM)
         expect(switch).to_be_visible()
@@ -310,7 +311,7 @@ def test_a_refusal_that_came_while_nobody_answered_is_not_shown_as_kept(centre, 
     finally:
         server.start()
     expect(page.locator(".banner")).to_be_hidden()
-    until(lambda: switched(page, "#never", switch), 5)
+    until(lambda: switched(page, "#never", switch))
     assert mock.shops[0].choice["never_send"] == []
 
 

@@ -1159,6 +1159,7 @@ def seconds(call, *args):
     return time.thread_time() - start, found
 
 
+@pytest.mark.slow
 def test_a_ledger_of_a_hundred_thousand_rows(long_past):
     inner = long_past._centre
     file = inner._desks["s0"].store.file
@@ -1179,6 +1180,7 @@ def test_a_ledger_of_a_hundred_thousand_rows(long_past):
     assert max(size for size, _ in sizes) < sum(size for size, _ in sizes) / 5, "in parts"
 
 
+@pytest.mark.slow
 def test_a_history_of_a_hundred_thousand_things(long_past):
     inner = long_past._centre
     first, found = seconds(inner.things, "s0", "", MANY - 10, 100)

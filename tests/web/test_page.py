@@ -13,6 +13,7 @@ import pytest
 from chromium import is_amiss, serious
 from page_mock import LARGE, Mock, Served, Wrong
 from playwright.sync_api import expect
+from talk import until
 
 from sottovoce.core.words import LANGUAGES, Said, catalogue, say
 
@@ -91,13 +92,6 @@ def look(page):
     expect(page.get_by_text(t("preview.ready"))).to_be_visible()
     folded = page.locator("#preview .message details")
     folded.evaluate_all("found => found.forEach((one) => { one.open = true; })")
-
-
-def until(condition, seconds=60.0):
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it did not come about"
-        time.sleep(0.02)
 
 
 # --- sections -------------------------------------------------------------------------------------

@@ -19,7 +19,8 @@ from urllib.parse import quote
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from page_world import CANARY, make_pages, serving, until
+from page_world import CANARY, make_pages, serving
+from talk import until
 
 import sottovoce
 from sottovoce.cli import call

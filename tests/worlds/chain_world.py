@@ -141,13 +141,3 @@ class Chain:
 
     def expected(self):
         return folded(self.sent)
-
-
-def wait_until(what, seconds=60):
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        found = what()
-        if found:
-            return found
-        time.sleep(0.02)
-    raise AssertionError("it does not come")

@@ -7,7 +7,7 @@ import os
 import re
 
 from playwright.sync_api import Error, expect
-from tab_world import until
+from talk import until
 
 from sottovoce.core.words import catalogue
 

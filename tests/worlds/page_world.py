@@ -6,8 +6,9 @@ import http.client
 import json
 import re
 import threading
-import time
 from urllib.parse import urlsplit
+
+from talk import until
 
 from sottovoce.errors import Told, Unreachable, UsageError
 from sottovoce.web.entrance import Entrance
@@ -200,13 +201,6 @@ class Page:
 
     def get(self, path, headers=(), **more):
         return self.ask("GET", path, {"Sec-Fetch-Site": "same-origin", **dict(headers)}, **more)
-
-
-def until(found, seconds=60):
-    end = time.monotonic() + seconds
-    while not found():
-        assert time.monotonic() < end, "it did not happen"
-        time.sleep(0.005)
 
 
 def make_pages(folder):

@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 
 import numpy as np
 import pytest
+from talk import until
 
 from sottovoce.core.messages import ModelView
 from sottovoce.experiment import Experiment
@@ -390,14 +391,6 @@ def tab_in(context, url):
     page.goto(url)
     page.wait_for_selector("[data-ready]")
     return page
-
-
-def until(found, seconds=60.0, why=lambda: ""):
-    end = time.monotonic() + seconds
-    while not (there := found()):
-        assert time.monotonic() < end, f"it did not happen: {why()}"
-        time.sleep(0.05)
-    return there
 
 
 def asked(page, call, *given):
