@@ -17,7 +17,7 @@ INPUTS ?= 1000000
 TYPESCRIPT := 5.9.3
 NPM := npm --silent --prefix clients/browser
 
-.PHONY: demo test test-all mutation fuzz facts figures docs docs-serve notebooks check types-js browser tabs wheel sbom release lint format bench lock clean
+.PHONY: demo test test-all mutation fuzz facts figures docs docs-serve check types-js browser tabs wheel sbom release lint format bench lock clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.core
@@ -91,10 +91,6 @@ sbom: $(VENV)/.dev
 release: tabs $(VENV)/.dev
 	rm -rf dist
 	$(BIN)/python tools/release.py release
-
-# The tutorials and how-to pages as notebooks, in build/notebooks; PAGES=docs/tutorials/user.md for one.
-notebooks: $(VENV)/.dev
-	$(BIN)/python tools/notebooks.py $(PAGES)
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
