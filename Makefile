@@ -37,10 +37,9 @@ test-all: check
 mutation: $(VENV)/.dev
 	$(BIN)/python tests/mutation $(addprefix --module ,$(MODULE))
 
-# TARGET=name for one of them, SEED=n for other inputs, REPLAY=file for a finding that was saved.
+# INPUTS=n in all, TARGET=name for one of them, REPLAY=file of fuzz-findings/TARGET to run it again.
 fuzz: $(VENV)/.fuzz
-	$(BIN)/python tests/fuzz $(if $(REPLAY),--replay $(REPLAY),--inputs $(INPUTS)) \
-	  $(addprefix --target ,$(TARGET)) $(addprefix --seed ,$(SEED))
+	$(BIN)/python tests/fuzz --inputs $(INPUTS) $(addprefix --target ,$(TARGET)) $(REPLAY)
 
 # How large and how entangled the house is; fails if a figure is above its ceiling in
 # tools/facts.toml. What a report costs is measured, in half a minute: `make test` leaves that out.
@@ -126,7 +125,7 @@ $(VENV)/.dev: pyproject.toml $(wildcard requirements/*.lock) | $(BIN)/python
 	@touch $@ $(VENV)/.core
 
 $(VENV)/.fuzz: requirements/fuzz.lock $(VENV)/.dev
-	@$(HASHED)/fuzz.lock || echo "atheris does not install here: inputs are drawn, not guided"
+	@$(HASHED)/fuzz.lock || echo "atheris does not install here: Hypothesis draws inputs, nothing guides it"
 	@touch $@
 
 # constraints.txt has versions alone: with one hash in it, pip would refuse wheels and `-e .`.
