@@ -79,7 +79,7 @@ class Walk:
                 if name := words.get("file") or (named and named[1]):
                     place = self.folder / name
                     place.parent.mkdir(parents=True, exist_ok=True)
-                    place.write_text(block.text, encoding="utf-8")
+                    place.write_text(self._typed(block.text), encoding="utf-8")
                 elif docs.is_run(block, slow=slow) or (words and (slow or "slow" not in words)):
                     self.said.append(self._run(block, words))
                     if after is not None and after.language == "text" and after.follows:
@@ -95,9 +95,7 @@ class Walk:
         text = "\n".join(block.commands) if prompts else block.text
         if more := docs.RUN_WITH.fullmatch(block.mark):
             text = "\n".join(sized(line, more[1]) for line in block.commands)
-        for old, new in self.changes.items():
-            self.changed |= {old} if old in text else set()
-            text = text.replace(old, new)
+        text = self._typed(text)
         for old, call in self.before.items():
             if old in text:
                 call()
@@ -111,6 +109,12 @@ class Walk:
             if wanted := words.get("wait for"):
                 return self.type_in(text, place, wanted)
             return self.type_in(text, place)
+
+    def _typed(self, text):
+        for old, new in self.changes.items():
+            self.changed |= {old} if old in text else set()
+            text = text.replace(old, new)
+        return text
 
     def execute(self, block, text):
         """Run a block of Python in this process, in the page's folder. What its last expression is
