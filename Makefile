@@ -9,6 +9,8 @@ UV_ITSELF := $(PIP) --require-hashes -r $(VENV)/uv.txt
 UV := $(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --require-hashes -r requirements
 LOCK := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-annotate
 DATA := $(wildcard ../shared/data)
+# Where nobody keeps compiled modules, each of a thousand processes that tests start makes its own.
+unexport PYTHONDONTWRITEBYTECODE
 ifneq ($(DATA),)
 export SOTTOVOCE_DATA ?= $(abspath $(DATA))
 endif
@@ -41,7 +43,8 @@ mutation: $(VENV)/.dev
 fuzz: $(VENV)/.fuzz
 	$(BIN)/python tests/fuzz --inputs $(INPUTS) $(addprefix --target ,$(TARGET)) $(REPLAY)
 
-# How large and how entangled the house is; fails if a figure is above its ceiling in
+# How large and how entangled the house is, by room, and how much of it people have to know. Fails on
+# cycles, imports against their direction, and names and magics that mean two things, by
 # tools/facts.toml. What a report costs is measured, in half a minute: `make test` leaves that out.
 facts: $(VENV)/.dev
 	$(BIN)/python tools/facts.py --measure $(if $(EXPLAIN),--explain)

@@ -147,7 +147,7 @@ def whole_grid(
     name: str, world: SearchWorld, grid: Grid, folder: Path, say: Progress
 ) -> list[Training]:
     """Every point of the grid, trained once."""
-    journal, seed = Journal.open(folder / "grid.jsonl"), world.experiment.seed
+    journal, seed = Journal(folder / "grid.journal", world), world.experiment.seed
     points = grid.points()
     tasks = [
         TrialTask(number, seed, point)
@@ -155,7 +155,7 @@ def whole_grid(
         if (number, seed) not in journal.done
     ]
     say(f"{name}: a grid of {len(points)} points")
-    with workers(world, lambda what, done, total: None) as train:
+    with workers(world) as train:
         for one in train(tasks):
             journal.add(one)
     return [journal.done[number, seed] for number in range(len(points))]

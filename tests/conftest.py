@@ -70,6 +70,10 @@ LONGEST = (
 )
 
 
+_BROWSERS = {"browser", "chromium"}
+"""Fixtures that start one."""
+
+
 # --- a machine with a GPU that has the simulation core's packages and pytest alone ----------------
 
 
@@ -100,6 +104,11 @@ def pytest_collection_modifyitems(items):
     places = {tests / name: place for place, name in enumerate(LONGEST)}
     if gone := [path for path in places if not path.exists()]:
         raise pytest.UsageError(f"tests/conftest.py names tests that are gone: {gone}")
+    for item in items:
+        # A page in a real browser takes seconds of a processor; what it is served is tested without
+        # one. A few stay, by their mark, for what only a browser can show.
+        if _BROWSERS & set(item.fixturenames) and not item.get_closest_marker("smoke"):
+            item.add_marker(pytest.mark.slow)
     items.sort(key=lambda item: places.get(item.path, len(LONGEST)))
 
 

@@ -1,9 +1,12 @@
-"""The house is no larger and no more entangled than `tools/facts.toml` allows, and each figure
-notices what it is there for. What a report costs is measured by `make facts` alone."""
+"""The house has no cycles, no imports against their direction, and no name or magic that means two
+things; and each figure of `make facts` notices what it is there for. What a report costs is
+measured by `make facts` alone."""
 
+import dataclasses
 import json
 import re
 
+import click
 import pytest
 
 import facts
@@ -15,7 +18,8 @@ MEASURED = {"selects", "device_selects", "server_selects", "decodings", "report_
 @pytest.fixture(scope="module")
 def here():
     """The figures of this very tree."""
-    return facts.figures_of(facts.ROOT / "src")
+    tests = facts.tests_figure(facts.ROOT / "tests")
+    return [*facts.figures_of(facts.ROOT / "src"), tests, *facts.interface_figures()]
 
 
 def test_no_figure_of_this_tree_is_above_its_ceiling(here):
@@ -24,6 +28,18 @@ def test_no_figure_of_this_tree_is_above_its_ceiling(here):
 
 def test_every_figure_has_its_limits_and_every_limit_its_figure(here):
     assert {figure.key for figure in here} | MEASURED == set(facts.limits_of(facts.LIMITS))
+
+
+def test_no_size_has_a_ceiling():
+    limits = facts.limits_of(facts.LIMITS)
+    assert {key for key, limit in limits.items() if limit.ceiling is not None} == {
+        "import_cycles",
+        "upward_imports",
+        "services_flower_edges",
+        "duplicate_classes",
+        "duplicate_magics",
+        "protocols",
+    }
 
 
 def test_services_and_flower_are_where_they_are_looked_for():
@@ -143,6 +159,86 @@ def test_edges_between_services_and_flower(tree, services):
         "sottovoce.engines.flower.b:1 → " + f"{name}.c",
         f"{name}.a:2 → sottovoce.engines.flower.b (lazy)",
     ]
+
+
+def test_imports_against_their_direction(tree):
+    figures = tree(
+        {
+            "sottovoce/core/a.py": "def f():\n    from sottovoce.cli import b\n",
+            "sottovoce/cli/b.py": "import sottovoce.core.a\n",
+            "sottovoce/cli/c.py": "import sottovoce.cli.b\n",
+            "sottovoce/unknown.py": "import sottovoce.cli.b\n",
+        }
+    )
+    upward = figures["upward_imports"]
+    assert (upward.now, *upward.details) == (1, "sottovoce.core.a:2 → sottovoce.cli.b (lazy)")
+
+
+def test_rooms_have_lines_and_modules(tree, tmp_path):
+    tree(
+        {
+            "sottovoce/core/a.py": "x = 1\n" * 3,
+            "sottovoce/core/deep/b.py": "x = 1\n",
+            "sottovoce/errors.py": "x = 1\n",
+            "papers/c.py": "x = 1\n" * 7,
+        }
+    )
+    rooms = facts.rooms_of(tmp_path / "src")
+    assert rooms == {
+        "src/sottovoce/core": (4, 2),
+        "src/sottovoce/errors.py": (1, 1),
+        "src/papers": (7, 1),
+    }
+    assert [line.split(" ")[0] for line in facts.rooms_table(rooms).splitlines()] == [
+        "room",
+        "src/papers",
+        "src/sottovoce/core",
+        "src/sottovoce/errors.py",
+    ]
+    assert facts.tests_figure(tmp_path / "src").now == 12
+
+
+# --- what people have to know ---------------------------------------------------------------------
+
+
+def test_commands_and_their_parameters():
+    given = [click.Argument(["folder"]), click.Option(["--json", "as_json"])]
+    shown = click.Command("shown", params=given, add_help_option=True)
+    hidden = click.Command("hidden", params=given[1:], hidden=True)
+    inner = click.Group("inner", commands=[hidden])
+    root = click.Group(commands=[shown, inner], params=[click.Option(["--version"])])
+    found = {name: facts.parameters_of(one) for name, one in facts.commands_of(root)}
+    assert found == {"shown": ["folder", "as_json"], "inner hidden": ["as_json"]}
+
+
+def test_settings_are_counted_where_they_are_declared():
+    @dataclasses.dataclass(frozen=True)
+    class Base:
+        each: int = 1
+
+    @dataclasses.dataclass(frozen=True)
+    class Part:
+        length: float = 1.0
+
+    @dataclasses.dataclass(frozen=True)
+    class One(Base):
+        parts: tuple[Part, ...] | None = None
+        found: int = dataclasses.field(default=0, init=False)
+
+    @dataclasses.dataclass(frozen=True)
+    class Two(Base):
+        each: int = 2
+        parts: tuple[str, ...] = ()
+
+    assert facts.settings_of([One, Two]) == {
+        One: ["parts"],
+        Two: ["parts"],
+        Base: ["each"],
+        Part: ["length"],
+    }
+
+
+# --- names ----------------------------------------------------------------------------------------
 
 
 def test_names_that_are_used_twice(tree):

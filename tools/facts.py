@@ -1,25 +1,39 @@
-"""`make facts`: measures the house, and fails where a figure is worse than its ceiling.
+"""`make facts`: measures the house, and fails on cycles, imports against their direction, and names
+and magics that mean two things.
 
-The ceilings, the aims and what was measured before are in `facts.toml`. No module is named here, so
-that the tree may be rearranged: all that is known of it is its rooms, in the order in which they
-may import each other, and where the services and Flower live.
+Everything else is a report beside the budgets of `facts.toml`: lines and modules by room, commands,
+their parameters, settings, and what a report costs. A size never fails a build. No module is named
+here but where commands and settings are declared, so that the tree may be rearranged: all that is
+known of it is its rooms, in the order in which they may import each other, and where the services
+and Flower live.
+
+A command is a leaf of the tree of commands, hidden ones too. A parameter is an argument or option
+of one command: `--help` and the options in front of all commands are not counted, an option that
+ten commands have counts ten times. A setting is a field of a frozen dataclass that an experiment
+file or the rules and limits of a party are read into: each class counts what it has, a class that
+others extend counts its fields once.
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
+import dataclasses
 import json
 import math
 import re
 import statistics
 import sys
 import tomllib
+import typing
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import click
 
 ROOT = Path(__file__).resolve().parents[1]
 LIMITS = Path(__file__).with_name("facts.toml")
@@ -225,6 +239,16 @@ def _reached(start: str, ahead: Mapping[str, set[str]]) -> set[str]:
     return found
 
 
+def _direction_figure(edges: Sequence[Edge]) -> Figure:
+    rank = {name: number for number, layer in enumerate(LAYERS) for name in layer}
+    wrong = []
+    for edge in edges:
+        source, target = room_of(edge.source), room_of(edge.target)
+        if source in rank and target in rank and rank[target] > rank[source]:
+            wrong.append(str(edge))
+    return Figure("upward_imports", "imports against their direction", len(wrong), wrong)
+
+
 def _cycle_figure(edges: Sequence[Edge]) -> Figure:
     found = cycles(edges)
     details = []
@@ -307,9 +331,139 @@ def figures_of(src: Path) -> list[Figure]:
     return [
         *_size_figures(modules, src / PACKAGE),
         _cycle_figure(edges),
+        _direction_figure(edges),
         _flower_figure(edges),
         *_name_figures(modules),
     ]
+
+
+# --- what people have to know ---------------------------------------------------------------------
+
+
+def commands_of(group: click.Group, *before: str) -> Iterator[tuple[str, click.Command]]:
+    """Every command that can be typed, with its words."""
+    for name in list(group.commands):
+        command = group.commands[name]
+        if hasattr(command, "commands"):
+            yield from commands_of(typing.cast("click.Group", command), *before, name)
+        else:
+            yield " ".join([*before, name]), command
+
+
+def parameters_of(command: click.Command) -> list[str]:
+    return [str(one.name) for one in command.params if one.name != "help"]
+
+
+def settings_of(kinds: Iterable[type]) -> dict[type, list[str]]:
+    """The settings that each of these dataclasses declares, and those that are in their fields. A
+    field that one of the bases declares is that base's."""
+    found: dict[type, list[str]] = {}
+    waiting = list(kinds)
+    while waiting:
+        kind = waiting.pop(0)
+        if kind in found or not dataclasses.is_dataclass(kind):
+            continue
+        bases = [base for base in kind.__mro__[1:] if dataclasses.is_dataclass(base)]
+        waiting += bases
+        theirs = {one.name for base in bases for one in dataclasses.fields(base)}
+        mine = [one.name for one in dataclasses.fields(kind) if one.init]
+        found[kind] = [name for name in mine if name not in theirs]
+        hints = typing.get_type_hints(kind)
+        waiting += [inner for name in mine for inner in _classes_in(hints[name])]
+    return found
+
+
+def _classes_in(hint: Any) -> Iterator[type]:
+    inner = typing.get_args(hint)
+    if inner:
+        for one in inner:
+            yield from _classes_in(one)
+    elif isinstance(hint, type):
+        yield hint
+
+
+def interface_figures() -> list[Figure]:
+    """Commands, their parameters, and settings, of the package that is installed here."""
+    import typer.main
+
+    from sottovoce.algorithms.base import ALGORITHMS
+    from sottovoce.baselines import BASELINES
+    from sottovoce.cli import app
+    from sottovoce.core.consent import Choice
+    from sottovoce.core.links import LINKS
+    from sottovoce.experiment import Experiment
+    from sottovoce.parties.places import PlaceRules
+    from sottovoce.parties.shuffler import ShufflerRules
+    from sottovoce.privacy.base import RELEASES
+    from sottovoce.services.aggregator import AggregatorLimits
+    from sottovoce.services.helper import HelperLimits
+    from sottovoce.services.orchestrator import OrchestratorLimits
+    from sottovoce.services.owner import OwnerLimits
+    from sottovoce.services.server.application import ServerLimits
+    from sottovoce.services.shuffler import ShufflerLimits
+
+    root = typing.cast("click.Group", typer.main.get_command(app))
+    commands = dict(commands_of(root))
+    parameters = {name: parameters_of(command) for name, command in commands.items()}
+    sections = typing.get_type_hints(Experiment).values()
+    files: list[type] = [
+        *(hint for hint in sections if isinstance(hint, type) and dataclasses.is_dataclass(hint)),
+        Choice,
+        *(kind for known in (ALGORITHMS, RELEASES, LINKS, BASELINES) for kind in known.values()),
+        *(PlaceRules, ShufflerRules, ServerLimits, HelperLimits, AggregatorLimits),
+        *(ShufflerLimits, OwnerLimits, OrchestratorLimits),
+    ]
+    ours = [kind for kind in files if kind.__module__.startswith(f"{PACKAGE}.")]
+    settings = settings_of(ours)
+    top = [name for name in ("name", "seed", "seeds", "draws") if name in _names(Experiment)]
+    table = {"an experiment file": top}
+    table |= {f"{kind.__module__}.{kind.__name__}": names for kind, names in settings.items()}
+    return [
+        Figure("commands", "commands", len(commands), sorted(commands)),
+        _counted("parameters", "parameters of commands", parameters),
+        _counted("settings", "settings", table),
+    ]
+
+
+def _names(kind: Any) -> set[str]:
+    return {one.name for one in dataclasses.fields(kind)}
+
+
+def _counted(key: str, label: str, found: Mapping[str, Sequence[str]]) -> Figure:
+    rows = sorted(found.items(), key=lambda one: (-len(one[1]), one[0]))
+    details = [f"{len(names):3} {name}: {', '.join(names)}" for name, names in rows if names]
+    return Figure(key, label, sum(map(len, found.values())), details)
+
+
+# --- rooms ----------------------------------------------------------------------------------------
+
+
+def rooms_of(folder: Path) -> dict[str, tuple[int, int]]:
+    """Lines and modules of Python by room: a folder of the package or of the tests, and each other
+    package or file for itself."""
+    found: dict[str, list[int]] = defaultdict(list)
+    for path in sorted(folder.rglob("*.py")):
+        first, *rest = path.relative_to(folder).parts
+        if first == PACKAGE and rest:
+            first = f"{PACKAGE}/{rest[0]}"
+        lines = len(path.read_text(encoding="utf-8").splitlines())
+        found[f"{folder.name}/{first}"].append(lines)
+    return {room: (sum(each), len(each)) for room, each in found.items()}
+
+
+def rooms_table(rooms: Mapping[str, tuple[int, int]]) -> str:
+    """The largest first."""
+    rows = sorted(rooms.items(), key=lambda one: -one[1][0])
+    width = max((len(room) for room in rooms), default=0)
+    lines = [f"{room.ljust(width)} | {n:7,} | {many:7,}" for room, (n, many) in rows]
+    return "\n".join([f"{'room'.ljust(width)} |   lines | modules", *lines])
+
+
+def tests_figure(tests: Path) -> Figure:
+    return Figure("test_lines", "lines of tests", sum(n for n, _ in rooms_of(tests).values()))
+
+
+# --- what a report costs --------------------------------------------------------------------------
 
 
 def measured_figures() -> list[Figure]:
@@ -386,16 +540,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--src", type=Path, default=ROOT / "src", help="another tree")
     parser.add_argument("--limits", type=Path, default=LIMITS, help="another facts.toml")
     options = parser.parse_args(arguments)
-    figures = figures_of(options.src)
+    figures, rooms = figures_of(options.src), rooms_of(options.src)
+    if options.src.resolve() == ROOT / "src":  # what can be imported here is that tree
+        figures += [tests_figure(ROOT / "tests"), *interface_figures()]
+        rooms |= rooms_of(ROOT / "tests")
     if options.measure:
         figures += measured_figures()
     limits = limits_of(options.limits)
     said = complaints(figures, limits)
     if options.json:
         told = {f.key: asdict(f) | asdict(limits.get(f.key, _NONE)) for f in figures}
-        print(json.dumps({"figures": told, "complaints": said}, indent=2, ensure_ascii=False))
+        by_room = {room: {"lines": n, "modules": many} for room, (n, many) in rooms.items()}
+        content = {"figures": told, "rooms": by_room, "complaints": said}
+        print(json.dumps(content, indent=2, ensure_ascii=False))
     else:
-        print(table(figures, limits))
+        print(table(figures, limits), rooms_table(rooms), sep="\n\n")
     if options.explain and not options.json:
         for figure in figures:
             if figure.details:

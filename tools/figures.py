@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 import facts
+from drawings import SHAPES, axis, mark, sheet, text
 from sottovoce.core.links import CheckedSum, Direct, Proxied, SecureSum, Sight
 from sottovoce.engines.silo_simulation import SIGHT
-from sottovoce.evaluation.drawings import SHAPES, axis, mark, sheet, text
 from sottovoce.evaluation.plots import spread
 
 ROOT = Path(__file__).resolve().parents[1]

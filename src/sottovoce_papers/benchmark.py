@@ -218,17 +218,17 @@ def _draw(source: str, rows: Sequence[Row], path: Path) -> FigureBlock:
                 xytext=(4, 4), textcoords="offset points",
             )  # fmt: skip
         for row in (row for row in mine if row["kind"] == "central"):
-            axes.axhline(row[metric], color="#57606a", linestyle=(0, (5, 2)), linewidth=0.8)
+            axes.axhline(row[metric], color=plots.SOFT, linestyle=(0, (5, 2)), linewidth=0.8)
             axes.annotate(
                 row["system"], (1.0, row[metric]), xycoords=("axes fraction", "data"), fontsize=7,
-                color="#57606a", va="center",
+                color=plots.SOFT, va="center",
             )  # fmt: skip
         if sent:
             axes.set_xscale("log")
             figure.legend(loc="outside lower center", ncols=3, frameon=False, fontsize=8)
         axes.set(xlabel="bytes that a user sends in all", ylabel=metric)
     words = f"{metric} on {source} against what a user sends; ε where one bounds it"
-    return FigureBlock(plots.figure_files(path).png, words, f"{words}.")
+    return FigureBlock(plots.figure_files(path).svg, words, f"{words}.")
 
 
 def benchmark(study: BenchmarkStudy, out: Path, add: Sequence[Path] = ()) -> dict[str, Any]:

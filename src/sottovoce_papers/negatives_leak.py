@@ -375,13 +375,13 @@ def _draw(source: str, lines: Sequence[Row], path: Path) -> FigureBlock:
                 label=f"negatives from {WORDS[way]}",
             )  # fmt: skip
         for line in (line for line in lines if line["way"] == "baseline"):
-            axes.axvline(line[key], color="#57606a", linestyle=(0, (5, 2)), linewidth=1.0)
-            axes.text(line[key], -0.6, line["system"], fontsize=7, ha="center", color="#57606a")
+            axes.axvline(line[key], color=plots.SOFT, linestyle=(0, (5, 2)), linewidth=1.0)
+            axes.text(line[key], -0.6, line["system"], fontsize=7, ha="center", color=plots.SOFT)
         axes.set_yticks(range(len(labels)), labels, fontsize=8)
         axes.set(xlim=(0.0, 1.02), ylim=(len(labels) - 0.4, -0.9), xlabel="HR@10, 99 candidates")
         figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize=8)
     words = f"HR@10 of each rival on {source}, with and without the leak"
-    return FigureBlock(plots.figure_files(path).png, words, f"{words}.")
+    return FigureBlock(plots.figure_files(path).svg, words, f"{words}.")
 
 
 def negatives_leak(study: LeakStudy, out: Path) -> dict[str, Any]:

@@ -346,18 +346,18 @@ def _draw(study: OneShotStudy, source: str, rows: Sequence[Row], path: Path) -> 
         axes.set(xlabel="ε of each user (δ = 10⁻⁶)", ylabel=METRIC, xlim=(left, right + 2.4))
         for level in levels.values():
             axes.plot(
-                [left, right], [level] * 2, color="#57606a", linestyle=(0, (5, 2)), linewidth=0.9
+                [left, right], [level] * 2, color=plots.SOFT, linestyle=(0, (5, 2)), linewidth=0.9
             )
         lowest, highest = axes.get_ylim()
         places = plots.spread(list(levels.values()), 0.035 * (highest - lowest))
         for (name, level), place in zip(levels.items(), places, strict=True):
-            axes.plot([right, right + 0.12], [level, place], color="#57606a", linewidth=0.9)
-            axes.text(right + 0.16, place, name, fontsize=9, va="center", color="#57606a")
+            axes.plot([right, right + 0.12], [level, place], color=plots.SOFT, linewidth=0.9)
+            axes.text(right + 0.16, place, name, fontsize=9, va="center", color=plots.SOFT)
         axes.set_xticks(ticks, [f"{2.0**tick:g}" for tick in ticks])
         columns = plots.legend_columns(list(curves), 7.2)
         figure.legend(loc="outside lower center", ncols=columns, frameon=False, fontsize=9)
     words = f"{METRIC} against ε on {source}; level lines have no ε"
-    return FigureBlock(plots.figure_files(path).png, words, f"{words}.")
+    return FigureBlock(plots.figure_files(path).svg, words, f"{words}.")
 
 
 def one_shot(study: OneShotStudy, out: Path) -> dict[str, Any]:

@@ -362,7 +362,7 @@ def _draw(path: Path, source: str, found: Found) -> plots.Figures:
                 va="center",
             )  # fmt: skip
         axes.axvline(
-            found[0][1].top_pop, color="#57606a", linestyle=(0, (5, 2)), linewidth=1.2,
+            found[0][1].top_pop, color=plots.SOFT, linestyle=(0, (5, 2)), linewidth=1.2,
             label="Top-Pop",
         )  # fmt: skip
         labels = [f"{row.system}: {row.label}" for row, _ in found]

@@ -238,7 +238,7 @@ def _draw(path: Path, rows: Sequence[Row]) -> FigureBlock:
         axes.set_xticks(ticks, [f"{round(10**tick):,}" for tick in ticks])
         axes.set(xlabel="users who take part", ylabel=METRIC)
         figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize=8)
-    return FigureBlock(plots.figure_files(path).png, title, f"{METRIC}: {ONE_ITEM}.")
+    return FigureBlock(plots.figure_files(path).svg, title, f"{METRIC}: {ONE_ITEM}.")
 
 
 def _claims(rows: Sequence[Row]) -> list[Claim]:

@@ -305,7 +305,7 @@ def _draw(epsilon: float, rows: Sequence[Row], path: Path) -> FigureBlock:
         title=f"A year at ε = {epsilon:g}", references=levels,
     )  # fmt: skip
     words = f"{METRIC} of all users after each month, every user at ε = {epsilon:g} in the end"
-    return FigureBlock(plots.figure_files(path).png, words, f"{words}.")
+    return FigureBlock(plots.figure_files(path).svg, words, f"{words}.")
 
 
 def year(study: YearStudy, out: Path) -> dict[str, Any]:

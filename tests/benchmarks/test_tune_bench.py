@@ -1,11 +1,10 @@
 """The benchmark of searches compares like with like."""
 
-import json
-
 import pytest
 
 from sottovoce.experiment import Experiment, load_benchmark
 from sottovoce.runs.space import read_space
+from sottovoce.runs.tune import Journal
 
 
 @pytest.fixture(scope="module")
@@ -33,9 +32,9 @@ def test_both_are_judged_alike_and_what_is_trained_is_kept(bench, tmp_path):
     assert rows[0]["ratio"] > 0.5
     assert rows[0]["met"] == (rows[0]["ratio"] >= 0.95)
     assert rows[0]["ratio"] <= rows[1]["ratio"]
-    lines = [json.loads(line) for line in (tmp_path / "grid.jsonl").read_text().splitlines()]
-    assert len(lines) == 16
+    trained = Journal(tmp_path / "grid.journal").done.values()
+    assert len(trained) == 16
     # Every setting of the grid does something.
-    assert len({one["value"] for one in lines}) > 12
+    assert len({one.value for one in trained}) > 12
     assert bench.compared("town", settings, *asked) == rows
     assert isinstance(bench._experiment(settings, 20), Experiment)

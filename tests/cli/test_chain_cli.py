@@ -191,9 +191,9 @@ def test_a_backup_of_a_later_shuffler_has_its_key(place):
          "--server", "https://example.org")  # fmt: skip
     before = create_shuffler_folder(place / "second", read_introduction(place / "2.json"))
     key = before.seal_key()
-    told("serve", "backup", place / "second", place / "copy")
+    told("backup", place / "second", place / "copy")
     shutil.rmtree(place / "second")
-    told("serve", "restore", place / "copy", place / "second", "--next-round", "7")
+    told("restore", place / "copy", place / "second", "--next-round", "7")
     after = open_shuffler_folder(place / "second")
     assert after.seal_key() == key
     assert after.introduction == before.introduction

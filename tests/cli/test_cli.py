@@ -606,7 +606,7 @@ def test_a_run_is_not_read_with_other_data_or_from_a_broken_manifest(sottovoce_,
         (["report"], 2, "RUN"),
         (["reproduce", "the-moon"], 2, "the-moon"),
         (["bench", "the-moon"], 2, "the-moon"),
-        (["data", "describe", "the-moon"], 3, "the-moon"),
+        (["data", "show", "the-moon"], 3, "the-moon"),
     ],
 )
 def test_questions_without_an_answer_give_one_sentence(
@@ -664,8 +664,8 @@ def test_reports_compare_like_with_like(sottovoce_, tiny, tmp_path):
     manifest = json.loads((runs["slow"] / "manifest.json").read_text())
     assert content["runs"][1]["results"] == pytest.approx(manifest["results"]["pFPL+"])
     page = Path(content["report"]).read_text()
-    assert page.count("<table>") == 3  # results, tests, what left
-    assert page.count("data:image/png") == 2  # learning curves and bias
+    assert page.count("<table>") == 4  # all runs, results, tests, what left
+    assert page.count("data:image/svg+xml") == 3  # what quality costs, learning curves and bias
     tested = {one["system"] for one in content["significance"]}
     assert tested == {"random", "top-pop", "slow"}  # baselines, too
     assert [one["baseline"] for one in content["baselines"]] == ["random", "top-pop"]
@@ -688,9 +688,9 @@ def test_data_is_imported_described_and_not_overwritten(sottovoce_, monkeypatch,
     code, out, _ = sottovoce_("data", "import", "mine", table, "--json")
     assert code == 0
     assert only_json(out)["interactions"] == 35
-    names = [row["name"] for row in only_json(sottovoce_("data", "list", "--json")[1])["data"]]
+    names = [row["name"] for row in only_json(sottovoce_("data", "show", "--json")[1])["data"]]
     assert names[:2] == ["town", "mine"]
-    assert "35" in sottovoce_("data", "describe", "mine")[1]
+    assert "35" in sottovoce_("data", "show", "mine")[1]
     one_sentence(*sottovoce_("data", "import", "mine", table), 3, "exists already")
     assert sottovoce_("data", "import", "mine", table, "--overwrite")[0] == 0
     one_sentence(*sottovoce_("data", "import", "town", table), 2, "generated")
@@ -851,7 +851,7 @@ def test_bias_counts_categories_by_the_number_in_the_data(sottovoce_, small, mon
 
 
 def test_describing_the_town(sottovoce_):
-    content = only_json(sottovoce_("data", "describe", "town", "--json")[1])
+    content = only_json(sottovoce_("data", "show", "town", "--json")[1])
     assert content["users"] == 1000
     assert content["categories"] == 9
 
@@ -922,6 +922,10 @@ def test_what_is_left_is_told_by_the_pace_so_far():
     assert pace.left(180.0, 100, 100) == ""
     assert pace.left(200.0, 0, 100) == ""  # it begins anew
     assert pace.left(220.0, 50, 100) == "about 20 s left"
+    pace = StagePace(0.0, 0)  # a stage that comes again and again, a hundred seconds each time
+    for again in range(30):
+        told = [pace.left(100.0 * again + done, done, 100) for done in range(0, 101, 10)]
+        assert told[5] == "about 50 s left"
     assert [duration(s) for s in (3, 89, 91, 5399, 9000)] == [
         "10 s", "90 s", "2 min", "90 min", "2.5 h",
     ]  # fmt: skip

@@ -1,5 +1,8 @@
 """The demo: a resident with a hit, scores that can be read, commands that can be pasted."""
 
+import contextlib
+import io
+import json
 import re
 import shlex
 import subprocess
@@ -19,20 +22,58 @@ MORE = {"demo": ["link.min_devices=150"], "demo-as-printed": []}
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory):
-    """What a demo of a small town prints, in a folder whose name a shell would take apart."""
-    patch = pytest.MonkeyPatch()
-    for name, file in (("load", "demo"), ("load_printed", "demo-as-printed")):
-        small = Experiment.from_file(demos.find_experiment(file), [*SMALL, *MORE[file]])
-        patch.setattr(demos, name, lambda small=small: small)
+def demo(tmp_path_factory):
+    """What a demo of a small town prints, in a folder whose name a shell would take apart, and the
+    same one as JSON."""
     root = tmp_path_factory.mktemp("a demo's $(folder)")
-    done = []
-    patch.setattr(output, "show", lambda *things: done.extend(things))
-    try:
+    run, stories, lines, heard = demos.run_demo, [], [], io.StringIO()
+
+    def run_once(*given, **how):
+        stories.extend([] if stories else [run(*given, **how)])
+        return stories[0]
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name, file in (("load", "demo"), ("load_printed", "demo-as-printed")):
+            small = Experiment.from_file(demos.find_experiment(file), [*SMALL, *MORE[file]])
+            patch.setattr(demos, name, lambda small=small: small)
+        patch.setattr(demos, "run_demo", run_once)
+        patch.setattr(output, "show", lambda *things: lines.extend(things))
         assert sottovoce.cli.call(["demo", "--out", str(root / "my town")]) == 0
-    finally:
-        patch.undo()
-    return done
+        with contextlib.redirect_stdout(heard):
+            assert sottovoce.cli.call(["demo", "--out", str(root / "again"), "--json"]) == 0
+    return lines, json.loads(heard.getvalue())
+
+
+@pytest.fixture(scope="module")
+def told(demo):
+    return demo[0]
+
+
+def ask(*arguments):
+    heard = io.StringIO()
+    with contextlib.redirect_stdout(heard):
+        assert sottovoce.cli.call([*arguments, "--json"]) == 0
+    return json.loads(heard.getvalue())
+
+
+def test_as_json_it_says_what_the_runs_folder_says(demo):
+    told, found = demo
+    text = "\n".join(thing for thing in told if isinstance(thing, str))
+    assert set(found["results"]) == {"random", "top-pop", "item-knn", demos.PRINTED, "gram"}
+    assert sum(choice["users"] for choice in found["consent"]) == found["town"]["users"] == 300
+    ours, theirs = found["given_away"]["gram"], found["given_away"][demos.PRINTED]
+    # Three hundred residents are too few to tell that the other holds.
+    assert (ours["verdict"], theirs["verdict"]) == ("underpowered", "broken")
+    assert f"AUC of {ours['value']:.2f}" in text
+    assert f"{theirs['claims']:,} names are right" in text
+    user, run = found["resident"]["user"], found["run"]
+    assert (
+        ask("recommend", run, "--user", user)["recommendations"]
+        == (found["resident"]["recommendations"])
+    )
+    assert ask("ledger", run)["totals"] == found["ledger"]
+    assert ask("ledger", run, "--user", user)["totals"] == found["resident"]["sent"]
+    assert not re.findall(r"(?:src|href)=\"(?!data:|#)", Path(found["report"]).read_text())
 
 
 def test_every_printed_command_can_be_pasted(told, monkeypatch):

@@ -31,6 +31,7 @@ def npm():
     return asked
 
 
+@pytest.mark.slow
 def test_types_hold(npm):
     npm("types")
 
@@ -41,6 +42,7 @@ def test_a_tab_computes_what_the_vectors_say_and_refuses_the_rest(npm):
     assert "# pass 0" not in said
 
 
+@pytest.mark.slow
 def test_both_languages_compute_the_same(npm):
     """A few random inputs; the long run has ten thousand."""
     _compared(npm, 20)
@@ -72,6 +74,7 @@ ONE_PASS = """() => Math.min(...Array.from({ length: 20 }, () => {
 """Milliseconds in which this browser goes once through a model of the size of `speed()`."""
 
 
+@pytest.mark.slow
 def test_a_real_browser_computes_the_same_and_is_quick(npm, tmp_path):
     if not CHROMIUM.exists() and not os.environ.get("SOTTOVOCE_REQUIRE_SERVICES"):
         pytest.skip("Chromium is not installed")

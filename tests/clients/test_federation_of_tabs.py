@@ -255,12 +255,13 @@ def check_agent(store, row, expected, spent):
 ARRIVED = {"attempt": 0, "state": "arrived"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "size",
     [
         pytest.param(SMALL, id="small", marks=pytest.mark.timeout(900)),
-        pytest.param(MIDDLE, id="middle", marks=[pytest.mark.slow, pytest.mark.timeout(900)]),
-        pytest.param(LARGE, id="large", marks=[pytest.mark.slow, pytest.mark.timeout(1500)]),
+        pytest.param(MIDDLE, id="middle", marks=pytest.mark.timeout(900)),
+        pytest.param(LARGE, id="large", marks=pytest.mark.timeout(1500)),
     ],
 )
 def test_closed_tabs_and_killed_browsers_leave_the_simulations_model_and_ledgers(tmp_path, size):

@@ -68,6 +68,7 @@ def context(browser, front):  # noqa: F811
         yield made
 
 
+@pytest.mark.smoke
 def test_no_mark_comes_back_and_a_bad_model_is_gone_with_the_next_answer(context, front):
     front.change = lambda path, status, body: (
         status, b"junk" if path.startswith("/v1/model/") else body,
@@ -92,6 +93,7 @@ def test_no_mark_comes_back_and_a_bad_model_is_gone_with_the_next_answer(context
     assert not page.troubles
 
 
+@pytest.mark.smoke
 def test_nothing_is_left_after_everything_was_deleted(context, front, town):
     page = tab_in(context, f"{front.url}/?of=hers#sv=c2VjcmV0")
     page.evaluate("(f) => sottovoce.keepOffline('/service-worker.js', f)", ["/", "/sottovoce.js"])
@@ -140,6 +142,7 @@ def test_no_name_hides_or_turns_a_sign(browser, town):  # noqa: F811
             assert not {"\u202e", "\u200b"} & set(words)
 
 
+@pytest.mark.smoke
 def test_other_tabs_show_nothing_of_what_was_deleted_in_one(browser, town):  # noqa: F811
     with Shop() as shop, town.serve() as server, browser.new_context() as context:
         shop.upstream = server.url

@@ -104,6 +104,7 @@ def things(frame):
     )
 
 
+@pytest.mark.smoke
 def test_a_shop_cannot_read_history_from_the_frame(context, sites):
     shop, federation, _, _ = sites
     page = context.new_page()
@@ -138,6 +139,7 @@ def test_a_shop_cannot_read_history_from_the_frame(context, sites):
     ]
 
 
+@pytest.mark.smoke
 def test_only_the_page_around_it_that_the_operator_names_is_heard(context, sites):
     shop, federation, other, _ = sites
     page = context.new_page()
@@ -171,6 +173,7 @@ def test_only_the_page_around_it_that_the_operator_names_is_heard(context, sites
     until(lambda: things(inside) == ["venue-3"])
 
 
+@pytest.mark.smoke
 def test_no_page_around_the_frame_can_lay_anything_over_what_she_agrees_with(context, sites):
     """In a shop's page there is nothing to agree or to choose with: only what opens a window."""
     shop, federation, _, town = sites

@@ -94,6 +94,7 @@ def agreed_and_takes_part(frame, voice="Low voice"):
     expect(frame.locator("#stands")).not_to_contain_text("do not take part")
 
 
+@pytest.mark.smoke
 def test_she_sees_chooses_sends_stops_and_deletes_in_a_tab(shop, town, context):
     page = opened(context, shop.url)
     page.wait_for_selector("[data-ready]")

@@ -101,6 +101,7 @@ def said(capsys, command, folder):
     return json.loads(capsys.readouterr().out)
 
 
+@pytest.mark.slow
 def test_a_bad_model_is_held_back_told_when_it_is_published_and_rolled_back(tmp_path, capsys):
     _, trial = trial_of(tmp_path)
     with trial.running():

@@ -103,7 +103,8 @@ def test_it_is_attacked(simulated):
     )
 
 
-@pytest.mark.parametrize("engine", ["https", pytest.param("flower", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["https", "flower"])
 def test_real_processes_give_the_same_model_and_ledger(place, simulated, engine):
     expected, _ = simulated
     out = place / engine

@@ -170,7 +170,7 @@ def test_commands_are_lines_after_a_prompt_or_all():
         ("sottovoce jump", "there is no command jump"),
         ("sottovoce serve jump", "there is no command jump"),
         ("sottovoce run FILE --sets a=b", "there is no option --sets"),
-        ("sottovoce data list|jump", "there is no command jump"),
+        ("sottovoce data show|jump", "there is no command jump"),
         ("sottovoce recommend RUN --engine https", "there is no option --engine"),
     ],
 )
@@ -181,7 +181,7 @@ def test_a_command_that_is_not_there_is_found(line, words):
 @pytest.mark.parametrize(
     "line",
     [
-        "sottovoce run [FILE] [--set a.b=c]", "sottovoce data list | describe NAME",
+        "sottovoce run [FILE] [--set a.b=c]", "sottovoce data show | import NAME",
         "sottovoce --with FILE.py run x.toml --seeds 3", "sottovoce serve …", "sottovoce COMMAND",
         "sottovoce recommend RUN --user ID [-n 10]", "sottovoce serve --help", "sottovoce --help",
         "sottovoce report RUN...", "sottovoce device consent ~/store --epsilon=1",

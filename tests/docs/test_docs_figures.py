@@ -10,8 +10,8 @@ import pytest
 
 import facts
 import figures
+from drawings import sheet, text
 from sottovoce.core.links import SecureSum
-from sottovoce.evaluation.drawings import sheet, text
 from sottovoce.experiment import load_benchmark
 
 SVG = "{http://www.w3.org/2000/svg}"

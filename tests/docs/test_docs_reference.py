@@ -130,8 +130,8 @@ ASKED = {
     "recommend": "recommend {}/run --user r0003",
     "ledger": "ledger {}/run",
     "report": "report {}/run --out {}/report.html",
-    "data list": "data list",
-    "data describe": "data describe town",
+    "data show": "data show",
+    "data import": "data show town",  # which says the same of one that is there
     "budget": "budget --epsilon 1 --reports 1 --rounds 1 --users 9000",
 }
 

@@ -64,7 +64,7 @@ print(name + "!")
 @pytest.mark.parametrize(
     "block",
     ["```bash\nfalse\ntrue\n```", "```bash\nfalse | true\n```", "```console\n$ sottovoce jump\n```",
-     "```bash\nsottovoce data describe never-imported\n```"],
+     "```bash\nsottovoce data show never-imported\n```"],
 )  # fmt: skip
 def test_a_command_that_fails_fails_the_walk(block, tmp_path):
     with pytest.raises(AssertionError, match=r"docs/page\.md:1: "):

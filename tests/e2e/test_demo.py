@@ -8,6 +8,9 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+"""Two demos take 41 s of a processor; tests/cli/test_demo_cli.py has one of a smaller town."""
+
 COMMAND = str(Path(sys.executable).with_name("sottovoce"))
 PRINTED = "pFPL+, as printed"
 SYSTEMS = {"random", "top-pop", "item-knn", PRINTED, "gram"}
@@ -140,7 +143,7 @@ def test_the_report_needs_nothing_else(place, told, again):
     page = (place / again["report"]).read_text()
     assert not re.findall(r"(?:src|href)=\"(?!data:|#)", page)
     assert "<script" not in page
-    assert page.count("data:image/png;base64,") >= 3  # gram has no learning curve
+    assert page.count("data:image/svg+xml;base64,") >= 3  # gram has no learning curve
     for title in ("Results", "What left the devices", "What this does not protect"):
         assert f">{title}</h2>" in page
     assert list((place / "runs/demo/figures").glob("*.svg"))

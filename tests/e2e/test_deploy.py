@@ -1,6 +1,7 @@
 """What operators are told to type works: the document's commands, the units, the containers."""
 
 import contextlib
+import http.client
 import json
 import os
 import re
@@ -12,12 +13,13 @@ import ssl
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import ClassVar, Self
 
 import pytest
 import typer.main
+from fake_server import FakeServer, Reply
 from terminal import Terminal
 
 from sottovoce.cli import app
@@ -78,15 +80,16 @@ def test_no_command_is_overlooked():
     found = " ".join(commands())
     for group, names in (
         ("serve", "server invite status introduce device shuffler helper orchestrator owner nginx"),
-        ("serve", "superlink supernode cohort flower backup restore setup devices label pause"),
-        ("serve", "go-on token log terms catalogue target shut-out versions publish"),
-        ("keys", "init show renew node rotate"),
-        ("device", "init agree import consent recommend ledger export backup restore"),
+        ("serve", "superlink supernode cohort flower setup devices pause"),
+        ("serve", "token log terms catalogue target shut-out versions publish"),
+        ("keys", "init show renew node"),
+        ("device", "init agree import consent recommend ledger export"),
         ("device", "join send status interact leave"),
     ):
         for name in names.split():
             assert f"sottovoce {group} {name}" in found
-    assert "sottovoce budget" in found
+    for name in ("budget", "backup", "restore"):
+        assert f"sottovoce {name}" in found
     assert len(commands()) > 30
 
 
@@ -454,7 +457,7 @@ def _check_operator(root: Path, said: str) -> None:
 
 def _check_copies(machines: Machines) -> None:
     assert "stop that one" in machines.run(
-        "server", "(sottovoce serve restore town-backup town 2>&1 || true)"
+        "server", "(sottovoce restore town-backup town 2>&1 || true)"
     )
     at = machines.told("server", "serve status town")["round"]
     said = machines.put_back()
@@ -906,9 +909,9 @@ def _check_a_proxy_that_was_put_back(machines: SumMachines) -> None:
     machines.wait_for_round("round over", ROUNDS + 1)
     machines.end("masker")
     shutil.rmtree(machines.root / "masker" / "masks")
-    lost = "(sottovoce serve restore masks-backup masks 2>&1 || true)"
+    lost = "(sottovoce restore masks-backup masks 2>&1 || true)"
     assert "with --next-round" in machines.run("masker", lost)
-    machines.run("masker", "sottovoce serve restore masks-backup masks --next-round 120")
+    machines.run("masker", "sottovoce restore masks-backup masks --next-round 120")
     machines.leave_running("masker", again)
     machines.run("operator", f"sottovoce serve target town --rounds {ROUNDS + 3}")
     machines.wait_for_round("round given up", ROUNDS + 2)
@@ -1286,10 +1289,11 @@ def test_systemd_finds_nothing_wrong_with_the_units(path, tmp_path):
 
 
 def balancer(tmp_path: Path, servers: tuple[int, int] = (8443, 8443), **changes: str) -> Path:
-    """A configuration of nginx with the load balancer in it."""
+    """A configuration of nginx with the load balancer in it, and the keys of its servers."""
     from sottovoce.stores.keys import init_keys
 
-    init_keys(tmp_path / "town" / "keys")
+    if not (tmp_path / "town" / "keys").exists():
+        init_keys(tmp_path / "town" / "keys")
     site = (DEPLOY / "nginx-https.conf").read_text()
     site = site.replace("/var/lib/sottovoce", str(tmp_path)).replace(
         "/var/log/nginx", str(tmp_path)
@@ -1313,37 +1317,73 @@ def balancer(tmp_path: Path, servers: tuple[int, int] = (8443, 8443), **changes:
 @pytest.mark.skipif(find_nginx() is None, reason="nginx is not installed")
 def test_nginx_writes_no_visitors_address_into_its_logs(tmp_path):
     """Whatever happens: no server answers, the request makes no sense, and it is too long."""
-    port, nobody = free_ports(2)
-    config = balancer(
-        tmp_path, (nobody, nobody), **{"listen 8443 ssl": f"listen 127.0.0.1:{port} ssl"}
-    )
-    command = [find_nginx(), "-g", "daemon off;", "-c", config, "-e", tmp_path / "error.log"]
-    trust = ssl.create_default_context(cafile=tmp_path / "town" / "keys" / "ca.crt")
+    (nobody,) = free_ports(1)
     visitor = ("127.0.0.77", 0)
-    with subprocess.Popen(list(map(str, command))) as nginx:
-        try:
-            until(lambda: listens(port))
-            for asked in (
-                b"GET /v1/round HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n",
-                b"POST /v1/reports HTTP/1.1\r\nhost: x\r\ncontent-length: 99999999\r\n\r\n",
-                b"nonsense\r\n\r\n",
+    with balancing(tmp_path, (nobody, nobody)) as (port, trust):
+        for asked in (
+            b"GET /v1/round HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n",
+            b"POST /v1/reports HTTP/1.1\r\nhost: x\r\ncontent-length: 99999999\r\n\r\n",
+            b"nonsense\r\n\r\n",
+        ):
+            with (
+                socket.create_connection(("127.0.0.1", port), 20, visitor) as plain,
+                trust.wrap_socket(plain, server_hostname="localhost") as line,
             ):
-                with (
-                    socket.create_connection(("127.0.0.1", port), 20, visitor) as plain,
-                    trust.wrap_socket(plain, server_hostname="localhost") as line,
-                ):
-                    line.sendall(asked)
-                    assert line.recv(99)
-            with socket.create_connection(("127.0.0.1", port), 20, visitor) as plain:
-                plain.sendall(b"no handshake at all")
-                plain.recv(99)
-            log = tmp_path / "sottovoce.log"
-            until(lambda: f"127.0.0.1:{nobody}" in log.read_text())
-        finally:
-            nginx.terminate()
+                line.sendall(asked)
+                assert line.recv(99)
+        with socket.create_connection(("127.0.0.1", port), 20, visitor) as plain:
+            plain.sendall(b"no handshake at all")
+            plain.recv(99)
+        log = tmp_path / "sottovoce.log"
+        until(lambda: f"127.0.0.1:{nobody}" in log.read_text())
     written = {path.name: path.read_bytes() for path in tmp_path.glob("*.log")}
     assert {"error.log", "sottovoce.log", "sottovoce-error.log"} <= set(written)
     assert not [name for name, content in written.items() if b"127.0.0.77" in content]
+
+
+@contextlib.contextmanager
+def balancing(tmp_path: Path, servers: tuple[int, int]) -> Iterator[tuple[int, ssl.SSLContext]]:
+    """The load balancer runs before these servers: its port, and whom its visitors trust."""
+    (port,) = free_ports(1)
+    config = balancer(tmp_path, servers, **{"listen 8443 ssl": f"listen 127.0.0.1:{port} ssl"})
+    command = [find_nginx(), "-g", "daemon off;", "-c", config, "-e", tmp_path / "error.log"]
+    trust = ssl.create_default_context(cafile=tmp_path / "town" / "keys" / "ca.crt")
+    with subprocess.Popen(list(map(str, command))) as nginx:
+        try:
+            until(lambda: listens(port))
+            yield port, trust
+        finally:
+            nginx.terminate()
+
+
+@pytest.mark.skipif(find_nginx() is None, reason="nginx is not installed")
+def test_nginx_asks_the_server_that_is_ready(tmp_path):
+    """A server without its database says 503. What is published is asked of the other one; what a
+    device sends goes to one server alone, because the device itself sends it again."""
+    from sottovoce.stores.keys import init_keys, server_context
+
+    init_keys(tmp_path / "town" / "keys")
+    context = server_context(tmp_path / "town" / "keys")
+    with (
+        FakeServer(lambda request: Reply(503, b"not_ready"), context) as one,
+        FakeServer(lambda request: Reply(200, b"ready"), context) as other,
+        balancing(tmp_path, (one.port, other.port)) as (port, trust),
+    ):
+
+        def asked(method: str, path: str, body: bytes | None = None) -> tuple[int, bytes]:
+            line = http.client.HTTPSConnection("localhost", port, timeout=60, context=trust)
+            with contextlib.closing(line):
+                line.request(method, path, body)
+                answer = line.getresponse()
+                return answer.status, answer.read()
+
+        until(lambda: asked("GET", "/ready") == (200, b"ready") and one.requests)
+        assert [asked("GET", "/v1/round") for _ in range(4)] == [(200, b"ready")] * 4
+        other.answer = lambda request: Reply(503, b"not_ready")
+        before = len(one.requests) + len(other.requests)
+        assert asked("POST", "/v1/reports", b"a report")[0] == 503
+        assert len(one.requests) + len(other.requests) == before + 1
+        until(lambda: asked("GET", "/ready") == (503, b"not_ready"))  # nobody is
 
 
 def listens(port: int) -> bool:
@@ -1381,6 +1421,19 @@ MADE_BY_THE_OPERATOR = ("./secrets/database_password", "./setup")
 def compose(file: str = "compose.yaml") -> dict:
     yaml = pytest.importorskip("yaml")
     return yaml.safe_load((DEPLOY / file).read_text())
+
+
+def test_containers_ask_whether_their_service_can_do_its_work():
+    """`/health` says ok as long as the process runs, also without its database."""
+    checks = [
+        " ".join(service["healthcheck"]["test"])
+        for file in ("compose.yaml", "compose-proxy.yaml")
+        for service in compose(file)["services"].values()
+        if "healthcheck" in service
+    ]
+    ours = [check for check in checks if "urlopen" in check]
+    assert len(ours) >= 3
+    assert not [check for check in ours if '/ready"' not in check]
 
 
 @pytest.mark.parametrize("file", ["compose.yaml", "compose-proxy.yaml"])

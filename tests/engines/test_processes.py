@@ -118,7 +118,7 @@ def test_stopping_a_child_ends_what_it_started(tmp_path):
 
 def test_a_file_in_the_folder_one_stands_in_is_no_library(tmp_path):
     (tmp_path / "rich.py").write_text("raise SystemExit('somebody else was run')\n")
-    command = sottovoce_command("data", "list")
+    command = sottovoce_command("data", "show")
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "somebody else" not in done.stdout + done.stderr

@@ -67,7 +67,7 @@ def by_messages(config, epochs):
 @pytest.mark.parametrize("order", ["time", "user"])
 @pytest.mark.parametrize(("theta", "window"), [(1, 0), (2, 0), (5, 0), (2, 30)])
 def test_the_model_is_the_replay_s_bit_for_bit(sealing, order, theta, window):
-    config = DRIFTConfig(theta=theta, window=window, order=order, embedding_size=3)
+    config = DRIFTConfig(theta=theta, window=window, order=order, embedding_size=4)
     expected, updates = by_messages(config, epochs=2)
     wired = simulation(config, sealing)
     costs = [wired.epoch(events(order)) for _ in range(2)]
@@ -77,7 +77,7 @@ def test_the_model_is_the_replay_s_bit_for_bit(sealing, order, theta, window):
 
 
 def test_it_goes_on_from_a_model():
-    config = DRIFTConfig(embedding_size=3)
+    config = DRIFTConfig(embedding_size=4)
     expected, _ = by_messages(config, epochs=2)
     first = simulation(config, "none")
     first.epoch(events())
@@ -93,7 +93,7 @@ def test_it_goes_on_from_a_model():
      ("pairs", SESSION_BYTES + SEALED_BYTES, RECORD)],
 )  # fmt: skip
 def test_every_byte_is_counted(sealing, interaction, record):
-    config, packets = DRIFTConfig(embedding_size=3), []
+    config, packets = DRIFTConfig(embedding_size=4), []
 
     def watch(party, message):
         if isinstance(message, WirePacket):

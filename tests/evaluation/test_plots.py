@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 import re
 import subprocess
 import sys
@@ -18,6 +19,11 @@ CURVES = {
     name: (0.04 + 0.01 * k + 0.004 * np.sin(SHARES * 4), 100 * (k + 1) * SHARES)
     for k, name in enumerate(["sFPL", "sFPL+", "pFPL", "other"])
 }
+TRADES = [
+    plots.TradePoint("a", 1.0, 0.2, 0.1, "bounded"),
+    plots.TradePoint("b", 50.0, 0.5, math.nan, "sums"),
+    plots.TradePoint("c", 60.0, 0.4, 0.1, "open"),
+]
 DRAW = {
     "share": lambda path: plots.lines(
         path, CURVES, x_label=plots.SHARE_LABEL, y_label="F1@10", references={"BPR-MF": 300.0}
@@ -30,6 +36,7 @@ DRAW = {
     "bars": lambda path: plots.bias_bars(
         path, ["Food", "Shops & more"], {"a": [-1.0, 6.6], "b": [0.1, np.nan]}
     ),
+    "trades": lambda path: plots.trades(path, TRADES, x_label="kB", y_label="P@10"),
     "counts": lambda path: plots.histogram(path, [1, 1, 2, 9], x_label="reports sent"),
     "amounts": lambda path: plots.histogram(path, [0.1, 0.25, 3.7], x_label="ε spent"),
 }
@@ -54,7 +61,7 @@ def test_large_and_small_numbers_share_a_power_of_ten(largest, shown, tmp_path):
     found = plots.lines(
         tmp_path / "x", {"a": ([0, 1], [0, largest])}, x_label="x", y_label="y"
     ).svg.read_text(encoding="utf-8")
-    said = [text.strip() for text in re.findall("<!--(.*?)-->", found)]
+    said = re.findall("<text[^>]*>(.*?)</text>", found)
     assert all(text in said for text in shown)
     assert sum("×" in text for text in said) == sum("×" in text for text in shown)
     assert not any("$" in text or "e" in text for text in said)
@@ -140,3 +147,42 @@ def test_importing_the_evaluation_is_light():
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout.strip() == "[]"
+
+
+# --- pages in the light and in the dark, and what quality costs ----------------------------------
+
+
+@pytest.mark.parametrize("name", DRAW)
+def test_every_colour_of_the_page_has_one_for_the_dark(name, tmp_path):
+    text = DRAW[name](tmp_path / name).svg.read_text()
+    drawn, _, dark = text.partition("<style")[2].partition("</style>")[0].partition("@media ")
+    assert "prefers-color-scheme: dark" in dark
+    light, _ = plots.page_colours()
+    body = text.replace(drawn + "@media " + dark, "")
+    used = {f"{kind}: {light[one]}" for kind in ("fill", "stroke") for one in ("ink", "paper")}
+    used = {one for one in used if one in body}
+    assert f"fill: {light['ink']}" in used
+    for one in used:  # text in ink on paper becomes light on dark
+        assert f'[style*="{one}"]' in dark
+
+
+def test_the_best_trades_are_those_that_nobody_beats(tmp_path):
+    assert [p.name for p in plots.best_trades(TRADES)] == ["a", "b"]
+    text = DRAW["trades"](tmp_path / "x").svg.read_text()
+    said = re.findall("<text[^>]*>(.*?)</text>", text)
+    assert {"a", "b", "c", "no bound", "no other run beats it"} <= set(said)
+    two = plots.trades(tmp_path / "y", TRADES[:2], x_label="kB", y_label="P@10").svg.read_text()
+    assert "no bound" not in two
+    with pytest.raises(UsageError, match="nothing to plot"):
+        plots.trades(tmp_path / "z", [], x_label="kB", y_label="P@10")
+
+
+def test_every_name_is_drawn_as_it_is_and_none_covers_another(tmp_path):
+    names = ["<a> & b", "$x^2$", "run_3", "one", "two"]
+    points = [plots.TradePoint(n, 7.0, 0.3 + k / 1e4, 0.01, "open") for k, n in enumerate(names)]
+    drawn = plots.trades(tmp_path / "x", points, x_label="kB", y_label="P@10")
+    root = ElementTree.parse(drawn.svg).getroot()
+    at = {one.text: one for one in root.iter("{http://www.w3.org/2000/svg}text")}
+    assert set(names) <= set(at)
+    heights = sorted(float(re.findall(r"-?[\d.]+", at[n].get("transform"))[-1]) for n in names)
+    assert min(b - a for a, b in pairwise(heights)) > 9.0  # the letters' height

@@ -86,7 +86,7 @@ def rows_items():
 
 
 def test_the_page_the_plot_and_the_file_are_there(found):
-    assert "data:image/png;base64," in (found.place / "out" / "report.html").read_text()
+    assert "data:image/svg+xml;base64," in (found.place / "out" / "report.html").read_text()
     written = json.loads((found.place / "out" / "benchmark.json").read_text())
     assert written["rows"] == json.loads(json.dumps(found.told["rows"]))
     assert "elsewhere is not here: far away." in found.told["tables"][0].notes

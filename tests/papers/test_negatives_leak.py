@@ -46,7 +46,7 @@ def test_counting_finds_the_answer_with_the_leak_alone(found):
     assert 0.07 < rows["counts", "fair"]["sampled HR@10"] < 0.13
     assert rows["Top-Pop", "baseline"]["sampled HR@10 half"] > 0
     assert [one["holds"] for one in found[0]["claims"]] == [True]
-    assert "data:image/png;base64," in (found[1] / "out" / "report.html").read_text()
+    assert "data:image/svg+xml;base64," in (found[1] / "out" / "report.html").read_text()
     json.dumps({k: v for k, v in found[0].items() if k != "tables"})
 
 

@@ -48,7 +48,7 @@ def test_rows_claims_groups_and_a_picture(tmp_path):
     assert (everybody["who"], alone["who"]) == ("everybody", "the loudest alone")
     assert 0 < everybody["ε = 0.25"] < 1
     page = (tmp_path / "out" / "report.html").read_text()
-    assert "data:image/png;base64," in page
+    assert "data:image/svg+xml;base64," in page
     json.dumps({k: v for k, v in found.items() if k != "tables"})
 
 

@@ -43,7 +43,7 @@ def test_rows_claims_and_a_picture(made):
     assert all(0 < one < 1 for one in rows["independent"]["months"])
     assert len(found["claims"]) == 1 + 2 * 2  # these two batches differ in more than their noise
     assert found["claims"][0]["holds"]
-    assert "data:image/png;base64," in (place / "out" / "report.html").read_text()
+    assert "data:image/svg+xml;base64," in (place / "out" / "report.html").read_text()
     json.dumps({key: value for key, value in found.items() if key != "tables"})
 
 

@@ -52,7 +52,9 @@ def shuffled(users, epsilon, delta, times=1, rate=clone_rate):
 # --- published figures ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("users", CERTIFIED)
+@pytest.mark.parametrize(
+    "users", [pytest.param(n, marks=pytest.mark.slow) if 1e3 < n < 7e4 else n for n in CERTIFIED]
+)
 def test_the_table_of_certified_costs(users):
     for (epsilon, reports, rounds), expected in zip(CELLS, CERTIFIED[users], strict=True):
         found = certify(epsilon, reports, rounds, users)
@@ -370,7 +372,7 @@ POINTS = {
 SLACK = 1 + 1e-3  # the grids of two points differ, and each may be that much above its own truth
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @example(epsilon=4.067374901040333, reports=5, rounds=3, users=1, delta=1e-09)
 @given(**POINTS)
 def test_the_order_of_the_figures(epsilon, reports, rounds, users, delta):
@@ -380,7 +382,7 @@ def test_the_order_of_the_figures(epsilon, reports, rounds, users, delta):
     assert 0 <= found.optimistic <= found.with_proxy * SLACK + 1e-9
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     **POINTS,
     what=st.sampled_from(["epsilon", "reports", "rounds", "users", "delta"]),
@@ -401,7 +403,7 @@ def test_more_of_everything_but_users_and_delta_costs_more(what, factor, **point
 # --- limits --------------------------------------------------------------------------------------
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(
     epsilon=st.floats(0.5, 4.0),
     reports=st.integers(1, 50),

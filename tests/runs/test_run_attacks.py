@@ -528,7 +528,7 @@ def test_a_card_is_written_whole(tmp_path):
     )  # fmt: skip
     page = write_card(card, "runs/small", tmp_path / "card.html", tmp_path / "card.json")
     text = page.read_text()
-    assert "data:image/png" in text
+    assert "data:image/svg+xml" in text
     assert "97 of 100" in text
     assert "&lt;orchestrator&gt;" in text
     assert (tmp_path / "card-figures" / "attacks.svg").exists()

@@ -209,7 +209,7 @@ def test_a_key_is_rotated_without_a_restart(town):
         enrol(town, client)
         client.wait(state="open")
         first = client.round()["report_key"]["id"]
-        new = told("keys", "rotate", town.keys)["report_key"]
+        new = told("keys", "renew", town.keys, "--reports")["report_key"]
         assert client.round()["report_key"]["id"] == first != new
         shown = told("keys", "show", town.keys)
         assert shown["report_keys"] == [first, new]
@@ -239,7 +239,7 @@ def test_the_operator_introduces_the_proxy(town, tmp_path):
     assert found.token == proxy_token(town.keys)
     assert call(["serve", "introduce", str(town.path), "--out", str(file), "--server", url]) == 2
     assert call(["serve", "introduce", str(town.path), "--out", str(tmp_path / "b")]) == 2
-    assert call(["keys", "rotate", str(tmp_path)]) == 2
+    assert call(["keys", "renew", str(tmp_path), "--reports"]) == 2
 
 
 def test_a_federation_without_a_proxy_has_nobody_to_introduce(tmp_path):

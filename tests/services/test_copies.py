@@ -129,7 +129,7 @@ def test_a_full_disk_is_one_sentence(town, tmp_path, monkeypatch, ask):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(target))
 
     monkeypatch.setattr(backups, "copy_new", full)
-    said = ask("serve", "backup", town, tmp_path / "b", code=4)
+    said = ask("backup", town, tmp_path / "b", code=4)
     assert "No space left on device; free some space" in said["error"]
     assert not (tmp_path / "b").exists()
 
@@ -138,17 +138,11 @@ def test_nothing_that_is_there_is_overwritten(town, tmp_path, ask):
     taken = tmp_path / "taken"
     taken.mkdir()
     for target in (taken, town / "keys" / "ca.crt"):
-        said = ask("serve", "backup", town, target, code=2)
+        said = ask("backup", town, target, code=2)
         assert "is there already and is not overwritten" in said["error"]
-    assert "lies in" in ask("serve", "backup", town, town / "inside", code=2)["error"]
-    assert (
-        "there is no folder"
-        in ask("serve", "backup", tmp_path / "no", taken / "b", code=2)["error"]
-    )
-    assert (
-        "is not the folder of a service"
-        in ask("serve", "backup", taken, tmp_path / "b", code=2)["error"]
-    )
+    assert "lies in" in ask("backup", town, town / "inside", code=2)["error"]
+    assert "there is no folder" in ask("backup", tmp_path / "no", taken / "b", code=2)["error"]
+    assert "is not the folder of a service" in ask("backup", taken, tmp_path / "b", code=2)["error"]
     assert list(taken.iterdir()) == []
 
 
@@ -156,7 +150,7 @@ def test_of_a_folder_of_setup_each_part_is_named(tmp_path, ask):
     for part in ("server", "helper"):
         (tmp_path / "all" / part).mkdir(parents=True)
     (tmp_path / "all" / "setup.json").write_text("{}")
-    said = ask("serve", "backup", tmp_path / "all", tmp_path / "b", code=2)["error"]
+    said = ask("backup", tmp_path / "all", tmp_path / "b", code=2)["error"]
     assert said.endswith(f"{tmp_path}/all/server and {tmp_path}/all/helper")
 
 
@@ -175,7 +169,7 @@ def test_one_that_comes_first_is_not_overwritten_either(town, tmp_path, monkeypa
 
 
 def test_the_manifest_says_what_it_is(town, tmp_path, ask):
-    said = ask("serve", "backup", town, tmp_path / "b")
+    said = ask("backup", town, tmp_path / "b")
     assert (said["kind"], said["federation"]) == ("server", "little-town")
     assert said["left_out"] == said["notes"] == []
     table = json.loads((tmp_path / "b" / "backup.json").read_text())
@@ -188,9 +182,9 @@ def test_the_manifest_says_what_it_is(town, tmp_path, ask):
 
 def test_what_is_put_back_is_what_was_copied(masks, tmp_path, ask):
     there = contents(masks)
-    ask("serve", "backup", masks, tmp_path / "b")
+    ask("backup", masks, tmp_path / "b")
     shutil.rmtree(masks)
-    said = ask("serve", "restore", tmp_path / "b", masks, "--next-round", 1)
+    said = ask("restore", tmp_path / "b", masks, "--next-round", 1)
     assert said["before"] is None
     now = contents(masks)
     told = json.loads(now.pop("answered.json"))
@@ -217,14 +211,14 @@ def test_everything_in_a_backup_is_checked_before_anything_is_changed(masks, tmp
     for place in (last, backup / "backup.json"):
         good = place.read_bytes()
         place.write_bytes(good[: len(good) // 2])
-        said = ask("serve", "restore", backup, masks, code=3)
+        said = ask("restore", backup, masks, code=3)
         assert "is damaged; nothing was changed, use another backup" in said["error"]
         place.unlink()
-        ask("serve", "restore", backup, masks, code=3)
+        ask("restore", backup, masks, code=3)
         place.write_bytes(good)
     assert contents(masks) == there
     assert sorted(path.name for path in tmp_path.iterdir()) == ["b", "masks"]
-    ask("serve", "restore", backup, masks)
+    ask("restore", backup, masks)
 
 
 def rewritten(backup, **changes):
@@ -265,24 +259,21 @@ def test_a_backup_writes_nothing_but_what_belongs_there(masks, tmp_path):
 
 
 def test_a_backup_of_another_kind_or_federation_is_refused(masks, town, tmp_path, ask):
-    ask("serve", "backup", town, tmp_path / "b")
+    ask("backup", town, tmp_path / "b")
     there = contents(masks)
-    said = ask("serve", "restore", tmp_path / "b", masks, code=2)
+    said = ask("restore", tmp_path / "b", masks, code=2)
     assert "the backup is of the server of a federation, and" in said["error"]
     assert contents(masks) == there
-    ask("serve", "backup", masks, tmp_path / "m")
+    ask("backup", masks, tmp_path / "m")
     other = masker_folder(tmp_path / "other").path
-    said = ask("serve", "restore", tmp_path / "m", other, code=2)
+    said = ask("restore", tmp_path / "m", other, code=2)
     assert "holds another one, of little-town" in said["error"]
-    said = ask("device", "restore", tmp_path / "m", tmp_path / "store", code=2)
-    assert "not of a store" in said["error"]
-    assert "is no store" in ask("device", "backup", masks, tmp_path / "x", code=2)["error"]
-    said = ask("serve", "restore", tmp_path / "b", tmp_path / "b" / "backup.json", code=2)
+    said = ask("restore", tmp_path / "b", tmp_path / "b" / "backup.json", code=2)
     assert "is no folder" in said["error"]
 
 
 def test_a_folder_that_is_served_is_not_replaced(masks, tmp_path, ask):
-    ask("serve", "backup", masks, tmp_path / "b")
+    ask("backup", masks, tmp_path / "b")
     holds = (
         "import sys, time; from pathlib import Path; from sottovoce.stores.ready import "
         "locked\nwith locked(Path(sys.argv[1])):\n print('holds', flush=True); time.sleep(60)"
@@ -291,29 +282,29 @@ def test_a_folder_that_is_served_is_not_replaced(masks, tmp_path, ask):
     with subprocess.Popen(command, stdout=subprocess.PIPE) as child:
         assert child.stdout.readline() == b"holds\n"
         there = contents(masks)
-        said = ask("serve", "restore", tmp_path / "b", masks, code=7)
+        said = ask("restore", tmp_path / "b", masks, code=7)
         assert "is served by another process already; stop that one first" in said["error"]
-        ask("serve", "backup", masks, tmp_path / "while it runs")
+        ask("backup", masks, tmp_path / "while it runs")
         child.kill()
     assert contents(masks) == there
-    assert ask("serve", "restore", tmp_path / "b", masks)["next_round"] == 0
+    assert ask("restore", tmp_path / "b", masks)["next_round"] == 0
 
 
 def test_one_that_serves_from_postgresql_is_known_by_its_process(town, tmp_path, ask):
     """Where there is no lock."""
     (town / "state.json").write_text('{"kept_in": "postgresql"}')
     (town / "server.db").unlink()
-    said = ask("serve", "backup", town, tmp_path / "b")
+    said = ask("backup", town, tmp_path / "b")
     assert "copy it with pg_dump" in said["notes"][0]
     assert "server.db" not in contents(tmp_path / "b" / "content")
     ready = town / "server-8443.json"
     ready.write_text(json.dumps({"url": "https://x", "pid": os.getpid(), "port": 8443}))
-    said = ask("serve", "restore", tmp_path / "b", town, code=7)
+    said = ask("restore", tmp_path / "b", town, code=7)
     assert f"served by process {os.getpid()}" in said["error"]
     ready.unlink()
-    said = ask("serve", "restore", tmp_path / "b", town, "--next-round", 9, code=2)
+    said = ask("restore", tmp_path / "b", town, "--next-round", 9, code=2)
     assert "--skip-to-round" in said["error"]
-    said = ask("serve", "restore", tmp_path / "b", town)
+    said = ask("restore", tmp_path / "b", town)
     assert "pg_restore" in said["means"][0]
     assert said["next_round"] is None
     assert open_folder(town).kept_in() == "postgresql"
@@ -323,15 +314,15 @@ def test_keys_that_were_left_out_come_from_elsewhere(masks, tmp_path, ask):
     ends = (".key", "secret", "token", "introduction.json")
     secret = {name: body for name, body in contents(masks).items() if name.endswith(ends)}
     assert len(secret) >= 5
-    said = ask("serve", "backup", masks, tmp_path / "b", "--without-keys")
+    said = ask("backup", masks, tmp_path / "b", "--without-keys")
     assert set(secret) < set(said["left_out"])
     kept = b"".join(contents(tmp_path / "b").values())
     assert not any(body.strip() in kept for body in secret.values())
-    ask("serve", "restore", tmp_path / "b", masks)  # they are there
+    ask("restore", tmp_path / "b", masks)  # they are there
     assert {name: contents(masks)[name] for name in secret} == secret
     elsewhere = tmp_path / "elsewhere"
     masks.rename(elsewhere)
-    lost = ("serve", "restore", tmp_path / "b", masks, "--next-round", 3)
+    lost = ("restore", tmp_path / "b", masks, "--next-round", 3)
     assert "name the folder that has it with --keys" in ask(*lost, code=2)["error"]
     wrong = masker_folder(tmp_path / "wrong").path
     assert "is not the key of seal.pub" in ask(*lost, "--keys", wrong, code=7)["error"]
@@ -503,7 +494,7 @@ def test_a_key_ring_that_is_written_over_meanwhile_is_copied_whole(town, tmp_pat
 
 
 def test_help_says_it_all(capsys):
-    for words in ("serve backup", "serve restore", "device backup", "device restore"):
+    for words in ("backup", "restore"):
         assert call([*words.split(), "--help"]) == 0
         said = capsys.readouterr().out
         assert "Example" in said

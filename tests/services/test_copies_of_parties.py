@@ -532,11 +532,11 @@ def test_an_export_is_shown_on_a_terminal_only_if_that_is_meant(
 
 def test_text_says_what_an_old_copy_means(store, tmp_path, capsys):
     store.close()
-    assert call(["device", "backup", str(tmp_path / "her"), str(tmp_path / "b")]) == 0
+    assert call(["backup", str(tmp_path / "her"), str(tmp_path / "b")]) == 0
     said = capsys.readouterr().out
     assert "Its keys are in it: guard it like" in said
     (tmp_path / "b").chmod(0o755)
-    assert call(["device", "restore", str(tmp_path / "b"), str(tmp_path / "her")]) == 0
+    assert call(["restore", str(tmp_path / "b"), str(tmp_path / "her")]) == 0
     said = capsys.readouterr().out
     assert "a store as it was at 20" in said
     assert "What was there is in" in said

@@ -187,6 +187,30 @@ def test_the_dashboard_can_be_imported():
         taken |= here
 
 
+@pytest.mark.parametrize("prefix", ["sottovoce", "sottovoce_flower"])
+def test_a_stage_of_thirty_days_is_no_alert_before_its_deadline(prefix):
+    """It fired after a day. The rule is worked out here as Prometheus would: this one is Python,
+    too."""
+    yaml = pytest.importorskip("yaml")
+    rules = [rule for group in yaml.safe_load(ALERTS)["groups"] for rule in group["rules"]]
+    (rule,) = [one["expr"] for one in rules if one["alert"] == "SottovoceRoundWaits"]
+    day = 86_400
+
+    def fires(open_for, deadline):
+        nan = float("nan")  # no series, no alert
+        known = dict.fromkeys((name for name, _ in named(rule)), nan)
+        known |= {
+            f"{prefix}_round_opened_timestamp_seconds": 1e9 - open_for,
+            f"{prefix}_round_deadline_seconds": deadline,
+        }
+        return eval(rule, {"__builtins__": {}, "time": lambda: 1e9}, known)
+
+    assert not fires(29 * day, 30 * day)
+    assert not fires(30.9 * day, 30 * day)
+    assert fires(31.1 * day, 30 * day)
+    assert fires(1.1 * day, 600)
+
+
 def test_every_alert_says_what_happened_and_what_to_do():
     yaml = pytest.importorskip("yaml")
     rules = [rule for group in yaml.safe_load(ALERTS)["groups"] for rule in group["rules"]]

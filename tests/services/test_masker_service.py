@@ -267,6 +267,7 @@ def test_health_and_metrics(app, terms, devices, folder):
 
 
 def test_its_log_has_a_line_for_every_sum_and_names_no_device(app, terms, many):
+    began = time.monotonic()
     told(app.sums(question(terms, 0, many)))
     two = group_question(terms, 1, (many[:5], many[5:]), 1)
     told(app.sums(two))
@@ -277,7 +278,7 @@ def test_its_log_has_a_line_for_every_sum_and_names_no_device(app, terms, many):
         {"event": "sum told", "round": 0, "attempt": 0, "devices": 12},
         {"event": "sum told", "round": 1, "attempt": 0, "group": 1, "groups": 2, "devices": 7},
     ]
-    assert all(0 <= took < 60 for took in seconds)
+    assert all(0 <= took <= time.monotonic() - began + 0.001 for took in seconds)
 
 
 def test_before_the_first_sum_nothing_is_said_of_the_last(app, terms, devices, folder):
@@ -288,11 +289,11 @@ def test_before_the_first_sum_nothing_is_said_of_the_last(app, terms, devices, f
 
     before = look()
     assert before["sottovoce_masker_last_sum_devices"] == {}
-    earlier = time.time()
+    earlier, began = time.time(), time.monotonic()
     told(app.sums(question(terms, 7, devices)))
     now = look()
     assert now["sottovoce_masker_last_sum_devices"] == {(): 6.0}
-    assert 0 <= now["sottovoce_masker_last_sum_seconds"][()] < 60
+    assert 0 <= now["sottovoce_masker_last_sum_seconds"][()] <= time.monotonic() - began + 0.001
     assert earlier <= now["sottovoce_masker_last_sum_end_timestamp_seconds"][()] <= time.time()
     ends = now["sottovoce_certificate_expires_timestamp_seconds"]
     days = (ends["server", "helper"] - time.time()) / 86400

@@ -263,7 +263,10 @@ def test_the_commands_say_what_they_did(tmp_path, capsys):
     new_folder(tmp_path / "town")
     out = ["--out", tmp_path / "invitations", "--server", SERVER]
     said("invite", tmp_path / "town", "--count", 3, "--label", "Via Roma", *out)
-    assert said("label", tmp_path / "town", 2, "library") == "Device 2 is called 'library'\n"
+    assert (
+        said("devices", tmp_path / "town", "--label", 2, "library")
+        == "Device 2 is called 'library'\n"
+    )
     said("shut-out", tmp_path / "town", 0)
     lines = said("devices", tmp_path / "town").splitlines()
     assert lines[0] == "3 device(s)"
@@ -275,7 +278,9 @@ def test_the_commands_say_what_they_did(tmp_path, capsys):
     assert [line.split()[0] for line in one[2:]] == ["2"]
     assert said("devices", tmp_path / "town", "--limit", 1).startswith("3 device(s), of which 1")
     assert said("devices", tmp_path / "town", "--which", "silent") == "0 device(s)\n"
-    assert "until `sottovoce serve go-on`" in said("pause", tmp_path / "town", "--why", "lunch")
+    assert "until `sottovoce serve pause --undo`" in said(
+        "pause", tmp_path / "town", "--why", "lunch"
+    )
     waits = "Waits for the server: no server of the federation answers: no server runs"
     assert waits in said("status", tmp_path / "town")
     paused = next(
@@ -283,7 +288,7 @@ def test_the_commands_say_what_they_did(tmp_path, capsys):
     )
     assert paused.startswith("Paused since ")
     assert paused.endswith(": lunch")
-    assert "paused since" in said("go-on", tmp_path / "town")
+    assert "paused since" in said("pause", tmp_path / "town", "--undo")
     lines = said("log", tmp_path / "town").splitlines()
     assert [line.split("): ")[1] for line in lines] == [
         "rounds let go on",
@@ -413,7 +418,7 @@ def test_devices_wait_while_rounds_are_paused_and_an_open_round_goes_on(tmp_path
         server.kill()
     with ServerProcess(tmp_path) as server, Client(folder, server.port) as client:
         assert client.round()["state"] == "waiting", "a pause outlives the server"
-        ask("serve", "go-on", tmp_path)
+        ask("serve", "pause", tmp_path, "--undo")
         client.wait(round=1, state="open", timeout=60)
 
 

@@ -335,7 +335,7 @@ def test_a_node_that_is_not_let_in_knocks_again_and_ends_when_told(tmp_path, mon
         stop.wait()
 
     monkeypatch.setattr(supernode, "serve_app", serve_app)
-    monkeypatch.setattr(silo_node, "build_owner_app", lambda owner: f"app of {owner.name}")
+    monkeypatch.setattr(silo_node, "build_owner_app", lambda owner, log: f"app of {owner.name}")
     monkeypatch.setattr(silo_node, "_FIRST_PAUSE", 0.01)
     world, log = World(tmp_path), Log()
     with contextlib.closing(world.folder.owner()) as owner:
@@ -348,7 +348,7 @@ def test_a_node_that_is_not_let_in_knocks_again_and_ends_when_told(tmp_path, mon
         assert tries == [None, b"77", b"77"]
         assert [what for what, _ in log.lines].count("not part of the orchestrator's rounds") == 2
 
-        monkeypatch.setattr(silo_node, "build_owner_app", lambda owner: owner.mistake)
+        monkeypatch.setattr(silo_node, "build_owner_app", lambda owner, log: owner.mistake)
         monkeypatch.setattr(threading, "excepthook", lambda arguments: None)
         silo_node.Participation(world.folder, world.admission, owner, log).start(died.set)
         assert died.wait(10), "the process must not go on without its node, and say nothing"

@@ -14,7 +14,7 @@ import pytest
 import sqlalchemy as sa
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from server_world import Client, ServerProcess, acting, enrolment, new_folder
-from test_enrolment import IDENTITY, Door, forged, raw
+from test_enrolment import IDENTITY, Door, forged, invited, raw
 
 from sottovoce.errors import ConfigError, UsageError
 from sottovoce.parties.places import CALM, DAY, HOUR, MORE_BITS, Arrivals, PlaceRules
@@ -153,6 +153,24 @@ def test_numbers_are_given_in_the_order_of_arrival_and_once_for_a_key(door):
     came = {row["number"]: (row["came"], row["state"]) for row in rows}
     assert came[0] == came[1] == came[3] == ("open place", "active")
     assert came[2] == ("invitation", "invited")
+
+
+def test_a_key_that_an_invitation_enrols_at_the_same_moment_takes_no_place(door, monkeypatch):
+    """Another process commits between the look and the insertion."""
+    (invitation,) = invited(door, 0)
+    key, looked = Ed25519PrivateKey.generate(), []
+    assert door.bring(enrolment(invitation, key)) == 0
+
+    def before(link, public):
+        looked.append(public)
+        return None if len(looked) == 1 else number_of_key(link, public)
+
+    number_of_key = records.number_of_key
+    monkeypatch.setattr(records, "number_of_key", before)
+    with door.database.writing() as link:
+        assert stored.give_place(link, raw(key), 100) == 0
+        assert (stored.count_places(link), records.count_keys(link)) == (0, 1)
+    assert len(looked) == 2
 
 
 def test_what_is_not_good_is_refused_and_takes_no_place(door):

@@ -22,6 +22,7 @@ from server_world import (
 )
 
 from sottovoce.errors import ServiceError, UsageError
+from sottovoce.stores import places
 from sottovoce.stores import server as records
 from sottovoce.stores.database import Database
 from sottovoce.stores.server_folder import invite
@@ -208,6 +209,40 @@ def test_one_key_posted_to_two_servers_at_once_gets_one_number(tmp_path, postgre
                 assert client.post("/v1/enrol", enrolment(mine[won], key)).status == 200
         with database.reading() as link:
             assert records.count_keys(link) == races
+
+
+def test_a_key_that_comes_by_invitation_and_as_a_stranger_at_once_gets_one_number(postgres):
+    """Whoever has no invitation gets a place; one process takes its turn, the other does not."""
+    races, url = 12, postgres.fresh("places")
+    databases = [Database.at(url), Database.at(url)]
+    databases[0].create()
+    tokens = [bytes([race]) * 16 for race in range(races)]
+    with databases[0].writing() as link:
+        records.invite(link, range(100, 100 + races), tokens)
+    together = threading.Barrier(2, timeout=30)
+
+    def invited(race):
+        with databases[0].writing() as link:
+            together.wait()
+            return records.enrol(link, tokens[race], bytes([race]) * 32)
+
+    def stranger(race):
+        with databases[1].writing() as link:
+            databases[1].take_turn(link)
+            together.wait()
+            return places.give_place(link, bytes([race]) * 32, 100)
+
+    with ThreadPoolExecutor(2) as pool:
+        for race in range(races):
+            asked = [pool.submit(one, race) for one in (invited, stranger)]
+            by_token, by_place = (one.result(60) for one in asked)
+            assert by_place is not None
+            assert by_token in (None, by_place)
+    with databases[0].reading() as link:
+        assert records.count_keys(link) == races
+        assert places.count_places(link) <= races
+    for database in databases:
+        database.close()
 
 
 def test_what_is_on_its_way_at_the_deadline_counts_whichever_server_it_reaches(tmp_path, postgres):

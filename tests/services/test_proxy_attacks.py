@@ -155,7 +155,7 @@ def test_nothing_of_a_batch_stays_in_any_file_though_somebody_was_reading(world)
         wait_for(lambda: count(folder, "reports") == 0)
         time.sleep(0.6)
         reader.execute("ROLLBACK")
-        wait_for(lambda: not leftovers(folder, sealed + some[2].records(0)), 5.0)
+        wait_for(lambda: not leftovers(folder, sealed + some[2].records(0)))
         reader.close()
 
 
@@ -176,7 +176,7 @@ def test_what_a_crash_left_in_the_log_is_wiped_at_the_next_start(world, tmp_path
     copy = ShufflerFolder(tmp_path / "copy", folder.introduction)
     assert leftovers(copy, [body]) == 1
     with App(copy) as app:
-        wait_for(lambda: not leftovers(copy, [body]), 5.0)
+        wait_for(lambda: not leftovers(copy, [body]))
 
 
 # --- a server that moves on while it is handed a batch --------------------------------------------

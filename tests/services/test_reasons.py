@@ -148,7 +148,7 @@ def test_a_pause_is_the_reason_once_nothing_is_open():
     found = told(waiting(), paused=pause)
     assert (found["party"], found["since"]) == ("operator", ENDED)
     assert found["what"] == "anna has paused rounds: lunch"
-    assert "serve go-on" in found["do"]
+    assert "serve pause DIR --undo" in found["do"]
     assert told(waiting(), paused=pause | {"why": ""})["what"] == "anna has paused rounds"
     assert told(opened(3), paused=pause)["party"] == "devices", "an open round goes on"
     assert told(waiting(), ours=SHUFFLED, paused=pause)["party"] == "operator"

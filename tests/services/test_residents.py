@@ -16,7 +16,7 @@ from sottovoce.errors import ConsentError, StoreError, UsageError
 from sottovoce.experiment import Experiment
 from sottovoce.runs.devices import world_of
 from sottovoce.runs.federation import Federation
-from sottovoce.services.agent.residents import fitted
+from sottovoce.services.agent.residents import Habits, fitted
 from sottovoce.services.server.operator import Operator
 from sottovoce.stores.residents import ResidentsDoor
 from sottovoce.stores.server_folder import invite
@@ -133,22 +133,16 @@ class Town:
 def test_they_contribute_to_sums_keep_to_their_choices_and_go_on_when_killed(tmp_path):
     with Town(tmp_path).running() as town:
         takes_part = int(town.consent.takes_part.sum())
-        silent, leave = 2, 3
-        first = town.residents("--silent", str(silent), "--leave", str(leave))
+        first = town.residents()
         town.operator.raise_target(2)
         town.until(lambda: town.operator.status()["round"] >= 2)
         status = town.operator.status()
         assert status["enrolled"] == takes_part, "who takes no part is not even known"
-        quiet = int(town.consent.takes_part[:silent].sum())
-        gone = int(town.consent.takes_part[silent : silent + leave].sum())
-        assert [one["reported"] for one in status["rounds"]] == [
-            takes_part - quiet,
-            takes_part - quiet - gone,
-        ]
+        assert [one["reported"] for one in status["rounds"]] == [takes_part] * 2
         assert not status["refused"]
         spent = town.book()["spent"]
         assert (spent <= town.consent.epsilon + 1e-9).all()
-        assert (spent > 0).sum() == takes_part - quiet
+        assert (spent > 0).sum() == takes_part
         first.kill()
         second = town.residents()
         agreed = lambda: [one["event"] for one in town.events()].count("agreed")  # noqa: E731
@@ -163,9 +157,8 @@ def test_they_contribute_to_sums_keep_to_their_choices_and_go_on_when_killed(tmp
         town.operator.raise_target(6)
         town.until(lambda: town.operator.status()["round"] >= 6)
         reported = [one["reported"] for one in town.operator.status()["rounds"]][4:]
-        # Who missed periods has room left.
-        assert max(reported) < takes_part
-        assert min(reported) >= takes_part - poor.sum()
+        assert poor.any()
+        assert reported == [takes_part - poor.sum()] * 2
         after = town.book()
         assert (after["spent"] <= town.consent.total_epsilon + 1e-6).all()
         second.stop()
@@ -173,7 +166,8 @@ def test_they_contribute_to_sums_keep_to_their_choices_and_go_on_when_killed(tmp
 
 def test_they_wait_for_a_newcomer_until_they_are_told_to_go_on(tmp_path):
     with Town(tmp_path).running() as town:
-        town.residents("--hold", "600", "--hold-from", "1")
+        Habits(hold_seconds=600.0, hold_from=1).write(town.invited)
+        town.residents()
         town.operator.raise_target(2)
         town.until(lambda: any(one["event"] == "waiting" for one in town.events()))
         time.sleep(0.5)
@@ -219,6 +213,33 @@ over_selection = 2.0
         town.operator.raise_target(2)
         town.until(lambda: town.operator.status()["round"] >= 2)
         assert all(one["reported"] for one in town.operator.status()["rounds"])
+
+
+# --- habits ---------------------------------------------------------------------------------------
+
+
+def test_habits_are_those_of_the_folder(tmp_path):
+    assert Habits.read(tmp_path) == Habits()
+    habits = Habits(hold_seconds=2.5, first_share=0.5, poll_seconds=0.1)
+    habits.write(tmp_path)
+    assert Habits.read(tmp_path) == habits
+
+
+@pytest.mark.parametrize(
+    "text", ['{"silent": 3}', '{"hold_seconds": "long"}', '{"poll_seconds": 0}', "no json", "[]"],
+)  # fmt: skip
+def test_a_file_that_says_something_else_is_refused(tmp_path, text):
+    (tmp_path / "habits.json").write_text(text)
+    with pytest.raises(UsageError, match=r"habits\.json"):
+        Habits.read(tmp_path)
+
+
+def test_visits_begin_with_the_earliest_and_each_period_adds_some():
+    users, items = np.zeros(10, np.int32), np.arange(10, dtype=np.int32)
+    history = Interactions.from_pairs(users, items, timestamps=np.arange(10), n_users=1, n_items=10)
+    visits = Habits(first_share=0.5, more_share=0.2).visits_of(history)
+    assert [visits(period).n_interactions for period in range(4)] == [5, 7, 9, 10]
+    assert Habits().visits_of(history)(0) is history
 
 
 # --- the door -------------------------------------------------------------------------------------

@@ -58,8 +58,8 @@ class Town:
         create_helper(self.masker, helper_introduction(self.folder))
         self.keys = [Ed25519PrivateKey.generate() for _ in range(USERS)]
 
-    def enrol(self, client):
-        with contextlib.closing(self.folder.database()) as store:
+    def enrol(self, client, database=""):
+        with contextlib.closing(self.folder.database(database)) as store:
             invitations = invite(self.folder, store, "https://127.0.0.1:1", range(USERS))
         for one in invitations:
             got = client.post("/v1/enrol", enrolment(one, self.keys[one.number]))
@@ -156,36 +156,44 @@ def test_services_that_are_killed_again_and_again_find_who_sends_garbage(tmp_pat
 
 
 @pytest.mark.slow
-def test_a_seed_that_cannot_be_opened_in_every_round_of_a_secure_sum(tmp_path):
+@pytest.mark.parametrize("servers", [1, 2], ids=["SQLite", "PostgreSQL and two servers"])
+def test_a_seed_that_cannot_be_opened_in_every_round_of_a_secure_sum(tmp_path, servers, request):
     link = SecureSum(min_devices=len(HONEST))
     town = Town(tmp_path, link, ROUNDS, min_devices=1, **RULES)
+    database = request.getfixturevalue("postgres").fresh("attacked") if servers > 1 else ""
     values = np.random.default_rng(1).integers(-(2**18), 2**18, (ROUNDS, DEVICES, ITEMS, 5))
     plan = town.folder.plan
     expected = Server.start(town.terms.build(), ITEMS, streams_of(plan.root_key))
-    with (
-        ServerProcess(town.path) as server,
-        MaskerProcess(town.masker),
-        Client(town.folder, server.port) as client,
-    ):
-        town.enrol(client)
+    with contextlib.ExitStack() as stack:
+        running = [
+            stack.enter_context(ServerProcess(town.path, database=database)) for _ in range(servers)
+        ]
+        stack.enter_context(MaskerProcess(town.masker))
+        clients = [stack.enter_context(Client(town.folder, one.port)) for one in running]
+        logs, first = [one.log for one in running], clients[0]
+        town.enrol(first, database)
         for round, attacker in enumerate(ATTACKERS):
-            client.wait(state="open", round=round, timeout=120)
-            items = client.model(round).items
+            for client in clients:
+                client.wait(state="open", round=round, timeout=120)
+            items = first.model(round).items
             messages = {
                 n: town.message(n, round, 0, items, values[round, n], foreign=n == attacker)
                 for n in (*HONEST, attacker)
             }
             for n in (*EARLY, attacker):
-                assert client.post("/v1/reports", messages[n]).status == 204
-            reopened(server.log, round)
-            assert client.post("/v1/reports", messages[LAST]).status == 204
+                assert clients[n % servers].post("/v1/reports", messages[n]).status == 204
+            reopened(logs, round)
+            assert clients[round % servers].post("/v1/reports", messages[LAST]).status == 204
+            for n in EARLY:  # whoever has sent is not asked again, and nothing counts twice
+                got = clients[(n + 1) % servers].post("/v1/reports", messages[n])
+                assert got.error in ("replay", "late")
             sums = values[round, list(HONEST)].sum(axis=0)
             limit = plan.value_limit
             expected.fold(cut_sum(summed(round, sums, len(HONEST)), limit))
-        client.wait(state="finished", round=ROUNDS, timeout=120)
-        assert np.array_equal(client.model(ROUNDS).items, expected.items), "to the last bit"
-        status = client.status()
-        check(status, server.log)
+        first.wait(state="finished", round=ROUNDS, timeout=120)
+        assert np.array_equal(first.model(ROUNDS).items, expected.items), "to the last bit"
+        status = first.status()
+        check(status, logs)
         assert status["refused"]["undecryptable"] == ROUNDS
 
 

@@ -309,7 +309,7 @@ def test_a_device_that_is_shut_out_while_nothing_goes_on_is_told_and_let_in_agai
         assert ask("device", "status", tmp_path / "her")["shut_out"] is None
         assert client.status()["active"] == 2
         before, round = said.count((0, "counted")), client.status()["round"]
-        ask("serve", "go-on", town)
+        ask("serve", "pause", town, "--undo")
         wait_for(lambda: said.count((0, "counted")) > before + 1)
         assert client.status()["round"] > round
         assert said.count((0, "shut out")) == 1
@@ -402,7 +402,7 @@ def test_after_an_older_backup_devices_say_so_and_a_skip_goes_on(tmp_path):
 
 def test_a_backup_is_put_back_over_a_log_that_was_left_behind(tmp_path, ask):
     """A server that was killed leaves its newest state in SQLite's log. A copy that is simply put
-    in the database's place is overruled by that; `serve restore` puts the log aside as well, and
+    in the database's place is overruled by that; `restore` puts the log aside as well, and
     goes on with a round that no device has seen."""
     town, backup = tmp_path / "town", tmp_path / "backup"
     folder = new_folder(town, rounds=50, min_devices=1)
@@ -410,9 +410,9 @@ def test_a_backup_is_put_back_over_a_log_that_was_left_behind(tmp_path, ask):
         with ServerProcess(town) as server:
             visit(store, server.url)  # enrols
             take_part(store, server, folder, [0, 1])
-            assert ask("serve", "backup", town, backup)["kind"] == "server"
+            assert ask("backup", town, backup)["kind"] == "server"
             take_part(store, server, folder, [2, 3])
-            said = ask("serve", "restore", backup, town, code=7)
+            said = ask("restore", backup, town, code=7)
             assert "stop that one" in said["error"]
             server.kill()
         assert (town / "server.db-wal").stat().st_size > 0
@@ -421,7 +421,7 @@ def test_a_backup_is_put_back_over_a_log_that_was_left_behind(tmp_path, ask):
         shutil.copy(backup / "content" / "server.db", naive / "server.db")
         assert ask("serve", "status", naive)["round"] == 4, "the control: the newer state stays"
 
-        said = ask("serve", "restore", backup, town)
+        said = ask("restore", backup, town)
         assert said["next_round"] == 5
         assert "stays spent" in " ".join(said["means"])
         assert ask("serve", "status", said["before"])["round"] == 4
@@ -434,9 +434,9 @@ def test_a_backup_is_put_back_over_a_log_that_was_left_behind(tmp_path, ask):
 
         # The folder is lost: what is known of rounds is what the operator says.
         shutil.rmtree(town)
-        assert ask("serve", "restore", backup, town)["next_round"] == 2
+        assert ask("restore", backup, town)["next_round"] == 2
         shutil.rmtree(town)
-        assert ask("serve", "restore", backup, town, "--next-round", 30)["next_round"] == 30
+        assert ask("restore", backup, town, "--next-round", 30)["next_round"] == 30
         with ServerProcess(town) as server:
             take_part(store, server, folder, [30])
 
@@ -483,6 +483,6 @@ def test_a_model_that_is_worse_is_held_back_until_the_operators_word(tmp_path, a
         assert ask("serve", "publish", town, 1)["before"] == 2
         client.wait(published=1)
         assert np.array_equal(client.model(1).items, simulated(1))
-        ask("serve", "backup", town, tmp_path / "copy")
-    ask("serve", "restore", tmp_path / "copy", tmp_path / "again")
+        ask("backup", town, tmp_path / "copy")
+    ask("restore", tmp_path / "copy", tmp_path / "again")
     assert ask("serve", "versions", tmp_path / "again")["published"] == 1

@@ -101,7 +101,7 @@ def test_a_federation_that_is_set_back_runs_again_after_two_commands(tmp_path, a
         devices.start()
         try:
             until(lambda: all(len(rounds) > 1 for rounds in devices.rounds()))
-            ask("serve", "backup", town, copy)
+            ask("backup", town, copy)
             ask("serve", "catalogue", town, "--gone", "v3")
             change = "--set", "algorithm.learning_rate=0.07", "--add", tmp_path / "new.csv"
             digest = ask("serve", "terms", town, *change)["amendment"]["digest"]
@@ -116,7 +116,7 @@ def test_a_federation_that_is_set_back_runs_again_after_two_commands(tmp_path, a
     try:
         last = max(map(max, devices.rounds()))
         # Two commands: the copy is put back, and the server is started.
-        said = " ".join(ask("serve", "restore", copy, town)["means"])
+        said = " ".join(ask("restore", copy, town)["means"])
         assert "Items were changed" in said
         assert "Terms were changed" in said
         counted = len(devices.lines("counted"))
@@ -157,7 +157,7 @@ def test_devices_that_refuse_a_catalogue_are_counted_with_their_reason(tmp_path,
     with owner(tmp_path / "her", folder) as store:
         with ServerProcess(town) as running:
             visit(store, running.url)
-            ask("serve", "backup", town, tmp_path / "copy")
+            ask("backup", town, tmp_path / "copy")
             ask("serve", "catalogue", town, "--add", tmp_path / "new.csv")
             with Client(folder, running.port) as client:
                 client.wait(state="open")
@@ -165,7 +165,7 @@ def test_devices_that_refuse_a_catalogue_are_counted_with_their_reason(tmp_path,
             take_part(store, running, folder, [0])
             assert store.catalogue()[-1][0] == "new-0"
         shutil.rmtree(town)
-        ask("serve", "restore", tmp_path / "copy", town, "--next-round", 30)
+        ask("restore", tmp_path / "copy", town, "--next-round", 30)
         reports = len(store.ledger_rows())
         with ServerProcess(town) as running, Client(folder, running.port) as client:
             for _ in range(3):

@@ -2,12 +2,11 @@
 checks what it reads; for any other the browser keeps every answer to itself."""
 
 import contextlib
-import os
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 
 import pytest
+from chromium import browser  # noqa: F401
 from server_world import ServerProcess, new_folder
 
 from sottovoce.parties.places import PlaceRules
@@ -15,7 +14,8 @@ from sottovoce.stores import operating
 from sottovoce.stores.places import set_place_rules
 from sottovoce.wire.invitations import Invitation
 
-CHROMIUM = Path("/usr/bin/chromium")
+pytestmark = pytest.mark.smoke
+
 VISIT = """async (server) => {
   const two = (byte) => byte.toString(16).padStart(2, "0");
   const hex = (bytes) => Array.from(new Uint8Array(bytes), two).join("");
@@ -73,19 +73,8 @@ LINK = """() => {
 
 
 @pytest.fixture(scope="module")
-def window():
-    if not CHROMIUM.exists():
-        sentence = "Chromium is not installed here (Debian: apt install chromium)"
-        if os.environ.get("SOTTOVOCE_REQUIRE_SERVICES") == "1":
-            pytest.fail(sentence)
-        pytest.skip(sentence)
-    from playwright.sync_api import sync_playwright
-
-    options = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"]
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=str(CHROMIUM), args=options)
-        yield browser.new_page()
-        browser.close()
+def window(browser):  # noqa: F811
+    return browser.new_page()
 
 
 @pytest.fixture(scope="module")

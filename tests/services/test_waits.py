@@ -2,6 +2,7 @@
 and by address), the console and the figures say it."""
 
 import contextlib
+import re
 from pathlib import Path
 
 import pytest
@@ -225,6 +226,7 @@ def test_all_places_give_the_one_reason(kind, town):
     assert {name: why and why["kind"] for name, why in said.items()} == dict.fromkeys(said, kind)
     assert said["url"] == said["folder"] == said["console"]
     words = WAITS[kind].words
+    print(f"\n| {kind} | {WAITS[kind].party} | {words} | {said['url']['what']} |")
     assert said["url"]["words"] == words
     assert town.labels() == [(kind, words)]
     if not town.stores:
@@ -241,6 +243,12 @@ def test_the_table_of_the_documents_is_the_table_of_the_code():
     text = (Path(__file__).parents[2] / "docs" / "deploy" / "operating.md").read_text()
     for kind, wait in WAITS.items():
         assert f"| `{kind}` | {wait.words} |" in text
+
+
+def test_the_sentences_of_a_browser_tab_are_those_of_the_code():
+    source = Path(__file__).parents[2] / "clients" / "browser" / "src" / "waiting.ts"
+    told = re.findall(r'^  (\w+): "(.*)",$', source.read_text(), re.MULTILINE)
+    assert told == [(kind, wait.words) for kind, wait in WAITS.items()]
 
 
 def test_without_a_server_the_folder_and_the_agent_say_the_same(tmp_path):

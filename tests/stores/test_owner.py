@@ -620,7 +620,7 @@ def test_bad_folders_and_keys_are_refused_with_a_sentence(tmp_path):
     assert facts == (0, "films", "spring", ISSUER.public, CONFIG, frozenset(ITEMS))
     again._store.write("UPDATE meta SET value = 99 WHERE name = 'schema'")
     again.close()
-    with pytest.raises(StoreError, match="has format 99, and this release reads formats 3 and 4"):
+    with pytest.raises(StoreError, match="has format 99, and this release reads formats 3 and 5"):
         DataOwner.open(tmp_path / "o", KEYS)
     (tmp_path / "o" / "owner.db").write_bytes(b"a letter, which is no database" * 99)
     with pytest.raises(StoreError, match="cannot be used"):

@@ -1,8 +1,10 @@
 """A data owner that sends sums over people: what leaves it, once, and what its disk keeps."""
 
 import contextlib
+import json
 import shutil
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,12 +12,16 @@ import pytest
 from sottovoce.algorithms.drift.aggregated import START, AggregatingOwner
 from sottovoce.algorithms.drift.messages import Interaction, Rows
 from sottovoce.algorithms.drift.system import DRIFTConfig, Orchestrator
-from sottovoce.errors import MessageError, UsageError
+from sottovoce.engines.flower.silo_node import OwnerNode
+from sottovoce.errors import MessageError, StoreError, UsageError
 from sottovoce.rng import SecretStreams, Streams
+from sottovoce.stores import noted
+from sottovoce.stores.noted import LastAnswer
 from sottovoce.stores.owner import DataOwner
 from sottovoce.wire.interactions import Identity, begin
 from sottovoce.wire.passes import Issuer
 from sottovoce.wire.silo_files import FederationFile
+from sottovoce.wire.silo_rounds import QueryRows
 
 ISSUER, KEYS, RNG = Issuer("spring"), Identity(), Streams.from_seed(3)
 CONFIG = DRIFTConfig(release="aggregated", min_users=2, learning_rate=0.1, window=1)
@@ -407,6 +413,139 @@ def test_an_older_copy_of_the_store_is_refused_in_one_sentence(house, tmp_path):
         with pytest.raises(MessageError, match="older copy"):  # it came in, and was not counted
             older.request(house.round + 1, -1, flush=False, heard=house.round)
     house.owner.request(house.round + 1, -1, flush=False, heard=house.round)
+
+
+def copied(house, tmp_path):
+    """The owner, and a copy of its folder, to be opened."""
+    house.owner.close()
+    place = shutil.copytree(house.path, tmp_path / "copy")
+    house.owner = DataOwner.open(house.path, KEYS)
+    copy = House.__new__(House)
+    vars(copy).update(vars(house) | {"path": place, "said": [*house.said]})
+    return copy
+
+
+def note_of_owner(house):
+    return house.owner._store.last_answer()._place
+
+
+@pytest.mark.parametrize("fault", [False, True], ids=["as it is", "without the note"])
+def test_an_older_copy_says_no_second_sum_whatever_the_orchestrator_says(
+    house, tmp_path, monkeypatch, fault
+):
+    """Two users are in one answer. The folder is set back by a file copy, a third user comes, and
+    the orchestrator claims that no answer came in. The difference of both answers would be hers."""
+    if fault:
+        monkeypatch.setattr(LastAnswer, "keep", lambda *args: True)
+    house.block(0, 1, 2)
+    house.block(1, 1, 2)
+    copy = copied(house, tmp_path)
+    first = house.ask()
+    house.owner.close()
+    copy.owner = DataOwner.open(copy.path, KEYS)
+    copy.block(2, 1, 2)
+    copy.round = house.round
+    with contextlib.closing(copy.owner):
+        if fault:
+            assert (copy.ask().item_rows - first.item_rows)[1:3].any(), "one user's part"
+            return
+        for _ in range(2):
+            with pytest.raises(MessageError, match="another copy of it has answered since"):
+                copy.ask()
+        with pytest.raises(MessageError, match="has not asked for rows"):
+            copy.owner.gradients(copy.round, None)
+    house.restart()
+    assert np.array_equal(house.again().item_rows, first.item_rows)
+
+
+def test_the_log_of_a_store_that_was_set_back_says_so(house, tmp_path):
+    house.block(0, 1, 2)
+    copy = copied(house, tmp_path)
+    house.ask()
+    house.owner.close()
+    lines = []
+    log = SimpleNamespace(error=lambda event, **facts: lines.append((event, facts)))
+    copy.owner = DataOwner.open(copy.path, KEYS)
+    with contextlib.closing(copy.owner):
+        node = OwnerNode(copy.owner, log)
+        asked = QueryRows("spring", 2, -1, False, np.zeros(0, np.int64))
+        told = node.answer_query(asked)
+        assert "older copy" in told.problem
+        assert told.request is None
+        ((event, facts),) = lines
+        assert (event, facts["round"]) == ("set back", 2)
+        assert facts["detail"].endswith("another folder. Find out who put it back")
+        told = node.answer_query(replace(asked, federation="other"))
+        assert "not of the one asking" in told.problem
+        assert len(lines) == 1, "other trouble is no alarm"
+
+
+def test_of_two_copies_that_run_at_once_one_answers(house, tmp_path):
+    """Both are asked in the same round, before either has answered."""
+    house.block(0, 1, 2)
+    house.block(1, 1, 2)
+    copy = copied(house, tmp_path)
+    copy.owner = DataOwner.open(copy.path, KEYS)
+    with contextlib.closing(copy.owner):
+        copy.block(2, 1, 2)
+        house.round = copy.round = 1
+        requests = [one.owner.request(1, -1, flush=False) for one in (house, copy)]
+        sent = house.answer(requests[0])
+        for _ in range(2):
+            with pytest.raises(MessageError, match="older copy"):
+                copy.answer(requests[1])
+        for _ in range(2):
+            with pytest.raises(MessageError, match="older copy"):
+                copy.ask()
+        assert np.array_equal(house.again().item_rows, sent.item_rows)
+        house.block(3, 1, 2)
+        assert house.ask(counted=1) is not None
+
+
+def test_an_answer_that_is_on_the_disk_and_not_noted_yet_leaves_as_it_is(house, monkeypatch):
+    """The process was killed in between, or there was no room for the note."""
+    house.block(0, 1, 2)
+    house.block(1, 1, 2)
+    house.round = 1
+    request = house.owner.request(1, -1, flush=False)
+    place = note_of_owner(house)
+    with monkeypatch.context() as full:
+        full.setattr(noted, "replace_file", lambda *args: (_ for _ in ()).throw(OSError(28, "x")))
+        with pytest.raises(
+            StoreError, match=r"nothing was sent: name another .* \$SOTTOVOCE_MARKS"
+        ):
+            house.answer(request)
+    known = house.everything()
+    assert known[4] == 1, "it is on the disk"
+    before = place.read_bytes()
+    house.restart()
+    sent = house.again()
+    assert sent.item_rows.any()
+    assert place.read_bytes() != before
+    assert house.everything() == known
+    house.restart()
+    assert np.array_equal(house.again().item_rows, sent.item_rows)
+
+
+def test_a_note_tells_no_secret_and_a_damaged_one_is_not_taken_for_none(house, tmp_path):
+    house.block(0, 1, 2)
+    house.block(1, 1, 2)
+    house.ask()
+    place = note_of_owner(house)
+    assert set(json.loads(place.read_bytes())) == {"number", "mark"}
+    assert place.stat().st_mode & 0o777 == 0o600
+    assert not place.is_relative_to(house.path)
+    place.write_text("{")
+    with pytest.raises(StoreError, match="is damaged"):
+        house.ask()
+    place.unlink()
+    assert house.ask() is not None, "as on another machine"
+    trial = DataOwner.create(
+        tmp_path / "trial", number=0, name="films", federation="spring", issuer=ISSUER.public,
+        settings=CONFIG, items=ITEMS, identity=KEYS, draws=7,
+    )  # fmt: skip
+    with contextlib.closing(trial):
+        assert trial._store.last_answer() is None
 
 
 def test_an_owner_as_printed_keeps_no_vectors(tmp_path):

@@ -58,7 +58,9 @@ def test_a_lost_database_is_not_replaced_by_an_empty_one(town, tmp_path):
 
 def test_the_state_is_in_one_place(town, monkeypatch):
     elsewhere = "postgresql://town@/town?host=/nowhere"
-    with pytest.raises(ServiceError, match="is in SQLite, not in PostgreSQL; leave --database out"):
+    with pytest.raises(
+        ServiceError, match="in SQLite, not in PostgreSQL; unset SOTTOVOCE_DATABASE"
+    ):
         town.database(elsewhere)
     monkeypatch.setenv(DATABASE_VARIABLE, elsewhere)
     with pytest.raises(ServiceError, match="is in SQLite"):
@@ -66,7 +68,9 @@ def test_the_state_is_in_one_place(town, monkeypatch):
     monkeypatch.delenv(DATABASE_VARIABLE)
     (town.path / "state.json").write_text(json.dumps({"kept_in": "postgresql"}))
     remove_state(town)
-    with pytest.raises(ServiceError, match="is in PostgreSQL, not in SQLite; name it with --data"):
+    with pytest.raises(
+        ServiceError, match="in PostgreSQL, not in SQLite; name it in SOTTOVOCE_DATA"
+    ):
         town.database()
     assert not list(town.path.glob("server.db*"))
     for content in ("{", "[]", '{"kept_in": "the moon"}'):

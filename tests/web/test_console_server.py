@@ -719,14 +719,19 @@ def test_a_database_that_is_full_is_one_sentence_and_nothing_is_done(disk, tmp_p
         assert seat.look("devices")["total"] == 5000
 
 
-def test_two_servers_that_share_a_database_have_consoles_that_agree(tmp_path, postgres):  # noqa: F811
+def test_two_servers_that_share_a_database_have_consoles_that_agree(
+    tmp_path,
+    postgres,  # noqa: F811
+    monkeypatch,
+):
     url = postgres.fresh("consoles")
+    monkeypatch.setenv("SOTTOVOCE_DATABASE", url)
     folder = new_folder(tmp_path / "one")
     shutil.copytree(folder.path, tmp_path / "two")
     other = open_folder(tmp_path / "two")
     with (
-        ConsoleServer(folder, "--database", url, name="one") as one,
-        ConsoleServer(other, "--database", url, name="two") as two,
+        ConsoleServer(folder, name="one") as one,
+        ConsoleServer(other, name="two") as two,
     ):
         anna, carla = one.come_in(), two.come_in("act", "carla")
         answers, gate = [], threading.Barrier(2)

@@ -52,7 +52,7 @@ def w(key):
 
 CENTRE = (
     # What is stored when it is kept: `walk` tries each.
-    f"choices switch {w('field.takes_part.label')}",
+    rf"choices switch ({w('field.takes_part.label')}|{w('field.asks_first.label')})",
     r"choices switch (Cinema Aurora|Video Nord|Kino Sud|age|gender|town)",
     r"choices (radio|slider|spinbutton|checkbox) .*",
     # What is stored at once: `at_once`.
@@ -114,6 +114,7 @@ def server():
 @pytest.fixture
 def mock(server):
     server.mock = Mock()
+    server.mock.shops[0].choice["asks_first"] = False
     server.mock.shops.append(
         Every("every", "All kinds", "devices", EVERY, films(), agreement=terms())
     )
@@ -213,7 +214,7 @@ def test_every_control_of_the_consent_centre_is_in_the_list(centre, mock):
 @pytest.mark.parametrize(
     "number",
     [
-        pytest.param(0, id="gram"),
+        pytest.param(0, id="gram", marks=pytest.mark.smoke),
         *(
             pytest.param(number, id=name, marks=pytest.mark.slow)
             for number, name in ((1, "share"), (2, "owners"), (5, "others"))
@@ -298,6 +299,7 @@ def test_what_holds_at_once_is_what_is_shown(centre, mock):
     assert "f0" not in mock.shops[0].choice["never_send"]
 
 
+@pytest.mark.smoke
 def test_a_refusal_that_came_while_nobody_answered_is_not_shown_as_kept(centre, mock, server):
     page = centre()
     switch = page.locator('#never [data-rule="Western"]')

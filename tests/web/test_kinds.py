@@ -710,6 +710,24 @@ def test_data_owners_are_told_what_was_shown_and_nothing_else(here, owners, tmp_
         assert b"film 1" not in b"".join(owners.export("s0", format)[1])
 
 
+def test_what_waits_for_data_owners_can_be_looked_at_beside_an_agent(here, owners, stack, tmp_path):
+    owners.choose("s0", {"takes_part": True})
+    does(tmp_path, 0, 4)
+    sent = owners.preview("s0")  # this page is the agent, and another one looks
+    beside = centre_of(stack, tmp_path / "me")
+    shown = beside.preview("s0")
+    assert shown["said"]["key"] == "busy.agent"
+    assert (shown["ready"], shown["nonce"]) == (True, None)
+    assert shown["messages"] == sent["messages"]
+    bodies = [beside.body("s0", at) for at in range(len(shown["messages"]))]
+    assert bodies == [owners.body("s0", at) for at in range(len(bodies))]
+    with pytest.raises(Told, match="busy"):
+        beside.send("s0", sent["nonce"])
+    assert posted(here) == []
+    assert owners.send("s0", sent["nonce"])["state"] == "arrived"
+    assert beside.preview("s0")["messages"] == []
+
+
 def test_what_data_owners_mean_for_her_is_weighed_without_odds(here, owners):
     weighed = owners.weigh("s0", {"takes_part": True})
     assert (weighed["odds"], weighed["verdict"]) == (None, "nothing")

@@ -112,6 +112,7 @@ def test_the_page_says_where_she_stands_and_has_its_sections_in_order(page):
         assert page.locator(f"#{name} > h2").count() == 1
 
 
+@pytest.mark.smoke
 def test_nothing_is_saved_until_she_says_so(page, mock):
     page.get_by_role("switch", name=t("field.takes_part.label")).click()
     page.get_by_role("radio", name=t("step.normal")).check()
@@ -181,6 +182,7 @@ def test_a_share_and_data_owners_are_drawn_by_their_kind(page, mock):
     expect(page.get_by_role("switch", name="Kino Sud")).to_have_attribute("aria-checked", "true")
 
 
+@pytest.mark.smoke
 def test_never_send_holds_at_once_and_the_preview_follows(page, mock):
     take_part(page)
     look(page)
@@ -230,6 +232,7 @@ def test_a_thing_is_found_and_removed_after_a_question(page, mock):
     expect(page.get_by_text(t("page.search_none", query="suspiria"))).to_be_visible()
 
 
+@pytest.mark.smoke
 def test_what_she_saw_is_what_is_sent_and_what_the_ledger_has(page, mock):
     take_part(page)
     look(page)
@@ -253,6 +256,7 @@ def test_what_she_saw_is_what_is_sent_and_what_the_ledger_has(page, mock):
     expect(page.get_by_role("button", name=t("page.send"))).to_be_disabled()
 
 
+@pytest.mark.smoke
 def test_an_old_preview_cannot_be_sent(page, mock):
     take_part(page)
     look(page)
@@ -284,13 +288,13 @@ def test_without_web_crypto_a_sentence_and_all_else_works(visit, mock):
     until(lambda: mock.shops[0].sent == 1)
 
 
-def test_a_store_in_use_can_be_chosen_for_and_not_previewed(page, mock):
-    mock.shops[0].busy = page_mock.said("busy.agent")
-    page.reload()
-    expect(page.locator("#stands")).to_contain_text(t("busy.agent"))
-    expect(page.get_by_role("button", name=t("page.preview_button"))).to_be_disabled()
-    expect(page.get_by_role("button", name=t("page.send"))).to_be_disabled()
+def test_what_an_agent_sends_by_itself_can_be_looked_at_and_not_sent(page, mock):
+    mock.shops[0].beside = True
     take_part(page)
+    page.get_by_role("button", name=t("page.preview_button")).click()
+    expect(page.locator("#preview [role=status]").first).to_have_text(t("busy.sends"))
+    expect(page.locator("#preview .message").first).to_be_visible()
+    expect(page.get_by_role("button", name=t("page.send"))).to_be_disabled()
 
 
 def test_a_ledger_of_a_hundred_thousand_rows_scrolls(page):
@@ -374,6 +378,7 @@ def test_terms_that_changed_again_are_not_agreed_to(page, mock):
     assert not mock.shops[3].terms["agreed"]
 
 
+@pytest.mark.smoke
 def test_she_stops_and_starts(page, mock):
     take_part(page)
     page.get_by_role("button", name=t("stop.now")).click()
@@ -388,6 +393,7 @@ def test_she_stops_and_starts(page, mock):
     until(lambda: all(shop.stopped for shop in mock.shops))
 
 
+@pytest.mark.smoke
 def test_deleting_says_before_what_cannot_be_undone_and_asks_twice(page, mock):
     to_store(page, HUGE)
     expect(page.locator("#stop")).to_contain_text(t("erase.before_sum"))

@@ -10,6 +10,8 @@ from page_world import CANARY, make_pages, serving
 from sottovoce.core.words import catalogue
 from sottovoce.web.process import LinkFile
 
+pytestmark = pytest.mark.smoke
+
 EVIL = """<!doctype html><meta charset="utf-8"><title>evil</title><body><script>
 const target = "TARGET", found = [];
 const late = () => new Promise((go) => setTimeout(go, 3000, "late"));

@@ -131,6 +131,7 @@ def digest(body):
     return hashlib.sha256(body).hexdigest()
 
 
+@pytest.mark.slow
 def test_a_visitor_clicks_takes_part_and_sees_her_list_change(tmp_path):
     with opened(tmp_path / "shop") as (town, link), browsing(link) as page:
         until(lambda: (town.facts() or {}).get("round") == 3)  # residents wait from here on

@@ -64,7 +64,7 @@ READ = """() => Object.fromEntries(
     slider: slider && slider.getAttribute("aria-valuetext"),
     place: slider && slider.valueAsNumber / slider.max,
     ends: number && [Number(number.min), Number(number.max)],
-    none: none && none.checked,
+    none: none && none.checked, several: field.querySelector(".options") !== null,
   }];
 }))"""
 
@@ -170,8 +170,7 @@ def _agreed(name, field, mine):
         assert (lit, said) == (told == "true", told), f"{name}: {label} {lit} {said} {told}"
     if field["number"] is None and field["shown"] is None:
         on = {label for label, lit, _ in field["switches"] if lit}
-        single = len(field["switches"]) == 1 and name == "takes_part"
-        return bool(on) if single else on
+        return on if field["several"] else bool(on)
     if field["none"]:
         assert (field["off"], field["shown"], field["invalid"]) == (True, "", "false"), name
         return None
@@ -211,7 +210,6 @@ def walk(page, stored, holding, reload):
     """One person's clicks on every control of her choice. `stored()` says what is kept; what is
     kept within `holding()` waits until that ends; `reload()` opens the page anew."""
     keep, undo = page.locator("#choices .press button").all()
-    switch = page.locator('#choices [data-field="takes_part"] [role=switch]')
 
     def same(**moved):
         """The page shows what is stored, and what was moved; Keep and its reason follow."""
@@ -232,51 +230,58 @@ def walk(page, stored, holding, reload):
         keep.click()
         expect(page.locator("#choices .unsaved")).to_have_text("")
 
-    # The switch: each click is shown as it is, and Keep stores what is shown.
-    first = stored()["takes_part"]
-    same()
-    for click in range(1, 5):
-        switch.click()
-        same(takes_part=first ^ (click % 2 == 1))
-    switch.click()
-    kept()
-    assert stored()["takes_part"] is not first
-    same()
-    reload()
-    same()
-    # On, off, and Keep: off is what is stored.
-    if stored()["takes_part"]:
-        switch.click()
-        kept()
-    for _ in range(3):
-        switch.click()
-    switch.click()
-    same(takes_part=False)
-    assert stored()["takes_part"] is False
-    # A click while Keep is under way is later than what is kept.
-    switch.click()
-    with holding():
-        keep.click()
-        expect(keep).to_be_disabled()
-        assert choices(page)["takes_part"] is True
-        switch.click()
-        assert choices(page)["takes_part"] is False
-    until(lambda: stored()["takes_part"], 10)
-    expect(keep).to_be_enabled()
-    same(takes_part=False)
-    kept()
-    assert stored()["takes_part"] is False
-    same()
+    for name, value in choices(page).items():
+        if isinstance(value, bool):
+            switch = page.locator(f'#choices [data-field="{name}"] [role=switch]')
+            _walk_switch(page, name, switch, stored, kept, same, reload, holding)
     expect(undo).to_be_disabled()
 
     for name in choices(page):
         field = page.locator(f'#choices [data-field="{name}"]')
         numbers, options = field.locator("input[type=number]"), field.locator("[role=switch]")
-        if name != "takes_part" and options.count():
+        if field.locator(".options").count():
             _walk_options(page, name, options, stored, kept, same, reload)
         elif numbers.count():
             _walk_number(page, name, field, stored, kept, same, undo)
     reload()
+    same()
+
+
+def _walk_switch(page, name, switch, stored, kept, same, reload, holding):
+    """Each click is shown as it is, and Keep stores what is shown. It is off in the end."""
+    first = stored()[name]
+    same()
+    for click in range(1, 5):
+        switch.click()
+        same(**{name: first ^ (click % 2 == 1)})
+    switch.click()
+    kept()
+    assert stored()[name] is not first
+    same()
+    reload()
+    same()
+    # On, off, and Keep: off is what is stored.
+    if stored()[name]:
+        switch.click()
+        kept()
+    for _ in range(4):
+        switch.click()
+    same(**{name: False})
+    assert stored()[name] is False
+    # A click while Keep is under way is later than what is kept.
+    keep = page.locator("#choices button.main")
+    switch.click()
+    with holding():
+        keep.click()
+        expect(keep).to_be_disabled()
+        assert choices(page)[name] is True
+        switch.click()
+        assert choices(page)[name] is False
+    until(lambda: stored()[name], 10)
+    expect(keep).to_be_enabled()
+    same(**{name: False})
+    kept()
+    assert stored()[name] is False
     same()
 
 

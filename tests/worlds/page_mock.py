@@ -89,20 +89,6 @@ def crowd():
     ]
 
 
-def takes_part(on):
-    return {
-        "name": "takes_part",
-        "kind": "switch",
-        "label": said("field.takes_part.label"),
-        "help": said("field.takes_part.help"),
-        "value": on,
-        "least": None,
-        "most": None,
-        "steps": [],
-        "options": [],
-    }
-
-
 def field(name, kind, value, least=None, most=None, steps=(), options=()):
     return {
         "name": name,
@@ -159,7 +145,8 @@ class Shop:
         self.things = things
         self.terms = agreement
         self.stopped = False
-        self.busy = None
+        self.beside = False
+        """Whether an agent runs that sends by itself."""
         self.rows = []
         self.large = 0
         self.sent = 0
@@ -176,7 +163,8 @@ class Shop:
 
     def fields(self):
         choice = self.choice
-        drawn = [takes_part(choice["takes_part"])]
+        switches = ("takes_part", "asks_first")
+        drawn = [field(name, "switch", choice[name]) for name in switches if name in choice]
         if "epsilon" in choice:
             drawn.append(field("epsilon", "epsilon", choice["epsilon"], 0.1, 8, VOICES))
             drawn.append(field("total_epsilon", "limit", choice["total_epsilon"], 0.1, 100))
@@ -223,7 +211,6 @@ class Shop:
             "address": "https://films.example",
             "stands": stands,
             "quiet": quiet,
-            "busy": self.busy,
             "takes_part": self.choice["takes_part"],
             "stopped": self.stopped,
             "printed": self.printed,
@@ -308,8 +295,8 @@ class Shop:
             self.bodies, whats = self.bodies[:1], ("preview.update",)
         return {
             "ready": True,
-            "said": said("preview.ready"),
-            "nonce": self.nonce,
+            "said": said("busy.sends" if self.beside else "preview.ready"),
+            "nonce": None if self.beside else self.nonce,
             "round": 7,
             "epsilon": self.choice.get("epsilon"),
             "items": [

@@ -10,7 +10,7 @@
 
 import { type Bytes, fromHex, toHex, u32s, utf8 } from "./bytes.ts";
 import { randomBytes, type SigningKey, sha256 } from "./crypto.ts";
-import { type Booked, checkShape, Door, type Prepared } from "./door.ts";
+import { type Booked, checkShape, Door, type Nothing, type Prepared } from "./door.ts";
 import {
   ConsentError,
   KeyTrouble,
@@ -36,6 +36,7 @@ import { descriptorFromTable } from "./wire/descriptor.ts";
 import { PROTOCOL } from "./wire/frames.ts";
 import { DIGEST_HEADER, digestOf, prove, sealEnvelope } from "./wire/signing.ts";
 import { mostNumbers, termsDigest, termsFromTable } from "./wire/terms.ts";
+import { ROUNDS, words } from "./waiting.ts";
 import type { Descriptor, ModelView, Terms } from "./wire/types.ts";
 import { decodeModel, fullSize } from "./wire/versions.ts";
 
@@ -97,6 +98,7 @@ export class Device {
   #asksIn = true;
   #roster = "";
   #said = "";
+  #waits = "";
 
   constructor(
     readonly vault: Vault,
@@ -111,7 +113,7 @@ export class Device {
 
   /** Where the federation is. Sends nothing of hers. */
   async look(): Promise<Descriptor> {
-    const answer = good(await this.transport.get("/v1/round"), this.transport.url);
+    const answer = good(await this.#round(), this.transport.url);
     const now = await descriptorFromTable(answer.table());
     const expected = (await this.#membership()).federation;
     if (expected && now.federation !== expected) {
@@ -121,6 +123,23 @@ export class Device {
     }
     this.#roster = now.roster;
     return now;
+  }
+
+  async #round(): Promise<Answer> {
+    try {
+      return await this.transport.get("/v1/round");
+    } catch (error) {
+      if (error instanceof Unreachable && !(error instanceof Busy)) this.#sayWaits("no_server");
+      throw error;
+    }
+  }
+
+  /** Log for what the federation's rounds wait, once, in the words of its operator. */
+  #sayWaits(kind: string): void {
+    if (kind && kind !== this.#waits) {
+      this.log("round waits", { kind: Object.hasOwn(ROUNDS, kind) ? kind : "other", why: words(kind) });
+    }
+    this.#waits = kind;
   }
 
   /** The same, and what is published is kept: terms, catalogue and model. */
@@ -277,6 +296,7 @@ export class Device {
   async visit(): Promise<Descriptor | null> {
     if ((await this.#marks()).stopped) return null;
     const now = await this.look();
+    this.#sayWaits(now.waits);
     const terms = await this.#meet(now);
     if (await this.#takesPart()) {
       try {
@@ -325,7 +345,7 @@ export class Device {
     }
     if (now.published !== null) await this.#refresh(now, terms);
     const view = await this.#model(now, terms);
-    let prepared: Prepared | null;
+    let prepared: Prepared | Nothing;
     try {
       prepared = await this.door.prepare(view, now.attempt);
     } catch (error) {
@@ -333,7 +353,7 @@ export class Device {
       this.#sayOnce(now, error.message);
       return;
     }
-    if (prepared === null) this.#sayOnce(now, "she has contributed, and is not asked again yet");
+    if ("nothing" in prepared) this.#sayOnce(now, words(prepared.nothing));
     else if (prepared.round.state === "prepared" || prepared.round.state === "left") {
       await this.#send(prepared);
     }
@@ -599,7 +619,7 @@ export class Device {
     const view = await this.#model(now, terms);
     try {
       const report = await this.door.prepare(view, now.attempt);
-      return { report, why: report === null ? "nothing" : "", detail: "" };
+      return "nothing" in report ? none("nothing", words(report.nothing)) : { report, why: "", detail: "" };
     } catch (error) {
       if (!(error instanceof ConsentError)) throw error;
       return none("choice", error.message);

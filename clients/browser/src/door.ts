@@ -22,7 +22,7 @@ import {
 import { type Bytes, concat, fromHex, toHex, u32, utf8 } from "./bytes.ts";
 import { cut, numbersOf, whole } from "./contributions.ts";
 import { blake2b, type SigningKey, sha256 } from "./crypto.ts";
-import { OwnEpsilon } from "./epsilon.ts";
+import { markOf, OwnEpsilon, wasIn } from "./epsilon.ts";
 import { ConsentError, DataError, MessageError, Unsupported } from "./errors.ts";
 import { Fpl } from "./fpl.ts";
 import { Gram } from "./gram.ts";
@@ -97,6 +97,8 @@ interface Home {
   readonly version: number;
   /** Without what is never sent. */
   readonly history: History;
+  /** Whether something of her history is never sent. */
+  readonly keptBack: boolean;
   readonly published: ModelView | null;
   readonly before: Before;
   readonly number: number;
@@ -113,6 +115,11 @@ interface Once {
   readonly seed: Bytes;
   /** and of the seal around that seed. */
   readonly ephemeral: Bytes;
+}
+
+/** No message is made, for a reason of this kind (`waiting.ts`). */
+export interface Nothing {
+  readonly nothing: string;
 }
 
 interface Made {
@@ -215,8 +222,8 @@ export class Door {
   // --- rounds ------------------------------------------------------------------------------------
 
   /** One round through the door. The result is durable; asked again for the same round and attempt,
-   * this gives the very same bytes. Null where she takes no part, or was in this stage before. */
-  async prepare(view: ModelView, attempt: number): Promise<Prepared | null> {
+   * this gives the very same bytes. Returns why if nothing is to be sent. */
+  async prepare(view: ModelView, attempt: number): Promise<Prepared | Nothing> {
     const terms = await this.requireAgreed();
     checkShape(view, terms);
     if (![view.round, attempt].every((n) => Number.isInteger(n) && n >= 0 && n < COUNTERS)) {
@@ -228,8 +235,8 @@ export class Door {
         this.#again(new Writing(draft), view.round, attempt, asked),
       );
       if (again !== null) return again;
-      const { done, prepared } = await this.#learn(view, attempt, asked);
-      if (done) return prepared;
+      const made = await this.#learn(view, attempt, asked);
+      if (made !== null) return made;
     }
     throw new ConsentError("choices changed while the round was being prepared; try again");
   }
@@ -368,20 +375,15 @@ export class Door {
     return null;
   }
 
-  /** Through the door, and into the store unless something has changed meanwhile. */
-  async #learn(
-    view: ModelView,
-    attempt: number,
-    asked: string,
-  ): Promise<{ done: boolean; prepared: Prepared | null }> {
+  /** Through the door, and into the store; null if something has changed meanwhile. */
+  async #learn(view: ModelView, attempt: number, asked: string): Promise<Prepared | Nothing | null> {
     const home = await this.vault.read((found) => homeOf(new Reading(found)));
-    const nothing = { done: true, prepared: null };
-    if (!home.choice.takesPart) return nothing;
+    if (!home.choice.takesPart) return { nothing: "no_part" };
     const why = objectionTo(home.terms, home.choice);
     if (why) throw new ConsentError(why);
     const { latest } = home;
     const made = await this.#made(view, attempt, home);
-    if (made === null) return nothing;
+    if ("nothing" in made) return made;
     const same = latest !== null && latest.round === view.round && latest.attempt === attempt;
     if (same && isGone(latest)) {
       throw new ConsentError(
@@ -407,11 +409,11 @@ export class Door {
       if (made.learnt !== null) store.keepVector("learnt", made.learnt);
       return true;
     });
-    return kept ? { done: true, prepared: { round: entry, body } } : { done: false, prepared: null };
+    return kept ? { round: entry, body } : null;
   }
 
-  /** What would leave, made from what she permits; null where she was in this stage before. */
-  async #made(view: ModelView, attempt: number, home: Home): Promise<Made | null> {
+  /** What would leave, made from what she permits, or why nothing would. */
+  async #made(view: ModelView, attempt: number, home: Home): Promise<Made | Nothing> {
     const { terms } = home;
     if (isOwn(terms)) return this.#contribution(view, attempt, home, terms);
     if (terms.algorithm.name === "fpl") return this.#rows(view, attempt, home);
@@ -419,10 +421,10 @@ export class Door {
   }
 
   /** Rows of the model, of which no ε bounds what they tell. */
-  async #rows(view: ModelView, attempt: number, home: Home): Promise<Made | null> {
+  async #rows(view: ModelView, attempt: number, home: Home): Promise<Made | Nothing> {
     const { terms, history, number, choice } = home;
     const fpl = new Fpl(terms);
-    if (!fpl.able(history)) return null;
+    if (!fpl.able(history)) return { nothing: home.keptBack ? "kept_back" : "no_history" };
     const streams = await this.streams(home.era);
     const start = await this.#vectorFor(view.round, home, fpl);
     const updates = fpl.learn(view, history, start, streams, number);
@@ -510,13 +512,15 @@ export class Door {
     attempt: number,
     home: Home,
     terms: OwnTerms,
-  ): Promise<Made | null> {
+  ): Promise<Made | Nothing> {
     const { choice, before } = home;
     const gram = new Gram(terms);
     const own = new OwnEpsilon(terms.release);
     const spent = spentUnder(terms, choice, before);
     if (!own.room(choice, spent, gram.shares, view.round, gram.batches)) {
-      if (spent.sent) return null; // she has contributed, and is not asked again in this period
+      const mark = markOf(view.round, gram.shares.length, gram.batches);
+      if (wasIn(spent.sent, mark)) return { nothing: "contributed" };
+      if (spent.sent) return { nothing: "limit" };
       throw new ConsentError(
         `the limit on ε is reached: ${round10(spentSoFar(before))} of ${round10(choice.totalEpsilon)} is spent, and another round does not fit; nothing leaves any more`,
       );
@@ -651,6 +655,7 @@ async function homeOf(store: Reading): Promise<Home> {
   if (known === null) throw new ConsentError("this device has not seen any terms; nothing leaves");
   const { choice, version } = await store.choice();
   const history = await store.history(choice);
+  const keptBack = (await store.history()).items.length > history.items.length;
   if (history.nItems !== known.terms.nItems) {
     throw new MessageError(
       `the catalogue has ${history.nItems} items, the federation ${known.terms.nItems}; nothing is sent`,
@@ -667,7 +672,7 @@ async function homeOf(store: Reading): Promise<Home> {
   const published = await store.model();
   const number = (await store.membership())?.number ?? 0;
   const [vector, learnt] = [await store.vector("vector"), await store.vector("learnt")];
-  const about = { choice, version, history, latest, published, before };
+  const about = { choice, version, history, keptBack, latest, published, before };
   return { ...known, ...about, number, vector, learnt };
 }
 

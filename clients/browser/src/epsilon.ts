@@ -41,6 +41,12 @@ export function marked(sent: number, mark: number): number {
   return before > now ? sent : mark;
 }
 
+/** Whether a device was in the stage of this mark, or in a later period, by `sent`. */
+export function wasIn(sent: number, mark: number): boolean {
+  const [before, now] = [periodOf(sent), periodOf(mark)];
+  return before > now || (before === now && (stagesOf(sent) & stagesOf(mark)) !== 0);
+}
+
 /** Of 1/noise² in these stages, given by their bits; 1 of all. */
 export function shareOf(stages: number, shares: readonly number[]): number {
   const share = exactSum(shares.filter((_, k) => (stages >> k) & 1));
@@ -221,7 +227,7 @@ export class OwnEpsilon {
       const same = periodOf(spent.sent) === periodOf(mark);
       done = same ? done : 0;
       more = same ? more : 0.0;
-      open = (done & stagesOf(mark)) === 0 && periodOf(spent.sent) <= periodOf(mark);
+      open = !wasIn(spent.sent, mark);
     }
     if (!choice.takesPart || !open || this.scale(choice.epsilon) === 0) return false;
     const rest =

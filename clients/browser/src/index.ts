@@ -53,7 +53,8 @@ export interface DeviceOptions extends Opening {
 /**
  * The device of this browser in a federation. It tells of what happens by events: `change` (ask
  * again for what you show), `trouble` (one sentence in `detail.why`), and what the loop does
- * (`enrolled`, `counted`, `refused`, `nothing sent`, `checked in`, `model`, `shut out`). After `erased`
+ * (`enrolled`, `counted`, `refused`, `nothing sent` and `round waits` with one sentence in `detail.why`,
+ * `checked in`, `model`, `shut out`). After `erased`
  * there is nothing to ask any more: everything was deleted in another tab.
  */
 export class BrowserDevice extends EventTarget {

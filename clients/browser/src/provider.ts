@@ -171,7 +171,6 @@ class Tab {
       address: status.server || null,
       stands: standsOf(status, contributions, last),
       quiet: quietOf(status, terms, history),
-      busy: null,
       takes_part: choice.takesPart,
       stopped: status.stopped,
       printed: terms !== null && isPrinted(terms),

@@ -14,6 +14,7 @@ import type { Disk } from "../src/store/disk.ts";
 import { Transport } from "../src/transport.ts";
 import { binding, decodeMasked, modelName, openSeed } from "../src/wire/masked.ts";
 import { openEnvelope } from "../src/wire/signing.ts";
+import { DEVICES, ROUNDS, words } from "../src/waiting.ts";
 import { termsFromTable } from "../src/wire/terms.ts";
 import {
   Browser,
@@ -21,6 +22,7 @@ import {
   choose,
   Fate,
   ITEMS,
+  type Opened,
   type Posted,
   read,
   settle,
@@ -62,6 +64,60 @@ test("a device takes part in both stages of a period, and no more", async () => 
   world.attempt = 1;
   await opened.device.visit();
   assert.equal(world.reports().length, 2, "contributions come once");
+});
+
+/** The sentences of this event, in the order in which they were told. */
+const reasons = (opened: Opened, event: string) =>
+  opened.events.filter(([name]) => name === event).map(([, { why }]) => why);
+
+for (const [kind, visits, choice] of [
+  ["no_history", [], {}],
+  ["kept_back", VISITS, { neverSend: VISITS.map(([item]) => item) }],
+] as const) {
+  test(`a device that cannot learn says why it sends nothing (${kind})`, async () => {
+    const world = World.fpl();
+    const opened = await new Browser(world).open();
+    await write(opened, (store) => store.visited(visits));
+    await opened.device.visit(); // she takes no part yet, and reads the terms
+    await opened.door.agree(world.digest);
+    await choose(opened, { takesPart: true, ...choice });
+    await opened.device.visit();
+    assert.deepEqual(reasons(opened, "nothing sent"), [DEVICES[kind]]);
+    assert.equal((await opened.device.show()).detail, DEVICES[kind]);
+    assert.deepEqual(world.reports(), []);
+  });
+}
+
+test("a device that has contributed says so, and one whose limit is used up says that", async () => {
+  const { world, opened } = await settled(new World({}, { batches: 2 }));
+  await choose(opened, { epsilon: 1, totalEpsilon: 1.5 });
+  await opened.device.visit();
+  world.round = 2; // the same stage, for others
+  await opened.device.visit();
+  world.round = 3;
+  await opened.device.visit();
+  assert.deepEqual([...world.counted.keys()], ["0.0", "3.0"]);
+  world.round = 4; // another period
+  await opened.device.visit();
+  assert.deepEqual(reasons(opened, "nothing sent"), [DEVICES["contributed"], DEVICES["limit"]]);
+});
+
+test("why rounds wait is told once, in the words of the server", async () => {
+  const { world, opened } = await settled();
+  world.state = "waiting";
+  for (const waits of ["helper_away", "helper_away", undefined, "helper_away", "new_kind", 7, "x".repeat(65)]) {
+    world.waits = waits;
+    await opened.device.visit();
+  }
+  world.change = () => {
+    throw new TypeError("Failed to fetch");
+  };
+  await assert.rejects(opened.device.visit(), Unreachable);
+  const kinds = opened.events.filter(([name]) => name === "round waits").map(([, { kind }]) => kind);
+  assert.deepEqual(kinds, ["helper_away", "helper_away", "other", "no_server"]);
+  const away = ROUNDS["helper_away"];
+  const told = [away, away, words("new_kind"), ROUNDS["no_server"]];
+  assert.deepEqual(reasons(opened, "round waits"), told);
 });
 
 test("nothing is sent for somebody who takes no part or has not agreed", async () => {
@@ -516,7 +572,8 @@ test("another model for the same attempt is not answered", async () => {
     return { round: 0, rows: 12, width: 6, items };
   };
   const first = await opened.door.prepare(view(0), 0);
-  assert.equal(first?.round.state, "arrived");
+  assert.ok("round" in first);
+  assert.equal(first.round.state, "arrived");
   await assert.rejects(opened.door.prepare(view(1), 0), /another model/);
 });
 

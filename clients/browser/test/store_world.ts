@@ -38,6 +38,8 @@ export class World {
   state: "waiting" | "open" | "finished" = "open";
   selection: "all" | "list" = "all";
   selected: number[] = [];
+  /** For what the server says that rounds wait. */
+  waits: unknown = undefined;
   readonly posted: Posted[] = [];
   readonly asked: string[] = [];
   /** Bodies that count, by round and attempt. */
@@ -135,6 +137,7 @@ export class World {
         ...{ protocol: PROTOCOL, federation: FEDERATION, terms: this.digest, round: this.round },
         ...{ attempt: this.attempt, state: this.state, selection: this.selection },
         ...{ model: this.round, poll_seconds: 1, catalogue: toHex(await sha256(this.catalogueBytes)) },
+        ...(this.waits !== undefined && { waits: this.waits }),
       });
     }
     if (path === "/v1/challenge" && this.places) {

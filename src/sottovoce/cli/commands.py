@@ -29,8 +29,10 @@ ROOT = {
     "budget": "budget:budget",
     "components": "components:components",
     "console": "console:console",
+    "backup": "copies:backup",
+    "restore": "copies:restore",
     "docs": "docs:docs",
-    "data": "List, describe and import data sets.",
+    "data": "Show and import data sets.",
     "serve": "Run a party of a real federation as a service.",
     "keys": "Make and look at a federation's keys.",
     "device": "Everything that a person does: her data and her choices.",
@@ -38,7 +40,7 @@ ROOT = {
 """Where the function of each command is, and the help of each group in `GROUPS`."""
 
 GROUPS = {
-    "data": {"list": "data:list_all", "describe": "data:describe", "import": "data:bring"},
+    "data": {"show": "data:show", "import": "data:bring"},
     "serve": {
         "setup": "serve_setup:setup",
         "server": "serve_server:server",
@@ -52,10 +54,8 @@ GROUPS = {
         "target": "serve_server:target",
         "shut-out": "serve_server:shut_out",
         "devices": "serve_operate:devices",
-        "label": "serve_operate:label",
         "places": "serve_operate:places",
         "pause": "serve_operate:pause",
-        "go-on": "serve_operate:go_on",
         "token": "serve_operate:token",
         "log": "serve_operate:log",
         "site": "serve_site:site",
@@ -71,14 +71,11 @@ GROUPS = {
         "cohort": "serve_flower:cohort",
         "flower": "serve_flower:flower",
         "nginx": "serve_flower:nginx",
-        "backup": "copies:backup",
-        "restore": "copies:restore",
     },
     "keys": {
         "init": "keys:init",
         "show": "keys:show",
         "renew": "keys:renew",
-        "rotate": "keys:rotate",
         "node": "keys:node",
     },
     "device": {
@@ -102,8 +99,6 @@ GROUPS = {
         "stop": "device_centre:stop",
         "leave": "device_owners:leave",
         "erase": "device_centre:erase",
-        "backup": "copies:backup_store",
-        "restore": "copies:restore_store",
     },
 }
 

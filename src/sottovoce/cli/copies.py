@@ -1,4 +1,4 @@
-"""`sottovoce serve backup` and `restore`, `sottovoce device backup` and `restore`."""
+"""`sottovoce backup` and `sottovoce restore`, of every folder that has a state."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Annotated
 import typer
 
 from sottovoce.cli import output
-from sottovoce.cli.options import Said, Store, says
-from sottovoce.errors import SottovoceError, UsageError
+from sottovoce.cli.options import Said, says
+from sottovoce.errors import SottovoceError
 
 Target = Annotated[
     Path, typer.Argument(metavar="BACKUP", help="Folder to make; nothing may be there yet.")
@@ -35,31 +35,33 @@ Keys = Annotated[
 @says
 def backup(
     folder: Annotated[
-        Path, typer.Argument(metavar="DIR", help="Folder of a service, or of a store.")
+        Path, typer.Argument(metavar="DIR", help="Folder of a store, or of a service.")
     ],
     target: Target,
     without_keys: WithoutKeys = False,
 ) -> Said:
-    """Copy the folder of a service, also while it runs.
+    """Copy a person's store or the folder of a service, also while its agent or service runs.
 
-    DIR is the folder of `serve server`, `superlink`, `shuffler`, `helper`, `aggregator`, `owner` or
-    `orchestrator`, or a store. BACKUP is a new folder of mode 700 with files of mode 600: databases
-    as they are at one moment, the keys (unless --without-keys), and backup.json with a checksum of
-    everything. It is there whole or not at all and is as secret as DIR: whoever reads it has the
-    keys and what is in the database. A state in PostgreSQL is copied by pg_dump, beside this. The
-    reports that a shuffler holds are never in a copy.
+    DIR is a store, also one of `sottovoce serve supernode`, or the folder of `serve server`,
+    `superlink`, `shuffler`, `helper`, `aggregator`, `owner` or `orchestrator`. BACKUP is a new
+    folder of mode 700 with files of mode 600: databases as they are at one moment, the keys (unless
+    --without-keys: keep them elsewhere, nobody can use the copy without them), and backup.json with
+    a checksum of everything. It is there whole or not at all and is as secret as DIR: whoever reads
+    it has the keys and what is in the database. A state in PostgreSQL is copied by pg_dump, beside
+    this. The reports that a shuffler holds are never in a copy.
 
     \b
     Examples:
-      sottovoce serve backup town /media/safe/town-monday
-      sottovoce serve backup masks /media/safe/masks-monday --without-keys
+      sottovoce backup ~/sottovoce /media/stick/sottovoce-monday
+      sottovoce backup town /media/safe/town-monday
+      sottovoce backup masks /media/safe/masks-monday --without-keys
     """
     content, words = _backup(folder, target, without_keys)
     if content["kind"] == "server":
         from sottovoce.cli.serve_server import acting
 
         # A copy is a copy, whether or not its server's database can be written.
-        with contextlib.suppress(SottovoceError), acting(folder, None) as acts:
+        with contextlib.suppress(SottovoceError), acting(folder) as acts:
             acts.note("backup", {"place": str(target), "keys": not without_keys})
     return content, words
 
@@ -93,51 +95,17 @@ def restore(
     An old copy has forgotten what happened since. So that nothing is done twice, it goes on after
     the last round of the former folder, or with --next-round. The helper of a secure sum tells no
     sum of earlier rounds, a shuffler takes no report for them, and a server does not ask for them.
-    A store that is put back takes no part until its user says so again.
+    Nobody in a store that is put back takes part until its user says so again, and a limit on ε
+    over all rounds is 0 until she sets it anew. Set it lower than it was, by all that may have left
+    since. A store that can be read and knows of more is not replaced.
 
     \b
     Examples:
-      sottovoce serve restore /media/safe/town-monday town
-      sottovoce serve restore /media/safe/masks-monday masks --next-round 120
+      sottovoce restore /media/stick/sottovoce-monday ~/sottovoce
+      sottovoce restore /media/safe/town-monday town
+      sottovoce restore /media/safe/masks-monday masks --next-round 120
     """
     return _restore(source, folder, next_round, keys)
-
-
-@says
-def backup_store(store: Store, target: Target, without_keys: WithoutKeys = False) -> Said:
-    """Copy a store, also while its agent runs.
-
-    BACKUP is a new folder of mode 700 with the encrypted store.db, store.key (unless
-    --without-keys: keep it elsewhere, nobody can read the copy without it) and backup.json. It is
-    there whole or not at all. This also works for the stores of `sottovoce serve supernode`.
-
-    \b
-    Example:
-      sottovoce device backup ~/sottovoce /media/stick/sottovoce-monday
-    """
-    from sottovoce.services.copies.copying import STORES, kind_of
-
-    if kind_of(store).name not in STORES:
-        raise UsageError(f"{store} is no store; use `sottovoce serve backup`")
-    return _backup(store, target, without_keys)
-
-
-@says
-def restore_store(source: Backup, store: Store, keys: Keys = None) -> Said:
-    """Put a copy of a store back, if the store is lost.
-
-    The copy has forgotten what left since it was made. So nobody in it takes part until its user
-    says so again, and a limit on ε over all rounds is 0 until she sets it anew. Set it lower than
-    it was, by all that may have left since. A store that can be read and knows of more is not
-    replaced; one that is replaced is kept beside it, as STORE.before-TIME.
-
-    \b
-    Example:
-      sottovoce device restore /media/stick/sottovoce-monday ~/sottovoce
-    """
-    from sottovoce.services.copies.copying import STORES
-
-    return _restore(source, store, None, keys, STORES)
 
 
 def _backup(folder: Path, target: Path, without_keys: bool) -> Said:
@@ -170,14 +138,13 @@ def _restore(
     folder: Path,
     next_round: int | None,
     keys: Path | None,
-    kinds: tuple[str, ...] = (),
 ) -> Said:
     from datetime import UTC, datetime
 
     from sottovoce.services.copies.copying import restore_backup
 
     with output.interruptible("nothing was changed"):
-        done = restore_backup(source, folder, next_round=next_round, keys=keys, kinds=kinds)
+        done = restore_backup(source, folder, next_round=next_round, keys=keys)
     found, settled = done.manifest, done.settled
     means = list(settled.means)
     if done.open_to_others:

@@ -1,4 +1,4 @@
-"""`sottovoce data list | describe | import`."""
+"""`sottovoce data show | import`."""
 
 from __future__ import annotations
 
@@ -18,18 +18,31 @@ _LOOKED_AT = 5_000_000
 """Interactions that are read again to describe them."""
 
 
-def list_all(as_json: Json = False) -> None:
-    """List the data sets that experiments can name.
+def show(
+    name: Annotated[
+        str | None, typer.Argument(metavar="[NAME]", help="Describe this one of them.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """List the data sets that experiments can name, or describe one of them.
 
-    It looks in $SOTTOVOCE_DATA, then in the user cache. The town is generated and always there.
+    It looks in $SOTTOVOCE_DATA, then in the user cache. The town is generated and always there. Of
+    one it says size, density, attributes, categories, fingerprint and origin.
 
     \b
-    Example:
-      sottovoce data list
+    Examples:
+      sottovoce data show
+      sottovoce data show town
     """
-    from sottovoce.data import available
+    from sottovoce.data import available, load
     from sottovoce.evaluation.tables import Column, Table
 
+    if name is not None:
+        described = load(name).describe()
+        width = max(len(key) for key in described)
+        lines = [f"{key:<{width}}  {output.words(value)}" for key, value in described.items()]
+        output.emit(described) if as_json else output.show(*lines)
+        return
     found = available()
     if as_json:
         output.emit({"data": [{"name": name, "folder": place} for name, place in found.items()]})
@@ -42,28 +55,6 @@ def list_all(as_json: Json = False) -> None:
         Table("Data sets", [Column("name"), Column("where")], rows),
         "Add one with: sottovoce data import NAME PATH",
     )
-
-
-def describe(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="A name from `data list`.")],
-    as_json: Json = False,
-) -> None:
-    """Say size, density, attributes, categories, fingerprint and origin of a data set.
-
-    NAME is one of `sottovoce data list`.
-
-    \b
-    Example:
-      sottovoce data describe town
-    """
-    from sottovoce.data import load
-
-    described = load(name).describe()
-    if as_json:
-        output.emit(described)
-    else:
-        width = max(len(key) for key in described)
-        output.show(*[f"{key:<{width}}  {output.words(value)}" for key, value in described.items()])
 
 
 def bring(
@@ -198,7 +189,7 @@ def bring(
 
 
 def _described(folder: Path, name: str, done: Imported) -> dict[str, Any]:
-    """All that `data describe` says, where the data set is small enough to be looked at whole."""
+    """All that `data show NAME` says, where the data set is small enough to be looked at whole."""
     from sottovoce.data import read_prepared
 
     told = {"name": name, "users": done.users, "items": done.items,

@@ -38,7 +38,7 @@ def export(
     FILE must not be there yet. It gets history, attributes, choices, ledger, contacts, budget,
     vectors and terms, and in a federation of data owners also what waits for whom. It gets neither
     keys nor the published model. The file is not encrypted, and nothing can be put back from it:
-    for that there is sottovoce device backup.
+    for that there is sottovoce backup.
 
     \b
     Examples:

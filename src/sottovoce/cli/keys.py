@@ -1,4 +1,4 @@
-"""`sottovoce keys init | show | renew | rotate | node`."""
+"""`sottovoce keys init | show | renew | node`."""
 
 from __future__ import annotations
 
@@ -22,9 +22,11 @@ Hosts = Annotated[
 ]
 Days = Annotated[int, typer.Option(min=1, help="How long the server's certificate is valid.")]
 
+_DAYS = 825
+
 
 @says
-def init(folder: Folder, host: Hosts = None, days: Days = 825) -> Said:
+def init(folder: Folder, host: Hosts = None, days: Days = _DAYS) -> Said:
     """Make a certificate authority, the server's certificate and the operator's secrets.
 
     DIR is the folder to put them in. Existing keys are never overwritten. Private keys and secrets
@@ -56,36 +58,42 @@ def show(folder: Folder) -> Said:
 
 
 @says
-def renew(folder: Folder, host: Hosts = None, days: Days = 825) -> Said:
+def renew(
+    folder: Folder,
+    host: Hosts = None,
+    days: Days = _DAYS,
+    reports: Annotated[
+        bool,
+        typer.Option("--reports", help="Make a new key to which reports are sealed instead."),
+    ] = False,
+) -> Said:
     """Make a new server certificate from the same authority; devices need nothing new.
 
     DIR is the folder of `keys init`. Without --host the names stay as they are. Restart the server
     afterwards.
 
+    With --reports, it is a new key to which reports are sealed, if they come through a shuffler.
+    The server takes it for the next round that it opens; it need not be restarted, and devices
+    learn of it with the round. The former key is destroyed when no round needs it any more.
+
     \b
     Examples:
       sottovoce keys renew federation/keys
       sottovoce keys renew federation/keys --host new-name.example.org
+      sottovoce keys renew federation/keys --reports
     """
     from sottovoce.stores.keys import renew_keys
 
+    if reports and (host or days != _DAYS):
+        raise UsageError("--host and --days are of a certificate; leave them or --reports out")
+    if reports:
+        return _renew_reports(folder)
     renew_keys(folder, host or [], days)
     words = "The server's certificate is new; restart the server, or send it SIGHUP."
     return _show(folder, words)
 
 
-@says
-def rotate(folder: Folder) -> Said:
-    """Make a new key to which reports are sealed, if they come through a shuffler.
-
-    DIR is the folder with the keys of the federation's server. The server takes the new key for the
-    next round that it opens; it need not be restarted, and devices learn of it with the round. The
-    former key is destroyed when no round needs it any more.
-
-    \b
-    Example:
-      sottovoce keys rotate federation/keys
-    """
+def _renew_reports(folder: Path) -> Said:
     from sottovoce.stores.keys import ReportKeys
 
     ring = ReportKeys(folder)

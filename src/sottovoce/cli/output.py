@@ -38,7 +38,6 @@ STAGES = {
     "seeds": "Seeds",
     "training": "Devices learn",
     "search": "Trying settings",
-    "finalists": "Finalists with other seeds",
     "baselines": "Fitting baselines",
     "evaluation": "Ranking for every user",
     "attacks": "Trying attacks",
@@ -288,12 +287,14 @@ class StagePace:
 
     started: float
     first: int
+    last: int = 0
 
     def left(self, now: float, done: int, total: int) -> str:
         """How long it may still take; nothing where nobody can say, or it is done. A stage that
         begins anew has a new pace."""
-        if done < self.first:
+        if done < max(self.first, self.last):
             self.started, self.first = now, done
+        self.last = done
         gone = done - self.first
         if gone <= 0 or done >= total or now - self.started < 1.0:
             return ""

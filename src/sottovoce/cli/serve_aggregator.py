@@ -47,7 +47,7 @@ def aggregator(
     ones hold as well.
 
     What it has told survives a crash, in DIR/answered.json: never put an older copy of DIR back but
-    with `sottovoce serve restore`, which has it tell nothing of rounds that it may have forgotten.
+    with `sottovoce restore`, which has it tell nothing of rounds that it may have forgotten.
     DIR/shares.db has what devices have shared in the present round, sealed. DIR/aggregator.json
     says where a running aggregator listens. Logs are JSON lines on standard error and name no
     device. /health says whether it runs, /metrics counts for Prometheus and needs the token in

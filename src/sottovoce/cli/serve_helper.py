@@ -48,7 +48,7 @@ def helper(
     ones hold as well.
 
     What it has told survives a crash, in DIR/answered.json: never put an older copy of DIR back but
-    with `sottovoce serve restore`, which has it tell nothing of rounds that it may have forgotten.
+    with `sottovoce restore`, which has it tell nothing of rounds that it may have forgotten.
     DIR/masker.json says where a running helper listens. Logs are JSON lines on standard error and
     name no device. /health says whether it runs, /metrics counts for Prometheus and needs the token
     in DIR/keys/operator.token. SIGTERM and Ctrl-C stop it; SIGHUP takes up a renewed certificate.

@@ -1,15 +1,17 @@
-"""What operators look at and do while a federation runs: `sottovoce serve devices`, `label`,
-`places`, `pause`, `go-on`, `token` and `log`. The server may be running, and need not be."""
+"""What operators look at and do while a federation runs: `sottovoce serve devices`, `places`,
+`pause`, `token` and `log`. The server may be running, and need not be."""
 
 from __future__ import annotations
 
 import contextlib
+from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
 from sottovoce.cli.options import Said, says
-from sottovoce.cli.serve_server import DatabaseUrl, Folder, acting, places_words
+from sottovoce.cli.serve_server import Folder, acting, places_words
+from sottovoce.errors import UsageError
 
 _AT_ONCE = 100
 
@@ -33,9 +35,16 @@ def devices(
     ] = "",
     limit: Limit = _AT_ONCE,
     offset: Offset = 0,
-    database: DatabaseUrl = None,
+    label: Annotated[
+        tuple[int, str] | None,
+        typer.Option(
+            metavar="NUMBER TEXT",
+            help='Call a device so; "" takes the name away. Only operators see it.',
+        ),
+    ] = None,
 ) -> Said:
-    """List the devices of a federation, with what you call them and when they were last heard of.
+    """List the devices of a federation, with what you call them and when they were last heard of;
+    with --label, name one.
 
     A device that is invited has not enrolled. An active one is asked in rounds. A silent one was
     asked in vain several times and is asked again when it checks in. The last contact is an
@@ -47,11 +56,14 @@ def devices(
     Examples:
       sottovoce serve devices town --which silent
       sottovoce serve devices town --find "Via Roma"
+      sottovoce serve devices town --label 7 "library, ground floor"
     """
+    if label is not None:
+        return _label(folder, *label)
     from sottovoce.services.server.operator import devices as list_devices
     from sottovoce.stores.server_folder import open_folder
 
-    with contextlib.closing(open_folder(folder).database(database)) as store:
+    with contextlib.closing(open_folder(folder).database()) as store:
         found = list_devices(store, offset, limit, find, which)
     shown = len(found["rows"])
     words = f"{found['total']:,} device(s)"
@@ -66,6 +78,14 @@ def devices(
     return {"folder": folder, **found}, [words, *lines]
 
 
+def _label(folder: Path, number: int, text: str) -> Said:
+    with acting(folder) as acts:
+        done = acts.label(number, text)
+    text = done["label"]
+    told = f"Device {number} is called {text!r}" if text else f"Device {number} has no label"
+    return {"folder": folder, **done}, [told]
+
+
 def _row(number: str, state: str, last: str, enrolled: str, label: str) -> str:
     return f"{number:>10}  {state:<8}  {last:<16}  {enrolled:<16}  {label}".rstrip()
 
@@ -74,26 +94,6 @@ def _when(at: str | None) -> str:
     from sottovoce.stores.acts import clock_time
 
     return "" if at is None else clock_time(at)
-
-
-@says
-def label(
-    folder: Folder,
-    number: Annotated[int, typer.Argument(metavar="NUMBER", min=0, help="Number of a device.")],
-    text: Annotated[str, typer.Argument(metavar="TEXT", help='What you call it; "" for nothing.')],
-    database: DatabaseUrl = None,
-) -> Said:
-    """Give a device a name by which you know it. Only operators see it.
-
-    \b
-    Example:
-      sottovoce serve label town 7 "library, ground floor"
-    """
-    with acting(folder, database) as acts:
-        done = acts.label(number, text)
-    text = done["label"]
-    told = f"Device {number} is called {text!r}" if text else f"Device {number} has no label"
-    return {"folder": folder, **done}, [told]
 
 
 @says
@@ -130,7 +130,6 @@ def places(
             "default.",
         ),
     ] = None,
-    database: DatabaseUrl = None,
 ) -> Said:
     """Say how many devices may come without an invitation, or change that; 0 closes the places.
 
@@ -153,7 +152,7 @@ def places(
 
     given = {"places": total, "per_hour": per_hour, "per_day": per_day, "bits": bits}
     changes = {name: value for name, value in given.items() if value is not None}
-    with acting(folder, database) as acts:
+    with acting(folder) as acts:
         with acts.database.reading() as link:
             before, taken = place_rules(link), count_places(link)
         rules = replace(before or PlaceRules(), **changes)
@@ -167,34 +166,28 @@ def places(
 def pause(
     folder: Folder,
     why: Annotated[str, typer.Option(metavar="TEXT", help="The reason, for other operators.")] = "",
-    database: DatabaseUrl = None,
+    undo: Annotated[bool, typer.Option("--undo", help="Let rounds go on.")] = False,
 ) -> Said:
-    """Open no new round until `serve go-on`. A round that is open goes on to its end.
+    """Open no new round until `serve pause --undo`. A round that is open goes on to its end.
 
     Devices are told to wait; they keep what they have, and recommendations go on.
 
-    \b
-    Example:
+    
+    Examples:
       sottovoce serve pause town --why "until the helper has moved"
+      sottovoce serve pause town --undo
     """
-    with acting(folder, database) as acts:
-        done = acts.pause(why)
-    told = "No new round is opened until `sottovoce serve go-on`; an open one goes on to its end"
-    return {"folder": folder, **done}, [told]
-
-
-@says
-def go_on(folder: Folder, database: DatabaseUrl = None) -> Said:
-    """Open rounds again after `serve pause`.
-
-    \b
-    Example:
-      sottovoce serve go-on town
-    """
-    with acting(folder, database) as acts:
-        done = acts.go_on()
-    before = done["before"]
-    told = f"Rounds go on; they were paused since {_when(before['since'])} by {before['who']}"
+    if undo and why:
+        raise UsageError("--why is for a pause that begins; leave it or --undo out")
+    with acting(folder) as acts:
+        done = acts.go_on() if undo else acts.pause(why)
+    told = (
+        "No new round is opened until `sottovoce serve pause --undo`; an open one goes on to its "
+        "end"
+    )
+    if undo:
+        before = done["before"]
+        told = f"Rounds go on; they were paused since {_when(before['since'])} by {before['who']}"
     return {"folder": folder, **done}, [told]
 
 
@@ -208,7 +201,6 @@ def token(
     rotate: Annotated[
         bool, typer.Option("--rotate", help="Make a new one; the old one is refused from then on.")
     ] = False,
-    database: DatabaseUrl = None,
 ) -> Said:
     """Say in which file the secret of a role is: of who may look, or of who may also act.
 
@@ -224,7 +216,7 @@ def token(
     from sottovoce.stores.server_folder import open_folder
 
     if rotate:
-        with acting(folder, database) as acts:
+        with acting(folder) as acts:
             place = acts.rotate_token(role)["file"]
     else:
         place = str(role_token(open_folder(folder).keys, role))
@@ -235,9 +227,7 @@ def token(
 
 
 @says
-def log(
-    folder: Folder, limit: Limit = _AT_ONCE, offset: Offset = 0, database: DatabaseUrl = None
-) -> Said:
+def log(folder: Folder, limit: Limit = _AT_ONCE, offset: Offset = 0) -> Said:
     """Show what operators have done to a federation, newest first: who, when, what, how.
 
     \b
@@ -249,7 +239,7 @@ def log(
     from sottovoce.stores.server_folder import open_folder
 
     with (
-        contextlib.closing(open_folder(folder).database(database)) as store,
+        contextlib.closing(open_folder(folder).database()) as store,
         store.reading() as link,
     ):
         total, rows = past_acts(link, offset, limit)

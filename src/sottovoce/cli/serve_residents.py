@@ -13,7 +13,7 @@ from sottovoce.errors import UsageError
 
 if TYPE_CHECKING:
     from sottovoce.experiment import Experiment
-    from sottovoce.services.agent.residents import Habits, Residents
+    from sottovoce.services.agent.residents import Residents
 
 _BOOK = "residents.npz"
 
@@ -26,34 +26,6 @@ def residents(
         str, typer.Option(metavar="FILE", help="Experiment file with who they are and choose.")
     ],
     settings: Settings = None,
-    silent: Annotated[
-        int, typer.Option(min=0, help="So many enrol and are never heard of again.")
-    ] = 0,
-    leave: Annotated[
-        int, typer.Option(min=0, help="So many others contribute once and never again.")
-    ] = 0,
-    hold: Annotated[
-        float,
-        typer.Option(
-            min=0.0,
-            metavar="SECONDS",
-            help="Wait so long before a period's last round, or until a file DIR/go-on is there.",
-        ),
-    ] = 0.0,
-    hold_from: Annotated[int, typer.Option(min=0, help="The first round in which they wait.")] = 0,
-    first_share: Annotated[
-        float, typer.Option(min=0.0, max=1.0, help="Begin with this share of visits, the earliest.")
-    ] = 1.0,
-    more_share: Annotated[
-        float,
-        typer.Option(min=0.0, max=1.0, help="The share of visits that each further period adds."),
-    ] = 0.0,
-    poll: Annotated[
-        float | None,
-        typer.Option(
-            min=0.01, metavar="SECONDS", help="How often to ask; as the server says by default."
-        ),
-    ] = None,
     as_json: Json = False,
 ) -> None:
     """Play made-up residents who take part in a federation: for demos and tests, not for people.
@@ -72,35 +44,26 @@ def residents(
     \b
     Examples:
       sottovoce serve invite town --count 200 --out residents
-      sottovoce serve residents residents --experiment demo --silent 3 --leave 5
+      sottovoce serve residents residents --experiment demo
     """
     from sottovoce.experiment import Experiment, find_experiment
-    from sottovoce.services.agent.residents import Habits, serve_residents
+    from sottovoce.services.agent.residents import serve_residents
 
     chosen = Experiment.from_file(find_experiment(experiment), settings or [])
-    habits = Habits(silent, leave, hold, hold_from)
-    counted = serve_residents(_residents(folder, chosen, habits, first_share, more_share, poll))
+    counted = serve_residents(_residents(folder, chosen))
     if as_json:
         output.emit({"folder": folder, "counted": counted})
 
 
-def _residents(
-    folder: Path,
-    experiment: Experiment,
-    habits: Habits,
-    first_share: float,
-    more_share: float,
-    poll: float | None,
-) -> Residents:
+def _residents(folder: Path, experiment: Experiment) -> Residents:
     from dataclasses import replace
     from urllib.parse import urlsplit
 
     import numpy as np
 
     from sottovoce.core.cohort import Cohort
-    from sottovoce.core.interactions import Interactions
     from sottovoce.services.agent.process import JsonLines
-    from sottovoce.services.agent.residents import Residents
+    from sottovoce.services.agent.residents import Habits, Residents
     from sottovoce.services.kit.serving import is_loopback
     from sottovoce.stores.residents import GO_ON, ResidentsDoor, read_invitations
 
@@ -121,14 +84,6 @@ def _residents(
     rows = np.arange(len(invitations))
     numbers = np.array([one.number for one in invitations], np.int64)
     history = dataset.interactions.take_users(rows)
-    times = history.timestamps
-
-    def visits(period: int) -> Interactions:
-        share = first_share + more_share * period
-        if share >= 1.0 or times is None:
-            return history
-        return history.select(times <= np.quantile(times, share))
-
     cohort = Cohort(
         numbers,
         history,
@@ -141,6 +96,6 @@ def _residents(
         (log.warning if event == "failed" else log.info)(event, **details)
 
     door = ResidentsDoor(cohort, folder / _BOOK)
-    return Residents(
-        door, invitations, visits, log=say, habits=habits, go_on=folder / GO_ON, poll=poll
-    )
+    habits, go_on = Habits.read(folder), folder / GO_ON
+    visits = habits.visits_of(history)
+    return Residents(door, invitations, visits, log=say, habits=habits, go_on=go_on)

@@ -57,15 +57,6 @@ Folder = Annotated[
         callback=_server_of,
     ),
 ]
-DatabaseUrl = Annotated[
-    str | None,
-    typer.Option(
-        "--database",
-        metavar="URL",
-        help="Use a PostgreSQL database, postgresql://user@host/name; also from "
-        "SOTTOVOCE_DATABASE. Without it a SQLite file in DIR is used.",
-    ),
-]
 
 Where = Annotated[str, typer.Argument(metavar="DIR|URL", help="Folder or address of the server.")]
 OperatorCa = Annotated[
@@ -104,7 +95,6 @@ def server(
             help="With --experiment: places for items that are yet to come (`serve catalogue`).",
         ),
     ] = 0,
-    database: DatabaseUrl = None,
     rounds: Annotated[int | None, typer.Option(min=0, help="Run at least so many rounds.")] = None,
     skip_to_round: Annotated[
         int | None,
@@ -154,14 +144,15 @@ def server(
     --open-places lets visitors in whom nobody has invited.
 
     Several servers can share one federation: give each a copy of DIR (without server.db) and the
-    same --database, and put any load balancer in front.
+    same PostgreSQL database in SOTTOVOCE_DATABASE, as postgresql://user@host/name, and put any load
+    balancer in front. All commands with DIR read that variable; without it the state is in DIR.
 
     \b
     Examples:
       sottovoce serve server town --experiment my.toml --catalogue items.csv --name example.org
       sottovoce serve server town --host 0.0.0.0
       sottovoce serve server town --experiment a.toml --proxy https://p.example --proxy-ca p.crt
-      sottovoce serve server town --rounds 200 --database postgresql://sottovoce@db/town
+      sottovoce serve server town --rounds 200
       sottovoce serve server town --origin https://shop.example --open-places 10000
     """
     from sottovoce.services.kit.cors import Origins
@@ -192,7 +183,7 @@ def server(
         from sottovoce.web.console import console_of
 
         page = console_of(console_port)
-    start = database, rounds, skip_to_round, page
+    start = rounds, skip_to_round, page
     return ServerService(*start, tuple(origins or ()), open_places, forwarded)
 
 
@@ -242,7 +233,6 @@ def invite(
             "stands behind #, which browsers send to nobody.",
         ),
     ] = None,
-    database: DatabaseUrl = None,
 ) -> Said:
     """Write invitations, a file for each new device.
 
@@ -265,7 +255,7 @@ def invite(
     address = address_of_server(found, server)
     out = out or (setup_around(found.path) or Path()) / "invitations"
     out.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with acting(folder, database) as acts:
+    with acting(folder) as acts:
         numbers = None if first is None else range(first, first + count)
         invitations = acts.invite(address, count, numbers=numbers, label=label)
     ending = "json" if link is None else "link"
@@ -298,7 +288,6 @@ def introduce(
     hop: Annotated[
         int, typer.Option(min=1, help="Which shuffler of a chain it is for; 1 is the first.")
     ] = 1,
-    database: DatabaseUrl = None,
 ) -> Said:
     """Write the introduction of the federation's shuffler or helper, a file for whoever runs it.
 
@@ -319,7 +308,7 @@ def introduce(
     from sottovoce.stores import server_folder as folders
     from sottovoce.stores.server_folder import write_introduction
 
-    found = _proposed(folders.open_folder(folder), database)
+    found = _proposed(folders.open_folder(folder))
     if found.plan.summed:  # the helper is asked by the server and need not know where that is
         from sottovoce.stores.helper_folder import helper_introduction, write_helper_introduction
 
@@ -343,7 +332,7 @@ def introduce(
     return {"server": address, "file": out}, [told]
 
 
-def _proposed(folder: ServerFolder, database: str | None) -> ServerFolder:
+def _proposed(folder: ServerFolder) -> ServerFolder:
     """The folder under the terms that will be in force: others have to agree to them first."""
     from dataclasses import replace
 
@@ -351,10 +340,10 @@ def _proposed(folder: ServerFolder, database: str | None) -> ServerFolder:
     from sottovoce.stores.server_folder import DATABASE_VARIABLE, amended
 
     kept = folder.kept_in()
-    elsewhere = kept == "postgresql" and not (database or os.environ.get(DATABASE_VARIABLE))
+    elsewhere = kept == "postgresql" and not os.environ.get(DATABASE_VARIABLE)
     if kept in (None, "nowhere") or elsewhere:  # then a change is known by the files alone
         return folder
-    with contextlib.closing(folder.database(database)) as store, store.reading() as link:
+    with contextlib.closing(folder.database()) as store, store.reading() as link:
         now, after = folder.caught_up(link), amending.proposed_terms(link)
     return now if after is None else replace(now, plan=amended(now.plan, after))
 
@@ -365,9 +354,7 @@ def _urls(folder: ServerFolder) -> tuple[str, ...]:
 
 
 @says
-def status(
-    where: Where, ca: OperatorCa = None, token: OperatorToken = None, database: DatabaseUrl = None
-) -> Said:
+def status(where: Where, ca: OperatorCa = None, token: OperatorToken = None) -> Said:
     """Say where a federation stands: rounds, devices, for whom it waits, what was refused.
 
     A folder is looked at whether or not its server runs. An address needs two files of the folder's
@@ -378,7 +365,7 @@ def status(
       sottovoce serve status town
       sottovoce serve status https://example.org:8443 --ca ca.crt --token operator.token
     """
-    content = status_of(where, ca, token, database)
+    content = status_of(where, ca, token)
     words = (
         f"Round {content['round']} of {content['target']}, attempt {content['attempt']}: "
         f"{content['state']}"
@@ -495,7 +482,6 @@ def versions(
         Path | None,
         typer.Option(metavar="FILE", help="Draw how good they are, as FILE.png and FILE.svg."),
     ] = None,
-    database: DatabaseUrl = None,
 ) -> Said:
     """List the versions of the model that are kept: how good each is, which one is published, which
     was held back and why.
@@ -511,7 +497,7 @@ def versions(
       sottovoce serve versions town --plot town-versions
       sottovoce serve versions https://example.org:8443 --ca ca.crt --token operator.token
     """
-    content = status_of(where, ca, token, database)
+    content = status_of(where, ca, token)
     found = content.get("versions", [])
     lines = []
     for one in found:
@@ -536,7 +522,6 @@ def versions(
 def publish(
     folder: Folder,
     version: Annotated[int, typer.Argument(min=0, help="Number of the version.")],
-    database: DatabaseUrl = None,
 ) -> Said:
     """Publish a version of the model: one that was held back, or an earlier one again.
 
@@ -547,7 +532,7 @@ def publish(
     Example:
       sottovoce serve publish town 6
     """
-    with acting(folder, database) as acts:
+    with acting(folder) as acts:
         done = acts.publish(version)
     before, pinned = done["before"], done["pinned"] is not None
     told = [f"Version {version} is published; before, {'none' if before is None else before}"]
@@ -576,7 +561,6 @@ def _search_words(search: Mapping[str, Any]) -> list[str]:
 def target(
     folder: Folder,
     rounds: Annotated[int, typer.Option(min=1, max=2**31 - 1, help="Rounds to run in all.")],
-    database: DatabaseUrl = None,
 ) -> Said:
     """Raise the number of rounds to run, of a running server or of a stopped one.
 
@@ -589,7 +573,7 @@ def target(
     from sottovoce.stores.server import position
     from sottovoce.stores.server_folder import open_folder
 
-    with acting(folder, database) as acts:
+    with acting(folder) as acts:
         with acts.database.reading() as link:
             same = position(link).target == rounds
         if same:  # a script may say it again
@@ -611,7 +595,6 @@ def shut_out(
         list[int], typer.Argument(metavar="NUMBER...", min=0, help="Numbers of devices.")
     ],
     undo: Annotated[bool, typer.Option("--undo", help="Let them in again.")] = False,
-    database: DatabaseUrl = None,
 ) -> Said:
     """Shut devices out: from now on they are not asked, and their reports are refused and counted.
 
@@ -625,7 +608,7 @@ def shut_out(
     """
     from sottovoce.stores.server import shut_numbers
 
-    with acting(folder, database) as acts:
+    with acting(folder) as acts:
         (acts.readmit if undo else acts.shut_out)(numbers)
         with acts.database.reading() as link:
             out = shut_numbers(link)
@@ -646,13 +629,13 @@ def places_words(places: Mapping[str, Any]) -> str:
 
 
 @contextlib.contextmanager
-def acting(folder: Path, database: str | None) -> Iterator[Acts]:
+def acting(folder: Path) -> Iterator[Acts]:
     """What the operator at this machine does to the federation in a folder."""
     from sottovoce.stores.acts import Actor, Acts
     from sottovoce.stores.server_folder import open_folder
 
     found = open_folder(folder)
-    with contextlib.closing(found.database(database)) as store:
+    with contextlib.closing(found.database()) as store:
         yield Acts(found, store, Actor.here())
 
 

@@ -11,7 +11,7 @@ import typer
 
 from sottovoce.cli import output
 from sottovoce.cli.options import Said, says
-from sottovoce.cli.serve_server import DatabaseUrl, Folder, address_of_server
+from sottovoce.cli.serve_server import Folder, address_of_server
 from sottovoce.errors import ServiceError, UsageError
 
 if TYPE_CHECKING:
@@ -55,7 +55,6 @@ def site(
     watch: Annotated[
         bool, typer.Option("--watch", help="Go on, and write them anew whenever they change.")
     ] = False,
-    database: DatabaseUrl = None,
 ) -> Said:
     """Write what is public of a federation as static files, for any web server or CDN.
 
@@ -79,7 +78,7 @@ def site(
         raise UsageError(f"{out} is in the server's own folder, which is for nobody else's eyes")
     address = address_of_server(found, server)
     code, around = script or built_script(), _origins(pages)
-    with contextlib.closing(found.database(database)) as store:
+    with contextlib.closing(found.database()) as store:
 
         def write() -> tuple[StaticSite, bool]:
             with store.reading() as link:

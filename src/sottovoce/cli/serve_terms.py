@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sottovoce.cli.options import Said, Settings, says
-from sottovoce.cli.serve_server import DatabaseUrl, Folder, acting
+from sottovoce.cli.serve_server import Folder, acting
 from sottovoce.errors import UsageError
 
 if TYPE_CHECKING:
@@ -51,7 +51,6 @@ def terms(
         Path | None,
         typer.Option(metavar="FILE", help="Write the terms, as they will be, for a shuffler."),
     ] = None,
-    database: DatabaseUrl = None,
 ) -> Said:
     """Show the terms of a federation and how they have changed, or propose a change of them.
 
@@ -79,7 +78,7 @@ def terms(
         raise UsageError(f"{out} is there already and is not overwritten")
     if out is not None and not out.absolute().parent.is_dir():
         raise UsageError(f"{out.absolute().parent} is no folder; make it first")
-    with acting(folder, database) as acts:
+    with acting(folder) as acts:
         if withdraw:
             acts.withdraw()
         elif settings or add or spare:
@@ -164,7 +163,6 @@ def catalogue(
         list[str] | None,
         typer.Option(metavar="ITEM", help="An item that goes; may be repeated."),
     ] = None,
-    database: DatabaseUrl = None,
 ) -> Said:
     """Change the items of a federation: some come, others go. Without options, say how many there
     are.
@@ -185,7 +183,7 @@ def catalogue(
     from sottovoce.wire.catalogue import spare_places
 
     added, categories = ([], []) if add is None else read_items(add)
-    with acting(folder, database) as acts:
+    with acting(folder) as acts:
         same = False
         if added or gone:
             same = not acts.change_items(added, gone or [], categories).get("changed", True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import typer
 
@@ -86,12 +86,6 @@ def tune(
             show_default=False,
         ),
     ] = None,
-    test: Annotated[
-        bool,
-        typer.Option(
-            "--test", help="At the end also run the best file once, on the test part, in DIR/test."
-        ),
-    ] = False,
     settings: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="a.b=c", help="Change one value of the file; repeatable."),
@@ -107,13 +101,12 @@ def tune(
 
     FILE is an experiment file, or the name of one that comes with the package (pfpl-plus). The
     folder is runs/NAME-search by default, and holds best.toml, which `sottovoce run` takes,
-    trials.jsonl with every trial, and report.html.
+    trials.journal (Optuna's journal, with every trial), and report.html.
 
-    Trials learn and are judged within the training part: the test part is not read, unless --test
-    asks for it at the end. The first trial is the file as it is. Optuna proposes the others; those
-    that are worse than the median of former ones at the same epoch are given up, but not
-    before half of the time that the file learns. The best --finalists are trained again with other
-    seeds, and the best mean wins.
+    Trials learn and are judged within the training part: the test part is not read. The first trial
+    is the file as it is. Optuna proposes the others; those that are worse than the median of former
+    ones at the same epoch are given up, but not before half of the time that the file learns. The
+    best --finalists are trained again with other seeds, and the best mean wins.
 
     A search that was stopped, even by a kill, goes on with the same command, and ends with the same
     best trial as one that was never stopped. So does one with more --trials, or one that --timeout
@@ -159,9 +152,8 @@ def tune(
         report("report", 0, 1)
         page = write_search_report(found)
         report("report", 1, 1)
-        tested = _tested(best, place / "test", options.threads, device, report) if test else None
     if as_json:
-        answer: dict[str, Any] = {
+        answer = {
             "folder": place,
             "name": experiment.name,
             "system": experiment.system,
@@ -173,24 +165,7 @@ def tune(
             "report": page,
             "seconds": round(found.seconds, 3),
         }
-        output.emit(answer | ({} if tested is None else {"test": tested}))
+        output.emit(answer)
         return
     output.show(finalists_table(found), " ".join(found.cost.words()))
-    if tested is not None:
-        shown = ", ".join(f"{name} {value:.4f}" for name, value in tested["results"].items())
-        output.show(f"On the test part: {shown}.")
     output.show(f"Best:   sottovoce run {best}", f"Search: {place}", f"Report: {page}")
-
-
-def _tested(best: Path, out: Path, threads: int, device: str, report: Any) -> dict[str, Any]:
-    """The best file on the test part, once."""
-    from sottovoce.experiment import Experiment
-    from sottovoce.runs.report import write_run_report
-    from sottovoce.runs.train import run_experiment
-
-    experiment = Experiment.from_file(best, ["data.part=test"])
-    outcome = run_experiment(
-        experiment, out, resume=True, threads=threads, device=device, report=report
-    )
-    write_run_report(outcome)
-    return {"run": out, "results": outcome.evaluations[outcome.system].summary()}

@@ -70,7 +70,7 @@ def load(
     """A data set by name, or a rank's share of it (`read_prepared`). `town` is generated; every
     other is read from its prepared folder."""
     if name == TOWN:
-        from sottovoce.data.town import generate_town  # compiles; `data list` need not wait for it
+        from sottovoce.data.town import generate_town  # compiles; `data show` need not wait for it
 
         return generate_town(None, ranks, users)
     known = available(root)

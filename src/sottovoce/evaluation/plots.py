@@ -1,21 +1,27 @@
 """Figures, each written as PNG and SVG. The same input gives the same files.
 
-Colours are told apart by colour-blind readers (Okabe and Ito), and markers differ as well. The
+Ink, paper and lines have the colours of our pages; an SVG has those of the dark page, too. Colours
+of curves are told apart by colour-blind readers (Okabe and Ito), and markers differ as well. The
 four FPL configurations keep the colours of the paper: dark and light, blue and green.
 """
 
 from __future__ import annotations
 
+import io
+import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from sottovoce import core
 from sottovoce.errors import UsageError
 
 if TYPE_CHECKING:
@@ -27,6 +33,13 @@ PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#0
 MARKERS = "os^DvP*X"
 PAPER = {"sFPL": "#0B3C8C", "sFPL+": "#0F6B4F", "pFPL": "#56B4E9", "pFPL+": "#8FCB5C"}
 FRONT = "#C00000"
+LOOK = Path(core.__file__).parent / "look.css"
+"""The colours of all our pages."""
+_ON_DARK = {
+    "#0b3c8c": "#6f9be8", "#0f6b4f": "#3fae8a", "#0072b2": "#4ba3dc", "#c00000": "#ff7b7b",
+    "#8c6d31": "#b8964f",
+}  # fmt: skip
+"""Colours of curves that are too dark for dark paper."""
 SHARE_LABEL = "π, share of positive updates that may leave"
 _SUPERSCRIPTS = str.maketrans("0123456789-−", "⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁻", "+")
 
@@ -41,6 +54,34 @@ class Figures:
     svg: Path
 
 
+@cache
+def page_colours() -> tuple[Mapping[str, str], Mapping[str, str]]:
+    """Return the colours of our pages by name, in the light and in the dark."""
+    light, dark = (
+        dict(re.findall(r"--([\w-]+):\s*(#\w{6});", block))
+        for block in re.findall(r":root \{(.*?)\}", LOOK.read_text(encoding="utf-8"), re.DOTALL)
+    )
+    return light, light | dark
+
+
+INK, SOFT = (page_colours()[0][name] for name in ("ink", "soft"))
+
+
+def _with_dark(svg: str) -> str:
+    """Add the dark page's colours to an SVG, for each colour that is in it."""
+    light, dark = page_colours()
+    known = {light[name]: dark[name] for name in ("ink", "soft", "line", "accent", "paper")}
+    known |= {light[name]: dark[name] for name in ("good", "warn", "bad")}
+    known |= _ON_DARK | {"#000000": dark["ink"]}
+    rules = "".join(
+        f'[style*="{kind}: {old}"]{{{kind}:{new} !important}}'
+        for old, new in known.items()
+        for kind in ("fill", "stroke")
+        if f"{kind}: {old}" in svg
+    )
+    return svg.replace("</style>", f"@media (prefers-color-scheme: dark){{{rules}}}</style>", 1)
+
+
 @contextmanager
 def drawing(path: Path, title: str, size: tuple[float, float]) -> Iterator[tuple[Figure, Axes]]:
     """A figure to draw on, written next to `path` (its suffix is replaced) at the end."""
@@ -48,14 +89,21 @@ def drawing(path: Path, title: str, size: tuple[float, float]) -> Iterator[tuple
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
+    light, _ = page_colours()
     style: dict[Any, Any] = {
         "font.size": 10,
+        "figure.facecolor": light["paper"],
+        "axes.facecolor": light["paper"],
+        "axes.edgecolor": light["soft"],
+        **dict.fromkeys(("text.color", "axes.labelcolor", "axes.titlecolor"), light["ink"]),
+        **dict.fromkeys(("xtick.color", "ytick.color"), light["soft"]),
         "axes.spines.top": False,
         "axes.spines.right": False,
         "axes.grid": True,
         "axes.axisbelow": True,
-        "grid.color": "#e3e6ea",
+        "grid.color": light["line"],
         "svg.hashsalt": "sottovoce",
+        "svg.fonttype": "none",
     }
     with matplotlib.rc_context(style):
         figure = Figure(figsize=size, layout="constrained")
@@ -70,7 +118,9 @@ def drawing(path: Path, title: str, size: tuple[float, float]) -> Iterator[tuple
         path.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(target.png, dpi=144, metadata={"Software": None})
         figure.set_layout_engine("none")  # it is laid out by now
-        figure.savefig(target.svg, metadata={"Date": None, "Creator": None})
+        drawn = io.StringIO()
+        figure.savefig(drawn, format="svg", metadata={"Date": None, "Creator": None})
+        target.svg.write_text(_with_dark(drawn.getvalue()), encoding="utf-8")
 
 
 def _number_formatter() -> Formatter:
@@ -118,7 +168,7 @@ def lines(
         for index, (name, level) in enumerate((references or {}).items()):
             axes.axhline(
                 level,
-                color="#57606a",
+                color=SOFT,
                 linestyle=((0, (5, 2)), (0, (1, 1.5)), (0, (6, 2, 1, 2)))[index % 3],
                 linewidth=1.2,
                 label=name,
@@ -159,7 +209,7 @@ def scatter(
     with drawing(path, "", (6.4, 3.8)) as (figure, axes):
         if level is not None:
             xs, ys = _columns("the best so far", *level)
-            axes.step(xs, ys, where="post", color="#57606a", linewidth=1.2, label="best so far")
+            axes.step(xs, ys, where="post", color=SOFT, linewidth=1.2, label="best so far")
         for index, (name, (x, y)) in enumerate(groups.items()):
             xs, ys = _columns(name, x, y)
             axes.scatter(
@@ -216,7 +266,7 @@ def trade_off(
             axes.scatter(
                 best[:, 0], best[:, 1], facecolor="none", edgecolor=FRONT, s=110, zorder=1.6
             )
-        axes.scatter([], [], facecolor="white", edgecolor="#57606a", s=44, label="π = 1")
+        axes.scatter([], [], facecolor="white", edgecolor=SOFT, s=44, label="π = 1")
         axes.set(xlabel=x_label, ylabel=y_label)
         axes.margins(0.06)
         # Last, because the longest step on the page depends on the limits of the axes.
@@ -248,7 +298,7 @@ def bias_bars(
         for index, (name, column) in enumerate(values.items()):
             offset = (index - (len(values) - 1) / 2) * height
             axes.barh(place + offset, column, height * 0.92, color=_colour(name, index), label=name)
-        axes.axvline(0.0, color="#1b1f24", linewidth=0.9)
+        axes.axvline(0.0, color=INK, linewidth=0.9)
         largest = float(np.nanmax(np.concatenate(list(values.values())), initial=0.0))
         if largest > 3:
             axes.set_xscale("symlog", linthresh=1.0)
@@ -342,6 +392,73 @@ def quality_of_versions(
         axes.set(xlabel="version", ylabel="users with a hit among ten")
         axes.margins(x=0.15)
         axes.grid(axis="x", visible=False)
+        _legend(figure, axes)
+    return figure_files(path)
+
+
+@dataclass(frozen=True, slots=True)
+class TradePoint:
+    """A run by what it costs a user and what it is worth."""
+
+    name: str
+    cost: float
+    worth: float
+    half: float
+    """Half of the 95 % interval of its worth; not a number if nobody knows."""
+    kind: Literal["bounded", "sums", "open"]
+
+
+BOUNDS = {
+    "bounded": ("an ε bounds it", "good", "o"),
+    "sums": ("sums of many people, no ε", "warn", "s"),
+    "open": ("no bound", "bad", "^"),
+}
+"""By kind of a point: words, colour and marker."""
+
+
+def best_trades(points: Sequence[TradePoint]) -> list[TradePoint]:
+    """Return the points that no other beats by costing no more and being worth no less, by
+    ascending cost."""
+    front = pareto_front([(p.cost, p.worth) for p in points], (False, True))
+    return sorted((points[i] for i in front), key=lambda p: p.cost)
+
+
+def trades(path: Path, points: Sequence[TradePoint], *, x_label: str, y_label: str) -> Figures:
+    """Draw points by cost (to the right) and worth (upwards), with intervals; the best trades are
+    ringed and joined. The axis of costs is logarithmic if they differ by more than twenty times."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    _need({p.name: p for p in points})
+    light, best = page_colours()[0], best_trades(points)
+    low, high = min(p.cost for p in points), max(p.cost for p in points)
+    with drawing(path, "", (6.4, 4.4)) as (figure, axes):
+        if low > 1e-6 and high > 20 * low:
+            axes.set_xscale("log")
+            axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 1e3 * low else (1,)))
+            axes.xaxis.set_major_formatter(FuncFormatter(lambda at, _: f"{at:,.10g}"))
+            axes.xaxis.set_minor_formatter(NullFormatter())
+        axes.plot([p.cost for p in best], [p.worth for p in best], "--", color=light["accent"])
+        axes.scatter(
+            [p.cost for p in best], [p.worth for p in best], s=170, facecolor="none",
+            edgecolor=light["accent"], linewidth=1.6, label="no other run beats it",
+        )  # fmt: skip
+        for kind, (words, colour, marker) in BOUNDS.items():
+            if mine := [p for p in points if p.kind == kind]:
+                axes.errorbar(
+                    [p.cost for p in mine], [p.worth for p in mine],
+                    [0.0 if math.isnan(p.half) else p.half for p in mine], linestyle="none",
+                    color=light[colour], ecolor=SOFT, marker=marker, markersize=7, label=words,
+                )  # fmt: skip
+        axes.margins(x=0.22, y=0.12)
+        axes.set(xlabel=x_label, ylabel=y_label)
+        # Names beside their points, moved up or down until none covers another.
+        seen = axes.transData.transform([(p.cost, p.worth) for p in points])
+        apart = spread([float(y) for _, y in seen], 17.0)
+        for p, (_, y), at in zip(points, seen, apart, strict=True):
+            axes.annotate(
+                p.name, (p.cost, p.worth), (11, (at - float(y)) * 72 / figure.dpi),
+                textcoords="offset points", va="center", fontsize=9, parse_math=False,
+            )  # fmt: skip
         _legend(figure, axes)
     return figure_files(path)
 

@@ -1,7 +1,7 @@
 """A run's report: one HTML file that needs nothing else, offline, in light or dark.
 
-Template, styles and script are files in `pages/`; `core/look.css` has what all our pages share. The
-page's policy permits the one style and the one script in it by their hashes, and nothing else.
+Template and style are files in `pages/`; `core/look.css` has what all our pages share. The page's
+policy permits the one style in it by its hash, and nothing else.
 """
 
 from __future__ import annotations
@@ -10,14 +10,13 @@ import base64
 import hashlib
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from sottovoce import core
 from sottovoce.errors import DataNotFound, UsageError
-from sottovoce.evaluation.compared import Compared
 from sottovoce.evaluation.tables import Table
 
 if TYPE_CHECKING:
@@ -51,16 +50,6 @@ class KeyValues:
 
 
 @dataclass(frozen=True, slots=True)
-class DrawingBlock:
-    """A drawing in the page itself. `svg` and `key` are trusted, as `drawings` makes them."""
-
-    svg: str
-    name: str
-    caption: str
-    key: str = ""
-
-
-@dataclass(frozen=True, slots=True)
 class Verdict:
     """What came of one attack."""
 
@@ -73,10 +62,8 @@ class Verdict:
     kind: Literal["broken", "holds", "underpowered", "nothing"]
     words: str
     """The verdict."""
-    gauge: str = ""
-    """Trusted, like a drawing."""
-    figures: str = ""
-    """What the gauge shows."""
+    figures: str
+    """The result beside a guess."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +75,7 @@ class Verdicts:
     notes: Sequence[str] = ()
 
 
-Block = TextBlock | FigureBlock | KeyValues | Table | DrawingBlock | Verdicts | Compared
+Block = TextBlock | FigureBlock | KeyValues | Table | Verdicts
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,17 +105,14 @@ def write_report(
         {"id": f"s{number}", "title": section.title, "blocks": [_block(b) for b in section.blocks]}
         for number, section in enumerate(sections, start=1)
     ]
-    moves = any(isinstance(block, Compared) for section in sections for block in section.blocks)
-    style = LOOK.read_text(encoding="utf-8") + _file("drawing.css") + _file("report.css")
-    script = _file("compared.js") if moves else ""
+    style = LOOK.read_text(encoding="utf-8") + _file("report.css")
     page = _template().render(
         title=title,
         lead=lead and {"kind": lead.kind, "sign": _SIGNS[lead.kind], "label": lead.label,
                        "words": lead.words},
         sections=parts,
-        policy=_policy(style, script),
+        policy=_policy(style),
         style=Markup(style),  # our own files
-        script=Markup(script),
     )  # fmt: skip
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f".{path.name}.draft")
@@ -140,16 +124,13 @@ def write_report(
     return path
 
 
-def _policy(style: str, script: str) -> str:
-    """Nothing is loaded from anywhere, and nothing inline is taken but these two."""
-    rules = ["default-src 'none'", f"style-src {_hash(style)}", "img-src data:"]
-    if script:
-        rules.append(f"script-src {_hash(script)}")
-    return "; ".join([*rules, "base-uri 'none'", "form-action 'none'"])
-
-
-def _hash(text: str) -> str:
-    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+def _policy(style: str) -> str:
+    """Nothing is loaded from anywhere, nothing runs, and no other style is taken."""
+    known = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
+    return (
+        f"default-src 'none'; style-src 'sha256-{known}'; img-src data:; base-uri 'none'; "
+        "form-action 'none'"
+    )
 
 
 @cache
@@ -163,32 +144,8 @@ def _block(block: Block) -> dict[str, object]:
     if isinstance(block, Table):
         table = Markup(block.to_html())  # which escapes its values
         return {"kind": "table", "table": table, "name": block.title}
-    if isinstance(block, Compared):
-        return {"kind": "compared", **block.content()}
-    if isinstance(block, DrawingBlock):
-        return {
-            "kind": "drawing",
-            "svg": Markup(block.svg),
-            "key": Markup(block.key),
-            "name": block.name,
-            "caption": block.caption,
-        }
     if isinstance(block, Verdicts):
-        rows = [
-            {
-                "promise": row.promise,
-                "plain": row.plain,
-                "name": row.name,
-                "technical": row.technical,
-                "who": row.who,
-                "kind": row.kind,
-                "sign": f"{_SIGNS[row.kind]} ",
-                "verdict": row.words,
-                "gauge": Markup(row.gauge),
-                "figures": row.figures,
-            }
-            for row in block.rows
-        ]
+        rows = [asdict(row) | {"sign": f"{_SIGNS[row.kind]} "} for row in block.rows]
         return {"kind": "verdicts", "title": block.title, "rows": rows, "notes": block.notes}
     if isinstance(block, FigureBlock):
         kind = _IMAGES.get(block.path.suffix)

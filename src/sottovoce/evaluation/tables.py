@@ -96,6 +96,8 @@ class Cell:
     mark: str = ""
     half: float = math.nan
     """Half of the value's 95 % interval, where there is one."""
+    href: str = ""
+    """Where a page leads from it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,11 +262,13 @@ class Table(Tabular):
             for column, k in zip(self.columns, kind, strict=True)
         )
         body = []
-        for texts, strong in self._shown():
+        for row, (texts, strong) in zip(self.cells(), self._shown(), strict=True):
             cells = []
             for c, (text, bold) in enumerate(zip(texts, strong, strict=True)):
                 content = html.escape(text)
                 content = f"<strong>{content}</strong>" if bold else content
+                if row[c].href:
+                    content = f'<a href="{html.escape(row[c].href)}">{content}</a>'
                 tag, scope = ("th", ' scope="row"') if c == 0 else ("td", "")
                 cells.append(f"<{tag}{scope}{kind[c]}>{content}</{tag}>")
             body.append(f"<tr>{''.join(cells)}</tr>")

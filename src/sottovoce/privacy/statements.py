@@ -202,7 +202,7 @@ def draw_certificates(
     """ε against rounds; the optimistic figure is dashed and grey."""
     from sottovoce.evaluation import plots
 
-    first, grey = curve[0], "#57606a"
+    first, grey = curve[0], plots.SOFT
     sent, crowd = count_of(first.reports, "report"), count_of(first.users, "user")
     curves = [
         Curve(WITHOUT, [row.without_proxy for row in curve], plots.PALETTE[1], "-", "s"),
@@ -232,7 +232,7 @@ def draw_totals(
             axes.plot(rounds, positive, color=colour, linestyle=style, linewidth=1.6,
                       marker=marker, markersize=4, label=name)  # fmt: skip
         if limit is not None:
-            axes.axhline(limit, color="#57606a", linestyle=":", linewidth=1.2,
+            axes.axhline(limit, color=plots.SOFT, linestyle=":", linewidth=1.2,
                          label=f"limit {limit:g}")  # fmt: skip
         axes.set(xscale="log", yscale="log", xlabel="rounds", ylabel=f"total ε, δ = {delta:g}")
         axes.set_xticks(ticks, [f"{tick:,}" for tick in ticks])

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from sottovoce.attacks.views import ATTACKS, PERMITTED, Remedy, Result
 from sottovoce.core.words import LANGUAGES, Said, catalogue, said, say
 from sottovoce.errors import AttackFailed
-from sottovoce.evaluation import drawings, plots
+from sottovoce.evaluation import plots
 from sottovoce.evaluation.report import (
     Block,
     FigureBlock,
@@ -448,14 +448,14 @@ def _results(card: Card, figures: Path) -> list[Block]:
     if shown:
         drawn = draw_results(figures / "attacks", shown)
         words = "What each attack reached, with its 95 % interval, beside a guess without it"
-        blocks.append(FigureBlock(drawn.png, words, f"{words}."))
+        blocks.append(FigureBlock(drawn.svg, words, f"{words}."))
     return blocks
 
 
 _LEGEND = (
-    "In each drawing the mark is what the attack reached: a diamond where the promise is broken, a "
+    "In the figure a mark is what an attack reached: a diamond where the promise is broken, a "
     "circle where it holds, an empty one where the attack is underpowered. The bar is its 95 % "
-    "interval. The dashed line is a guess without the attack, or what ε permits."
+    "interval. The upright line is a guess without the attack, or what ε permits."
 )
 
 
@@ -466,9 +466,6 @@ def _verdict(result: Result, setting: CardSetting) -> Verdict:
     kind: Literal["broken", "holds", "underpowered", "nothing"] = "nothing"
     if result.verdict != "nothing to attack":
         kind = result.verdict
-    low_high = (result.interval[0], result.interval[1])
-    words = f"{figures}; interval {_interval(result)}; {result.verdict}"
-    mark: Literal["broken", "holds", "underpowered"] = "holds" if kind == "nothing" else kind
     return Verdict(
         say(plain_promise(result)),
         " ".join(say(sentence) for sentence in plain_words(result)),
@@ -477,9 +474,6 @@ def _verdict(result: Result, setting: CardSetting) -> Verdict:
         say(said(f"attack.who.{result.party}")),
         kind,
         result.verdict,
-        drawings.gauge(result.value, low_high, result.base_rate, mark=mark, words=words)
-        if drawn
-        else "",
         figures if drawn else "–",
     )
 
@@ -501,13 +495,13 @@ def _technical(result: Result, setting: CardSetting) -> str:
 
 def draw_results(path: Path, results: Sequence[Result], title: str = "") -> plots.Figures:
     """A line for each attack: its result with the interval, and the base rate."""
-    height = 1.6 + 0.42 * len(results)
+    height, light = 1.6 + 0.42 * len(results), plots.page_colours()[0]
     with plots.drawing(path, title, (7.6, height)) as (figure, axes):
         places = range(len(results))[::-1]
-        for verdict, colour, inside in (
-            ("broken", plots.PALETTE[1], plots.PALETTE[1]),
-            ("holds", plots.PALETTE[0], plots.PALETTE[0]),
-            ("underpowered", plots.PALETTE[5], "white"),
+        for verdict, name, marker in (
+            ("broken", "bad", "D"),
+            ("holds", "good", "o"),
+            ("underpowered", "warn", "o"),
         ):
             mine = [(p, r) for p, r in zip(places, results, strict=True) if r.verdict == verdict]
             if not mine:
@@ -515,13 +509,13 @@ def draw_results(path: Path, results: Sequence[Result], title: str = "") -> plot
             low = [max(0.0, r.value - r.interval[0]) for _, r in mine]
             high = [max(0.0, r.interval[1] - r.value) for _, r in mine]
             axes.errorbar(
-                [r.value for _, r in mine], [p for p, _ in mine], xerr=[low, high], fmt="o",
-                color=colour, markerfacecolor=inside, capsize=3, markersize=6, linewidth=1.6,
-                label=f"attack, {verdict}",
+                [r.value for _, r in mine], [p for p, _ in mine], xerr=[low, high], fmt=marker,
+                color=light[name], markerfacecolor=light["paper" if name == "warn" else name],
+                capsize=3, markersize=6, linewidth=1.6, label=f"attack, {verdict}",
             )  # fmt: skip
         axes.scatter(
             [r.base_rate for r in results], list(places), marker="|", s=220, linewidths=2.2,
-            color="#57606a", zorder=3, label="without the attack",
+            color=plots.SOFT, zorder=3, label="without the attack",
         )  # fmt: skip
         axes.set_yticks(list(places), [f"{r.code} {r.attack}\n({r.party}, {r.measure})"
                                        for r in results], fontsize=8)  # fmt: skip

@@ -242,7 +242,7 @@ def _write(
     labels = {key: world.labels for key, world in worlds.items()}
     tested = {key: world.tested() for key, world in worlds.items()}
     with new_figures(report.parent / "figures") as folder:
-        table, drawn = compared(runs, evaluations, labels, tested, report.parent)
+        table, drawn = compared(runs, evaluations, labels, tested, report.parent, folder)
         sections = [
             *([Section("Take care", [TextBlock("\n\n".join(warnings))])] if warnings else []),
             Section("All runs", [table]),
@@ -298,7 +298,7 @@ def _figures(
     if curves:
         figure = plots.learning_curves(folder / f"learning-{number}", curves, metric=metric)
         words = f"{metric} by epoch of {', '.join(curves)}"
-        blocks.append(FigureBlock(figure.png, words, f"{words}."))
+        blocks.append(FigureBlock(figure.svg, words, f"{words}."))
     names: tuple[str, ...] = ()
     bias = {}
     for label in labels:
@@ -310,7 +310,7 @@ def _figures(
     if bias:
         figure = plots.bias_bars(folder / f"bias-{number}", names, bias)
         words = "Bias disparity per category, a bar per run"
-        blocks.append(FigureBlock(figure.png, words, f"{words}; 0 is as in the training data."))
+        blocks.append(FigureBlock(figure.svg, words, f"{words}; 0 is as in the training data."))
     return blocks
 
 

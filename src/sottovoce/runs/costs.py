@@ -177,7 +177,7 @@ def budget_sections(
     if any(cost.rounds > 1 for cost in costs):
         words = "Total ε of a user against the rounds in which she has reported, by tier"
         figure = _draw(figures / "certificate", costs)
-        blocks.append(FigureBlock(figure.png, words, f"{words}; both axes are logarithmic."))
+        blocks.append(FigureBlock(figure.svg, words, f"{words}; both axes are logarithmic."))
     return [Section("What it costs a user", blocks)]
 
 

@@ -194,7 +194,7 @@ def loss_figure(outcome: SiloOutcome, figures: Path) -> list[Block]:
     words = f"Loss of {outcome.system} in {' and '.join(curves)}, by epoch"
     return [
         FigureBlock(
-            figure.png, words,
+            figure.svg, words,
             f"{words}: the ranking loss of a block, on average. Test: the blocks that owners would "
             "have of the held-out interactions.",
         )
@@ -287,7 +287,7 @@ def _by_devices(outcome: RunOutcome, figures: Path) -> list[Section]:
     figure = plots.quality_of_versions(figures / "versions", told)
     blocks: list[Block] = [
         Table("Versions of the model", columns, rows, notes=notes),
-        FigureBlock(figure.png, words, f"{words}."),
+        FigureBlock(figure.svg, words, f"{words}."),
     ]
     return [Section("How good the model is, by what devices say", blocks)]
 
@@ -391,7 +391,7 @@ def _results(outcome: RunOutcome, also: Mapping[str, Evaluation], figures: Path)
             },
         )
         words = f"{metric} of {outcome.system} from epoch {epochs[0]:g} to {epochs[-1]:g}"
-        blocks.append(FigureBlock(figure.png, words, f"{words}; level lines are baselines."))
+        blocks.append(FigureBlock(figure.svg, words, f"{words}; level lines are baselines."))
     if isinstance(outcome, SiloOutcome):
         blocks += loss_figure(outcome, figures)
         if any(outcome.held_out.values()):
@@ -465,7 +465,7 @@ def _sent(run: FinishedRun, sums: Sums, figures: Path) -> list[Block]:
         for stem, values, label in shown:
             figure = plots.histogram(figures / stem, values, x_label=label)
             words = f"How many of {int(senders.sum()):,} sending devices: {label}"
-            blocks.append(FigureBlock(figure.png, words, f"{words}."))
+            blocks.append(FigureBlock(figure.svg, words, f"{words}."))
     return blocks
 
 
@@ -521,6 +521,6 @@ def _bias(outcome: RunOutcome, figures: Path) -> list[Section]:
     return [
         Section(
             "Which categories are recommended more than they are visited?",
-            [FigureBlock(figure.png, words, f"{words}; 0 is as in the training data."), table],
+            [FigureBlock(figure.svg, words, f"{words}; 0 is as in the training data."), table],
         )
     ]

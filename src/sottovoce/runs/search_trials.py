@@ -11,13 +11,12 @@ import json
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from sottovoce.core.installed import needs
 from sottovoce.data.dataset import Dataset
 from sottovoce.data.splitting import Split
-from sottovoce.engines.observers import Report
 from sottovoce.errors import ConfigError, Diverged, UsageError
 from sottovoce.evaluation.metrics import every_metric
 from sottovoce.experiment import Experiment, PreparedExperiment
@@ -74,7 +73,7 @@ class SearchOptions:
 
 @dataclass(frozen=True, slots=True)
 class Training:
-    """What came of one training: a line of trials.jsonl."""
+    """What came of one training: a line of trials.journal."""
 
     number: int
     seed: int
@@ -92,31 +91,12 @@ class Training:
     """What it would have cost a user of a real federation."""
 
     def to_line(self) -> dict[str, Any]:
-        table: dict[str, Any] = {
-            "number": self.number,
-            "seed": self.seed,
-            "settings": dict(self.settings),
-            "state": self.state,
-            "value": self.value,
-            "reached": [list(one) for one in self.reached],
-            "seconds": self.seconds,
-            "charge": self.charge.to_table(),
-        }
-        return table | ({"why": self.why} if self.why else {})
+        return asdict(self) | {"charge": self.charge.to_table()}
 
     @classmethod
     def from_line(cls, line: Mapping[str, Any]) -> Training:
-        return cls(
-            int(line["number"]),
-            int(line["seed"]),
-            dict(line["settings"]),
-            line["state"],
-            None if line["value"] is None else float(line["value"]),
-            tuple((float(epoch), float(value)) for epoch, value in line["reached"]),
-            str(line.get("why", "")),
-            float(line["seconds"]),
-            Charge.from_table(line["charge"]),
-        )
+        reached = tuple((float(epoch), float(value)) for epoch, value in line["reached"])
+        return cls(**{**line, "reached": reached, "charge": Charge(**line["charge"])})
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +188,7 @@ def best_of(trials: Sequence[Training], count: int, *, maximise: bool = True) ->
 
 
 def proposed(world: SearchWorld, past: Sequence[Training]) -> list[dict[str, Value]]:
-    """Settings for the batch that follows on these trials: a function of them alone."""
+    """Return settings for the batch that follows these trials: a function of them alone."""
     import optuna
 
     batch, start = world.options.batch, len(past)
@@ -217,53 +197,54 @@ def proposed(world: SearchWorld, past: Sequence[Training]) -> list[dict[str, Val
     sampler = optuna.samplers.TPESampler(
         n_startup_trials=STARTUP, multivariate=True, constant_liar=True, seed=key % 2**32
     )
-    study, own = _study(world, past, sampler), as_in_file(world)
-    found: list[dict[str, Value]] = []
+    study, found = _study(world, past, sampler), list[dict[str, Value]]()
     for n in range(start, start + batch):
-        if n == 0:
-            if (inside := world.space.inside(own)) is not None:
-                study.enqueue_trial(inside)
-                study.ask(world.space.distributions())
-            found.append({})
-        else:
-            found.append(world.space.settings(study.ask(world.space.distributions()).params))
+        inside = world.space.inside(as_in_file(world)) if n == 0 else None
+        if inside is not None:
+            study.enqueue_trial(inside)
+        if n or inside is not None:
+            asked = study.ask(world.space.distributions())
+        found.append(world.space.settings(asked.params) if n else {})
     return found
 
 
 def as_in_file(world: SearchWorld) -> dict[str, Any]:
-    """What is searched as the experiment has it."""
+    """Return the searched settings as the experiment has them."""
     names = [name for one in world.space.ranges for name in one.settings]
     return {name: as_it_is(world.experiment, name) for name in names}
+
+
+def as_trial(world: SearchWorld, one: Training) -> optuna.trial.FrozenTrial:
+    """Return a training as a trial of Optuna. It has no parameters if it lies outside of the
+    searched ranges, as the file's own settings may. A training that failed counts as pruned, so
+    that the sampler avoids its like."""
+    import optuna
+
+    inside = world.space.inside({**as_in_file(world), **one.settings})
+    ended = one.state == "finished"
+    states = optuna.trial.TrialState
+    return optuna.trial.create_trial(
+        state=states.COMPLETE if ended else states.PRUNED,
+        value=one.value if ended else None,
+        params=dict(inside or {}),
+        distributions=world.space.distributions() if inside else {},
+        intermediate_values={_step(world, epoch): v for epoch, v in one.reached},
+        user_attrs=one.to_line(),
+    )
 
 
 def _study(
     world: SearchWorld, past: Sequence[Training], sampler: optuna.samplers.BaseSampler
 ) -> optuna.Study:
-    """Former trials as Optuna knows them, those alone that the space has."""
+    """Return a study of former trials, those alone that lie within the searched ranges."""
     import optuna
 
-    optuna.logging.set_verbosity(optuna.logging.ERROR)
     study = optuna.create_study(
         direction="maximize" if world.maximise else "minimize",
         sampler=sampler,
         pruner=optuna.pruners.MedianPruner(n_startup_trials=STARTUP),
     )
-    distributions = world.space.distributions()
-    for one in past:
-        inside = world.space.inside({**as_in_file(world), **one.settings})
-        if inside is None:
-            continue
-        ended = one.state == "finished"
-        state = optuna.trial.TrialState.COMPLETE if ended else optuna.trial.TrialState.PRUNED
-        study.add_trial(
-            optuna.trial.create_trial(
-                state=state,
-                value=one.value if ended else None,
-                params=dict(inside),
-                distributions=distributions,
-                intermediate_values={_step(world, epoch): v for epoch, v in one.reached},
-            )
-        )
+    study.add_trials(one for one in (as_trial(world, one) for one in past) if one.params)
     return study
 
 
@@ -276,8 +257,8 @@ class _GivenUp(Exception):
     """A trial is worse than others were by then."""
 
 
-def run_trial(world: SearchWorld, task: TrialTask, progress: Report | None = None) -> Training:
-    """One training, to its end or until it is given up."""
+def run_trial(world: SearchWorld, task: TrialTask) -> Training:
+    """Train once, to the end or until the pruner gives the trial up."""
     started, reached = time.perf_counter(), list[tuple[float, float]]()
     value: float | None = None
     state: State = "failed"
@@ -289,7 +270,7 @@ def run_trial(world: SearchWorld, task: TrialTask, progress: Report | None = Non
         consent = experiment.records(world.dataset)
         prepared = PreparedExperiment(experiment, world.dataset, world.split, consent)
         seed = world.experiment.seed
-        run = begun(prepared, run_options(world.options), progress or quiet, seed)
+        run = begun(prepared, run_options(world.options), quiet, seed)
         if run.topology.split.test.n_interactions != world.judged:
             raise ConfigError("these settings change what is judged, so that nothing compares")
         run.topology.ledger.keep_rows = False  # nobody reads them
@@ -341,13 +322,14 @@ def _figure(figures: Mapping[str, float], metric: str) -> float:
 
 
 def require_optuna() -> None:
-    """Raises where it is missing."""
+    """Import Optuna and silence its own log. Raise if it is not installed."""
     try:
-        import optuna  # noqa: F401
+        import optuna
     except ModuleNotFoundError as error:
         if error.name != "optuna":
             raise
         raise UsageError(f"a search {needs('optuna')}") from None
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
 
 
 def run_options(options: SearchOptions) -> RunOptions:

@@ -35,6 +35,7 @@ from sottovoce.errors import FolderInUse, ServiceError, SottovoceError
 from sottovoce.experiment import Experiment, find_experiment
 from sottovoce.parties.places import PlaceRules
 from sottovoce.parties.secure_sum import fitted
+from sottovoce.services.agent.residents import Habits
 from sottovoce.services.server.operator import Operator
 from sottovoce.stores.helper_folder import (
     PUBLIC_KEY,
@@ -67,6 +68,8 @@ _PROVIDER = "provider.js"
 _BUILD_SECONDS = 300
 _FIRST_SHARE, _MORE_SHARE = 0.84, 0.01
 """Of the residents' visits: what they begin with, and what each period adds."""
+_POLL_SECONDS = 0.3
+"""How often residents ask."""
 _PERIODS = 16
 _STARTS, _SETTLED_SECONDS = 5, 60.0
 """A process that ends is started again, so often within so many seconds."""
@@ -381,10 +384,9 @@ class ShopTown:
         place, said = self.folder / name, {"residents": "the residents"}.get(name, f"the {name}")
         words: list[str | Path] = ["serve", name, place]
         if name == "residents":
-            words += ["--experiment", NAME, "--poll", "0.3"]
-            words += ["--hold", f"{self.hold_seconds:g}", "--hold-from", "3"]
+            Habits(self.hold_seconds, 3, _FIRST_SHARE, _MORE_SHARE, _POLL_SECONDS).write(place)
+            words += ["--experiment", NAME]
             words += [word for one in self.settings for word in ("--set", one)]
-            words += ["--first-share", f"{_FIRST_SHARE:g}", "--more-share", f"{_MORE_SHARE:g}"]
         else:
             words += ["--port", str(self._ports[name])]
         if name == "server":

@@ -1,4 +1,4 @@
-"""Finished runs in one table to sort, filter and compare, and what quality costs, drawn."""
+"""Finished runs in one table, and what quality costs, drawn."""
 
 from __future__ import annotations
 
@@ -6,17 +6,16 @@ import json
 import math
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from sottovoce.evaluation import drawings
-from sottovoce.evaluation.compared import Aspect, Compared, ComparedRow, Entry
+from sottovoce.evaluation import plots
 from sottovoce.evaluation.protocol import Evaluation
-from sottovoce.evaluation.report import DrawingBlock
-from sottovoce.evaluation.significance import compare_all
+from sottovoce.evaluation.report import FigureBlock
+from sottovoce.evaluation.tables import Cell, Column, Table, Value
 from sottovoce.privacy.accountant import rounded_up
 from sottovoce.runs.card import JSON, PAGE
 from sottovoce.runs.read import FinishedRun
@@ -51,9 +50,10 @@ def compared(
     worlds: Mapping[str, Sequence[str]],
     tested: Mapping[str, Mapping[str, Evaluation]],
     out: Path,
-) -> tuple[Compared, list[DrawingBlock]]:
-    """The table, for a page in the folder `out`, and drawings for each world of it. `tested` are
-    runs and baselines of each world as they are to be compared."""
+    figures: Path,
+) -> tuple[Table, list[FigureBlock]]:
+    """Return the table, for a page in the folder `out`, and figures for each world of it. `tested`
+    are runs and baselines of each world as they are to be compared."""
     sides = {
         label: Side.of(runs[label], evaluations[label], world)
         for world, labels in worlds.items()
@@ -61,166 +61,112 @@ def compared(
     }
     metrics = list(dict.fromkeys(
         key for labels in worlds.values()
-        for key in keys_shown(evaluations[label] for label in labels)
+        for key in keys_shown(evaluations[label] for label in labels)[:3:2]
     ))  # fmt: skip
-    fronts = {
-        world: {point.name for point in drawings.best_trades(_points(labels, sides, {}, "sent"))}
-        for world, labels in worlds.items()
-    }
-    rows = []
+    rows: list[dict[str, Value | Cell]] = []
     for world, labels in worlds.items():
-        behind = f"baseline beside {labels[0]}" if len(worlds) > 1 else "baseline"
-        named = {
-            label if label in labels else f"{name_of(label)} ({behind})": found
-            for label, found in tested[world].items()
-        }
-        differs = _differences(named, metrics)
+        first, behind = sides[labels[0]], f" beside {labels[0]}" * (len(worlds) > 1)
+        front = [point.name for point in plots.best_trades(_points(labels, sides, "sent"))]
         rows += [
-            _row(label, sides[label], metrics, differs, out, front=label in fronts[world])
+            _row(label, sides[label], metrics, out) | {"front": "yes" if label in front else "no"}
             for label in labels
         ]
         rows += [
-            _baseline_row(name, found, sides[labels[0]], metrics, differs)
-            for name, found in named.items()
-            if name not in labels
+            {
+                "run": f"{name_of(label)} (baseline{behind})",
+                "system": "baseline",
+                "bound": CENTRAL,
+                "data": first.run.dataset.name,
+                **_figures(found, metrics),
+            }
+            for label, found in tested[world].items()
+            if label not in labels
         ]
-    table = Compared(
-        "Every run, and central baselines",
-        _aspects(metrics, len(worlds), sides.values()),
-        rows,
-        [
-            "± is half of a 95 % interval over users. Bytes are of those who take part, on "
-            "average. On the front: no other run on these data is better and sends less.",
-        ],
-    )
-    drawn = [
+    return _table(rows, metrics, len(worlds)), [
         block
-        for world, labels in worlds.items()
-        for block in _drawings(labels, sides, table.places(), len(worlds) > 1)
+        for number, labels in enumerate(worlds.values(), 1)
+        for block in _drawn(labels, sides, len(worlds) > 1, figures, number)
     ]
-    return table, drawn
 
 
-def _aspects(metrics: Sequence[str], worlds: int, sides: Any) -> list[Aspect]:
-    shares = {side.run.experiment.silo is None and _share(side.run) is not None for side in sides}
-    silos = {side.run.experiment.silo is not None for side in sides}
-    columns = metric_columns("run", metrics)[1:]
-    return [
-        Aspect("system", "system", choose=True),
-        Aspect("bound", "what bounds it", choose=True),
-        Aspect("attacks", "promises broken", ",", choose=True),
-        Aspect("epsilon", "ε, at most", ",.4g"),
-        *([Aspect("share", "π, mean", ".2f")] if True in shares else []),
-        *(
-            Aspect(
-                column.key, column.heading, column.format, column.best,
-                change="difference", own_world=True, shown=number in (0, 2),
-            )
-            for number, column in enumerate(columns)
-        ),
-        Aspect("sent", "kB sent by a user", ",.1f", "min", change="ratio"),
-        Aspect("front", "on the front", choose=True),
-        Aspect("rounds", "epochs" if silos == {True} else "rounds", ",", change="ratio"),
-        Aspect("data", "data", choose=True, shown=worlds > 1),
-        Aspect("protocol", "protocol", choose=True, shown=False),
-        Aspect("received", "kB received by a user", ",.1f", "min", change="ratio", shown=False),
-        Aspect("seconds", "seconds", ",", change="ratio", shown=False),
-        Aspect("people", "users taking part", ",", shown=False),
-    ]  # fmt: skip
+def _table(
+    rows: Sequence[Mapping[str, Value | Cell]], metrics: Sequence[str], worlds: int
+) -> Table:
+    """Return the table with the columns in which some row has a value. The best is marked among
+    rows that compare, if there are several. Tables of results have the other metrics."""
+    measured = metric_columns("run", metrics)[1:]
+    columns = [
+        Column("run"),
+        Column("system"),
+        *([Column("data")] if worlds > 1 else []),
+        Column("bound", "what bounds it"),
+        Column("attacks", "promises broken"),
+        Column("epsilon", "ε, at most", ",.4g"),
+        Column("share", "π, mean", ".2f"),
+        *(replace(one, best=None) if worlds > 1 else one for one in measured),
+        Column("sent", "kB sent by a user", ",.1f", "min"),
+        Column("front", "on the front"),
+        Column("rounds", format=","),
+        Column("received", "kB received by a user", ",.1f", "min"),
+        Column("people", "users taking part", ","),
+        Column("seconds", format=",.0f"),
+    ]
+    known = {column.key: sum(row.get(column.key) is not None for row in rows) for column in columns}
+    kept = [replace(one, best=one.best if known[one.key] > 1 else None) for one in columns]
+    note = (
+        "± is half of a 95 % interval over users; the best value of a column is bold. Bytes are of "
+        "those who take part, on average. On the front: no other run on these data is better and "
+        "sends less."
+    )
+    kept = [one for one in kept if known[one.key]]
+    shown = [{k: v for k, v in row.items() if known.get(k)} for row in rows]
+    return Table("Every run, and central baselines", kept, shown, notes=[note])
 
 
-def _row(
-    label: str,
-    side: Side,
-    metrics: Sequence[str],
-    differs: Mapping[tuple[str, str], tuple[str, ...]],
-    out: Path,
-    *,
-    front: bool,
-) -> ComparedRow:
-    run, folder, found = side.run, side.run.folder.path, side.evaluation.summary()
-    manifest = run.folder.manifest()
+def _row(label: str, side: Side, metrics: Sequence[str], out: Path) -> dict[str, Value | Cell]:
+    run, folder = side.run, side.run.folder.path
+    manifest, page = run.folder.manifest(), folder / "report.html"
     epsilon = side.stands.epsilon
-    entries: dict[str, Entry | str | float | None] = {
+    return {
+        "run": Cell(label, href=link_to(page, out) if page.is_file() else ""),
         "system": run.experiment.system,
-        "bound": side.stands.short,
         "data": run.dataset.name,
-        "protocol": side.evaluation.describe(),
-        "epsilon": epsilon if math.isinf(epsilon) else rounded_up(epsilon),
-        "rounds": manifest["schedule"]["rounds"],
-        "sent": side.sent,
-        "received": _received(run),
-        "seconds": _seconds(manifest),
-        "people": int(run.consent.takes_part.sum()),
-        "front": "yes" if front else "no",
+        "bound": side.stands.short,
         "attacks": attacked(folder, out),
+        "epsilon": "no bound" if math.isinf(epsilon) else rounded_up(epsilon),
+        "share": _share(run),
+        **_figures(side.evaluation, metrics),
+        "sent": side.sent,
+        "rounds": manifest["schedule"]["rounds"],
+        "received": _received(run),
+        "people": int(run.consent.takes_part.sum()),
+        "seconds": _seconds(manifest),
     }
-    share = _share(run)
-    if share is not None:
-        entries["share"] = share
-    for key in metrics:
-        entries[key] = _figure(label, side.evaluation, key, found.get(key), differs)
-    page = folder / "report.html"
-    href = link_to(page, out) if page.is_file() else ""
-    return ComparedRow(label, side.world, entries, href)
 
 
-def _figure(
-    name: str,
-    evaluation: Evaluation,
-    key: str,
-    value: float | None,
-    differs: Mapping[tuple[str, str], tuple[str, ...]],
-) -> Entry:
-    told = evaluation.told_per_user(key)
-    half = half_width(evaluation.per_user(key)) if told else math.nan
-    return Entry(value, half, differs=differs.get((name, key), ()))
-
-
-def _baseline_row(
-    name: str,
-    evaluation: Evaluation,
-    side: Side,
-    metrics: Sequence[str],
-    differs: Mapping[tuple[str, str], tuple[str, ...]],
-) -> ComparedRow:
-    """Beside the first run of its world."""
-    summary = evaluation.summary()
-    entries: dict[str, Entry | str | float | None] = {
-        "system": "baseline",
-        "bound": CENTRAL,
-        "data": side.run.dataset.name,
-        "protocol": side.evaluation.describe(),
-        **{key: _figure(name, evaluation, key, summary.get(key), differs) for key in metrics},
+def _figures(evaluation: Evaluation, metrics: Sequence[str]) -> dict[str, Cell]:
+    found = evaluation.summary()
+    return {
+        key: Cell(
+            found.get(key),
+            half=half_width(evaluation.per_user(key))
+            if evaluation.told_per_user(key)
+            else math.nan,
+        )
+        for key in metrics
     }
-    return ComparedRow(name, side.world, entries, central=True)
 
 
-def _differences(
-    evaluations: Mapping[str, Evaluation], metrics: Sequence[str]
-) -> dict[tuple[str, str], tuple[str, ...]]:
-    """By row and metric: from which other rows it differs by more than chance. A reader holds all
-    rows against one that she chooses, so each of them is corrected for by itself."""
-    found: dict[tuple[str, str], tuple[str, ...]] = {}
-    for reference in evaluations:
-        for one in compare_all(evaluations, metrics, [reference]):
-            if one.significant():
-                place = one.system, one.metric
-                found[place] = (*found.get(place, ()), reference)
-    return found
-
-
-def attacked(folder: Path, out: Path) -> Entry:
-    """How many promises of a run its attacks have broken, with the way to its report card."""
+def attacked(folder: Path, out: Path) -> Cell:
+    """Return how many promises of a run its attacks have broken, with a link to its report card."""
     try:
         content = json.loads((folder / JSON).read_text(encoding="utf-8"))
         verdicts = [attack["verdict"] for attack in content["attacks"]]
         failed = len(content["failed"])
     except FileNotFoundError:
-        return Entry(None, text=NOT_ATTACKED, choice=NOT_ATTACKED)
+        return Cell(NOT_ATTACKED)
     except (OSError, ValueError, KeyError, TypeError):
-        words = f"{JSON} cannot be read"
-        return Entry(None, text=words, choice=words)
+        return Cell(f"{JSON} cannot be read")
     broken = verdicts.count("broken")
     unclear = verdicts.count("underpowered")
     mark = "?" if unclear else "✓"
@@ -230,9 +176,7 @@ def attacked(folder: Path, out: Path) -> Entry:
     if failed:
         text += f", {failed} fell over"
     page = folder / PAGE
-    href = link_to(page, out) if page.is_file() else ""
-    choice = "some broken" if broken else "some underpowered" if unclear else "none broken"
-    return Entry(broken, text=text, choice=choice, href=href)
+    return Cell(text, href=link_to(page, out) if page.is_file() else "")
 
 
 def link_to(page: Path, folder: Path) -> str:
@@ -269,9 +213,7 @@ def _seconds(manifest: Mapping[str, Any]) -> float | None:
 # --- what quality costs --------------------------------------------------------------------------
 
 
-def _points(
-    labels: Sequence[str], sides: Mapping[str, Side], places: Mapping[str, str], cost: str
-) -> list[drawings.Point]:
+def _points(labels: Sequence[str], sides: Mapping[str, Side], cost: str) -> list[plots.TradePoint]:
     points = []
     for label in labels:
         side = sides[label]
@@ -279,16 +221,14 @@ def _points(
         worth, half = side.evaluation.mean(metric), half_width(side.evaluation.per_user(metric))
         price = side.sent if cost == "sent" else side.stands.epsilon
         if math.isfinite(price) and math.isfinite(worth):
-            low, high = worth - half, worth + half
-            place, kind = places.get(label, ""), side.stands.kind
-            points.append(drawings.Point(label, place, price, worth, low, high, kind))
+            points.append(plots.TradePoint(label, price, worth, half, side.stands.kind))
     return points
 
 
-def _drawings(
-    labels: Sequence[str], sides: Mapping[str, Side], places: Mapping[str, str], several: bool
-) -> list[DrawingBlock]:
-    """Quality against bytes, and against ε among runs that have one."""
+def _drawn(
+    labels: Sequence[str], sides: Mapping[str, Side], several: bool, figures: Path, number: int
+) -> list[FigureBlock]:
+    """Draw quality against bytes, and against ε among runs that have one."""
     found = []
     metric = own_metric(sides[labels[0]].evaluation)
     where = f", {' and '.join(labels)}" if several else ""
@@ -296,14 +236,14 @@ def _drawings(
         ("sent", "kB sent by a user", "sends less"),
         ("epsilon", "ε of a user, at most", "costs a smaller ε"),
     ):
-        points = _points(labels, sides, places, cost)
+        points = _points(labels, sides, cost)
         if len(points) < 2:
             continue
-        front = drawings.best_trades(points)
+        path = figures / f"quality-{cost}-{number}"
+        drawn = plots.trades(path, points, x_label=axis, y_label=metric)
         name = f"{metric} against {axis}{where}"
         each = "; ".join(f"{p.name}: {p.worth:.4f} for {p.cost:,.4g}" for p in points)
-        best = ", ".join(p.name for p in front)
+        best = ", ".join(p.name for p in plots.best_trades(points))
         said = f"No other run is better and {less} than: {best}."
-        svg = drawings.trades(points, axis, metric, f"{name}. {each}. {said}")
-        found.append(DrawingBlock(svg, name, f"{name}. {said}", drawings.key(points)))
+        found.append(FigureBlock(drawn.svg, f"{name}. {each}. {said}", f"{name}. {said}"))
     return found

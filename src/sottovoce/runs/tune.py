@@ -1,7 +1,8 @@
 """A search for good settings of an experiment, by Optuna, on the validation part alone.
 
 manifest.json    what is searched, how, and once it is finished what was found
-trials.jsonl     a line for every training: its settings, what it reached by epoch, its seconds
+trials.journal   a line for every training, in Optuna's journal: its settings, what it reached by
+                 epoch, its seconds, what it would have cost a user
 best.toml        the experiment file with the best settings
 report.html      tables and figures (figures/ has them as files)
 
@@ -11,11 +12,10 @@ change what is drawn in training, never the split.
 
 **The same search always ends alike.** Settings are proposed for a whole batch before any of it is
 trained, from the trials of earlier batches alone, by a sampler whose seed follows from the
-experiment's and the batch's number; a trial is given up by what trials of earlier batches reached
-at the same epoch. So it matters neither how many processes train a batch nor which of them is
-first, and a search that was stopped, even by a kill, goes on where it was and ends with the same
-best trial. A line that a kill cut short is trained again. More trials may be asked for later: those
-before stay what they are.
+experiment's and the batch's number; a trial is pruned by what trials of earlier batches reached at
+the same epoch. So neither the number of processes nor their order matters, and a search that was
+stopped, even by a kill, goes on and ends with the same best trial. A line that a kill cut short is
+trained again. More trials may be asked for later: those before stay what they are.
 
 The first trial is the experiment as the file has it, so that a search never ends below it on the
 validation part. The best few are trained again with other seeds, and the best of these is the one
@@ -44,13 +44,14 @@ from typing import Any
 from sottovoce.engines.observers import Report
 from sottovoce.errors import ConfigError, CorruptData, RunError
 from sottovoce.experiment import Experiment
-from sottovoce.runs.folder import FINISHED, RunFolder, environment, write_text
+from sottovoce.runs.folder import FINISHED, RunFolder, environment
 from sottovoce.runs.search_cost import Charge, SearchCost, cost_of
 from sottovoce.runs.search_trials import (
     SearchOptions,
     SearchWorld,
     Training,
     TrialTask,
+    as_trial,
     best_of,
     proposed,
     quiet,
@@ -62,7 +63,11 @@ from sottovoce.runs.search_trials import (
 from sottovoce.runs.space import Settings, Space, read_space
 
 KIND = "search"
-"""By which a manifest says that its folder is no run."""
+"""The kind in a manifest whose folder is no run."""
+JOURNAL = "trials.journal"
+
+Train = Callable[[Sequence[TrialTask]], Iterator[Training]]
+Keep = Callable[[Sequence[TrialTask]], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,13 +85,19 @@ class Finalist:
 
     @property
     def spread(self) -> float | None:
-        """The standard deviation over seeds, where there are several."""
+        """The standard deviation over seeds, if there are several."""
         return stdev(self.values) if len(self.values) > 1 else None
+
+    def to_table(self) -> dict[str, Any]:
+        return {
+            "number": self.number, "settings": dict(self.settings), "values": list(self.values),
+            "mean": self.mean, "spread": self.spread,
+        }  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class SearchOutcome:
-    """What a search gave, beside its folder."""
+    """What a search found, with its folder."""
 
     folder: RunFolder
     experiment: Experiment
@@ -96,15 +107,18 @@ class SearchOutcome:
     maximise: bool
     trials: tuple[Training, ...]
     again: tuple[Training, ...]
-    """Of finalists, with other seeds."""
+    """Trainings of finalists with other seeds."""
     finalists: tuple[Finalist, ...]
     """The best one first."""
-    cost: SearchCost
     seconds: float
 
     @property
     def best(self) -> Finalist:
         return self.finalists[0]
+
+    @property
+    def cost(self) -> SearchCost:
+        return cost_of([*self.trials, *self.again])
 
 
 def search(
@@ -115,41 +129,40 @@ def search(
     *,
     report: Report | None = None,
 ) -> SearchOutcome:
-    """Search, or go on with the same search in this folder; `experiment` is that of
-    `searched_experiment`. Raises where the folder holds another one."""
+    """Search, or continue the same search in this folder; `experiment` is that of
+    `searched_experiment`. Raise if the folder holds another search."""
     require_optuna()
-    options, progress = options or SearchOptions(), report or quiet
+    options, tell = options or SearchOptions(), report or quiet
     started = time.perf_counter()
-    progress("data", 0, 1)
+    tell("data", 0, 1)
     world = SearchWorld.of(experiment, space, options)
-    progress("data", 1, 1)
+    tell("data", 1, 1)
     folder = RunFolder.claim(out, _manifest(world), resume=True)
     with folder.locked():
         _same_sampler(folder)
-        journal = Journal.open(folder.path / "trials.jsonl")
-        with workers(world, progress) as train:
-            trials = _trials(world, journal, train, progress, started + options.timeout)
-            finalists = _finals(world, trials, journal, train, progress)
-        again = journal.others(experiment.seed)
-        cost = cost_of([*trials, *again])
-        before = float(folder.manifest().get("seconds", 0.0))
-        seconds = before + time.perf_counter() - started
+        journal = Journal(folder.path / JOURNAL, world)
+        with workers(world) as train:
+            keep = _kept(train, journal, options, tell)
+            trials = _trials(world, journal, keep, started + options.timeout)
+            finalists = _finals(world, trials, journal, keep)
+        seconds = float(folder.manifest().get("seconds", 0.0)) + time.perf_counter() - started
         found = SearchOutcome(
-            folder, experiment, space, world.metric, world.maximise, tuple(trials), tuple(again),
-            tuple(finalists), cost, seconds,
+            folder, experiment, space, world.metric, world.maximise, tuple(trials),
+            tuple(journal.others(experiment.seed)), tuple(finalists), seconds,
         )  # fmt: skip
         folder.update_manifest(status=FINISHED, seconds=round(seconds, 3), search=summary_of(found))
     return found
 
 
 def is_search(path: Path) -> bool:
-    """Whether a folder is that of a search."""
+    """Return whether a folder is that of a search."""
     there = (path / "manifest.json").is_file()
     return there and RunFolder.open(path).manifest().get("kind") == KIND
 
 
 def reopened(path: Path) -> SearchOutcome:
-    """A finished search, from its folder."""
+    """Read a finished search from its folder."""
+    require_optuna()
     folder = RunFolder.open(path)
     manifest = folder.manifest()
     if manifest.get("kind") != KIND:
@@ -160,124 +173,110 @@ def reopened(path: Path) -> SearchOutcome:
         experiment = Experiment.from_table(manifest["experiment"])
         space = read_space(experiment, own=manifest["space"])
         metric, maximise = read_metric(manifest["metric"], experiment.evaluation.cutoffs)
-        journal = Journal.open(folder.path / "trials.jsonl")
         summary, seconds = manifest["search"], float(manifest["seconds"])
+        journal = Journal(folder.path / JOURNAL)
         trials = [journal.done[n, experiment.seed] for n in range(int(summary["trials"]))]
-        finalists = tuple(
+        finalists = [
             Finalist(int(one["number"]), one["settings"], tuple(one["values"]))
             for one in summary["finalists"]
-        )
-        again = journal.others(experiment.seed)
+        ]
     except (KeyError, TypeError, ValueError) as error:
         raise CorruptData(f"{path} is no whole search: {error}") from None
     return SearchOutcome(
-        folder, experiment, space, metric, maximise, tuple(trials), tuple(again), finalists,
-        cost_of([*trials, *again]), seconds,
+        folder, experiment, space, metric, maximise, tuple(trials),
+        tuple(journal.others(experiment.seed)), tuple(finalists), seconds,
     )  # fmt: skip
 
 
 def summary_of(found: SearchOutcome) -> dict[str, Any]:
-    """What a search has found, for its manifest and for JSON."""
+    """Return what a search has found, for its manifest and for JSON."""
     states = [one.state for one in found.trials]
-    best = found.best
-
-    def told(one: Finalist) -> dict[str, Any]:
-        return {
-            "number": one.number, "settings": dict(one.settings), "values": list(one.values),
-            "mean": one.mean, "spread": one.spread,
-        }  # fmt: skip
-
     return {
         "metric": found.metric,
         "trials": len(found.trials),
         **{state: states.count(state) for state in ("finished", "pruned", "failed")},
         "as_in_file": found.trials[0].value,
-        "best": told(best) | {"value": best.values[0]},
-        "finalists": [told(one) for one in found.finalists],
+        "best": found.best.to_table() | {"value": found.best.values[0]},
+        "finalists": [one.to_table() for one in found.finalists],
         "cost": found.cost.to_table(),
     }
 
 
-# --- the journal ---------------------------------------------------------------------------------
-
-
-@dataclass(slots=True)
 class Journal:
-    """What is trained, on disk line by line."""
+    """The trainings of a search, in a journal of Optuna. Each is one line, whole or not there."""
 
-    path: Path
-    done: dict[tuple[int, int], Training]
-    """By number and seed."""
+    def __init__(self, path: Path, world: SearchWorld | None = None) -> None:
+        """Open it with what is whole in it; without a `world` it is only read."""
+        import optuna
+        from optuna.storages import journal
 
-    @classmethod
-    def open(cls, path: Path) -> Journal:
-        """With what is whole in the file; a line that a kill cut short is dropped from it."""
-        done: dict[tuple[int, int], Training] = {}
-        text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
-        for line in text.splitlines():
-            with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError):
-                one = Training.from_line(json.loads(line))
-                done[one.number, one.seed] = one
-        journal = cls(path, done)
-        if text.count("\n") != len(done) or not text.endswith("\n"):
-            journal.sort()
-        return journal
-
-    def others(self, seed: int) -> list[Training]:
-        """With other seeds than this."""
-        return [self.done[key] for key in sorted(self.done) if key[1] != seed]
+        self.world, self.done = world, dict[tuple[int, int], Training]()
+        """By number and seed."""
+        backend = journal.JournalFileBackend(str(path), journal.JournalFileOpenLock(str(path)))
+        if world is not None:  # a killed process leaves half a line, and a lock to wait for
+            path.with_name(f"{path.name}.lock").unlink(missing_ok=True)
+            os.truncate(path, path.read_bytes().rfind(b"\n") + 1)
+        try:
+            storage = optuna.storages.JournalStorage(backend)
+            if world is not None and not storage.get_all_studies():
+                way = "maximize" if world.maximise else "minimize"
+                optuna.create_study(storage=storage, study_name=KIND, direction=way)
+            self.study = optuna.load_study(storage=storage, study_name=KIND)
+            for line in (one.user_attrs for one in self.study.get_trials(deepcopy=False)):
+                self._keep(Training.from_line(line))
+        except (KeyError, TypeError, ValueError) as error:
+            raise CorruptData(f"{path} is no whole journal: {error}") from None
 
     def add(self, one: Training) -> None:
-        with open(self.path, "a", encoding="utf-8") as file:
-            file.write(json.dumps(one.to_line()) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
+        if self.world is None:
+            raise RunError("this journal was opened to be read")
+        self.study.add_trial(as_trial(self.world, one))
+        self._keep(one)
+
+    def _keep(self, one: Training) -> None:
         self.done[one.number, one.seed] = one
 
-    def sort(self) -> None:
-        """By number, so that the file does not tell which process was first."""
-        lines = [json.dumps(self.done[key].to_line()) + "\n" for key in sorted(self.done)]
-        write_text(self.path, "".join(lines))
+    def others(self, seed: int) -> list[Training]:
+        """Return the trainings with other seeds than this."""
+        return [self.done[key] for key in sorted(self.done) if key[1] != seed]
 
 
-# --- the trials ----------------------------------------------------------------------------------
+def _kept(train: Train, journal: Journal, options: SearchOptions, tell: Report) -> Keep:
+    """Return what trains and keeps. All trainings of the search are reported as one stage: what is
+    left is then left of the whole command, and what an earlier call has done is not counted as
+    quick."""
+    total = options.trials + min(options.finalists, options.trials) * (options.seeds - 1)
 
-Train = Callable[[Sequence[TrialTask]], Iterator[Training]]
-
-
-def _trials(
-    world: SearchWorld, journal: Journal, train: Train, progress: Report, deadline: float
-) -> list[Training]:
-    """As many as are asked for, or those of the batches that began before the deadline."""
-    options, seed = world.options, world.experiment.seed
-    ended = 0
-    for start in range(0, options.trials, options.batch):
-        progress("search", start, options.trials)
-        numbers = range(start, min(start + options.batch, options.trials))
-        begun = any((n, seed) in journal.done for n in numbers)
-        if start and not begun and time.perf_counter() >= deadline:
-            break
-        past = [journal.done[n, seed] for n in range(start)]
-        asked = dict(zip(range(start, start + options.batch), proposed(world, past), strict=True))
-        known = {settings_key(one.settings): one for one in reversed(past)}
-        tasks = []
-        for n in numbers:
-            if (n, seed) in journal.done:
-                continue
-            before = known.get(settings_key(asked[n]))
-            if before is not None:  # the same again: there is nothing to learn from it
-                journal.add(replace(before, number=n, seconds=0.0, charge=Charge()))
-            else:
-                tasks.append(TrialTask(n, seed, asked[n], tuple(past) if world.epochs else ()))
+    def keep(tasks: Sequence[TrialTask]) -> None:
+        tell("search", min(len(journal.done), total), total)
         for one in train(tasks):
             if one.number == 0 and one.state == "failed" and not one.why.startswith("diverged"):
                 raise ConfigError(one.why)
             journal.add(one)
-            left = sum((n, seed) not in journal.done for n in numbers)
-            progress("search", numbers[-1] + 1 - left, options.trials)
-        journal.sort()
-        ended = numbers[-1] + 1
-    trials = [journal.done[n, seed] for n in range(ended)]
+            tell("search", min(len(journal.done), total), total)
+
+    return keep
+
+
+def _trials(world: SearchWorld, journal: Journal, keep: Keep, deadline: float) -> list[Training]:
+    """Train as many as are asked for, or those of the batches that began before the deadline."""
+    options, seed, trials = world.options, world.experiment.seed, list[Training]()
+    for start in range(0, options.trials, options.batch):
+        numbers = range(start, min(start + options.batch, options.trials))
+        missing = [n for n in numbers if (n, seed) not in journal.done]
+        if start and len(missing) == len(numbers) and time.perf_counter() >= deadline:
+            break
+        asked, tasks = proposed(world, trials) if missing else [], []
+        known = {settings_key(one.settings): one for one in reversed(trials)}
+        for n in missing:
+            before = known.get(settings_key(asked[n - start]))
+            if before is not None:  # the same again: there is nothing to learn from it
+                journal.add(replace(before, number=n, seconds=0.0, charge=Charge()))
+            else:
+                past = tuple(trials) if world.epochs else ()
+                tasks.append(TrialTask(n, seed, asked[n - start], past))
+        keep(tasks)
+        trials += [journal.done[n, seed] for n in numbers]
     if not any(one.state == "finished" for one in trials):
         why = next((one.why for one in trials if one.why), "")
         raise RunError(f"no trial has come to its end: {why or 'all were given up'}")
@@ -285,25 +284,14 @@ def _trials(
 
 
 def _finals(
-    world: SearchWorld,
-    trials: Sequence[Training],
-    journal: Journal,
-    train: Train,
-    progress: Report,
+    world: SearchWorld, trials: Sequence[Training], journal: Journal, keep: Keep
 ) -> list[Finalist]:
-    """The best trials with all their seeds, the best mean first."""
+    """Return the best trials with all their seeds, the best mean first."""
     options, seed = world.options, world.experiment.seed
     chosen = best_of(trials, options.finalists, maximise=world.maximise)
     seeds = [seed + k for k in range(1, options.seeds)]
-    pairs = [(one, other) for one in chosen for other in seeds]
-    tasks = [
-        TrialTask(a.number, s, a.settings) for a, s in pairs if (a.number, s) not in journal.done
-    ]
-    progress("finalists", len(pairs) - len(tasks), max(1, len(pairs)))
-    for count, one in enumerate(train(tasks), start=1):
-        journal.add(one)
-        progress("finalists", len(pairs) - len(tasks) + count, len(pairs))
-    journal.sort()
+    tasks = [TrialTask(one.number, s, one.settings) for one in chosen for s in seeds]
+    keep([one for one in tasks if (one.number, one.seed) not in journal.done])
     found = []
     for one in chosen:
         values = [one.value, *(journal.done[one.number, other].value for other in seeds)]
@@ -326,17 +314,16 @@ _here: list[SearchWorld] = []
 
 
 @contextlib.contextmanager
-def workers(world: SearchWorld, progress: Report) -> Iterator[Train]:
-    """Who trains: this process, or several that end with it, however it ends."""
+def workers(world: SearchWorld) -> Iterator[Train]:
+    """Give what trains: this process, or several that end with it, however it ends."""
     jobs = world.options.jobs
     if jobs == 1:
-        yield lambda tasks: (run_trial(world, task, progress) for task in tasks)
+        yield lambda tasks: (run_trial(world, task) for task in tasks)
         return
     spawn = get_context("spawn")
     ends, mine = spawn.Pipe(duplex=False)
     table = json.dumps(dict(world.experiment.table))
-    given = (ends, table, world.space, world.options)
-    pool = ProcessPoolExecutor(jobs, spawn, _begin, given)
+    pool = ProcessPoolExecutor(jobs, spawn, _begin, (ends, table, world.space, world.options))
 
     def train(tasks: Sequence[TrialTask]) -> Iterator[Training]:
         try:
@@ -359,7 +346,7 @@ def workers(world: SearchWorld, progress: Report) -> Iterator[Train]:
 
 
 def _begin(ends: Connection, table: str, space: Space, options: SearchOptions) -> None:
-    """A process of a search begins."""
+    """Prepare a process of a search."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the one that asks for trials answers it
 
     def watch() -> None:
@@ -368,14 +355,12 @@ def _begin(ends: Connection, table: str, space: Space, options: SearchOptions) -
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()
+    require_optuna()
     _here.append(SearchWorld.of(Experiment.from_table(json.loads(table)), space, options))
 
 
 def _work(task: TrialTask) -> Training:
     return run_trial(_here[0], task)
-
-
-# --- small things --------------------------------------------------------------------------------
 
 
 def _manifest(world: SearchWorld) -> dict[str, Any]:

@@ -160,7 +160,7 @@ def _history(found: SearchOutcome, figures: Path) -> list[Block]:
         figures / "history", groups, x_label="trial", y_label=found.metric, level=_points(best)
     )
     words = f"{found.metric} of {len(found.trials)} trials, and the best so far"
-    return [FigureBlock(drawn.png, words, f"{words}, on the validation part.")]
+    return [FigureBlock(drawn.svg, words, f"{words}, on the validation part.")]
 
 
 def _by_setting(found: SearchOutcome, figures: Path) -> list[Block]:
@@ -182,7 +182,7 @@ def _by_setting(found: SearchOutcome, figures: Path) -> list[Block]:
             continue
         drawn = _against(one, known, figures / f"setting-{index}", found.metric)
         words = f"{found.metric} against {one.name}, a point for each trial that came to its end"
-        blocks.append(FigureBlock(drawn.png, words, f"{words}."))
+        blocks.append(FigureBlock(drawn.svg, words, f"{words}."))
     return blocks or [TextBlock("No trial came to its end within these ranges.")]
 
 

@@ -245,7 +245,7 @@ class Database:
         if parsed.get_backend_name() != "postgresql":
             raise UsageError(
                 f"only PostgreSQL can be named by URL, not {parsed.get_backend_name()}; without "
-                "--database the server keeps its own SQLite file"
+                "SOTTOVOCE_DATABASE the server keeps its own SQLite file"
             )
         engine = sa.create_engine(
             parsed.set(drivername="postgresql+psycopg"),

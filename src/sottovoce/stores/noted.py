@@ -10,10 +10,14 @@ the note, too, and another machine has none.
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 from pathlib import Path
 
-from sottovoce.errors import ConfigError
+from sottovoce.errors import ConfigError, KeyTrouble, StoreError
+from sottovoce.stores.keys import replace_file
+from sottovoce.stores.locking import lock
+from sottovoce.stores.private import private_folder
 
 ENVIRONMENT = "SOTTOVOCE_MARKS"
 
@@ -30,6 +34,44 @@ def note_of(folder: Path, secret: bytes, purpose: bytes = b"sottovoce told") -> 
         )
     name = hashlib.blake2b(secret, digest_size=16, person=purpose).hexdigest()
     return place / f"{name}.json"
+
+
+class LastAnswer:
+    """The note of a party's last answer: its number, which only grows, and a mark that no other
+    answer has. Several processes may use it."""
+
+    def __init__(self, place: Path) -> None:
+        self._place = place
+
+    def keep(self, number: int, mark: bytes) -> bool:
+        """Return whether no other copy of the folder has given an answer of this number or of a
+        later one. If so, this one is noted when this returns."""
+        try:
+            private_folder(self._place.parent)
+            with lock(self._place.with_suffix(".lock")):
+                known = self._read()
+                if known is not None and number <= known[0]:
+                    return (number, mark) == known
+                table = {"number": number, "mark": mark.hex()}
+                replace_file(self._place, json.dumps(table).encode() + b"\n")
+                return True
+        except (OSError, KeyTrouble):
+            raise StoreError(
+                f"{self._place.parent} cannot be read or written, where it is noted what was "
+                f"answered; nothing was sent: name another folder with ${ENVIRONMENT}"
+            ) from None
+
+    def _read(self) -> tuple[int, bytes] | None:
+        try:
+            table = json.loads(self._place.read_bytes())
+            return int(table["number"]), bytes.fromhex(table["mark"])
+        except FileNotFoundError:
+            return None
+        except (ValueError, KeyError, TypeError, RecursionError):
+            raise StoreError(
+                f"{self._place} is damaged, and says what was answered last; remove it, if the "
+                "folder was never set back to an older copy"
+            ) from None
 
 
 def notes_folder() -> Path:

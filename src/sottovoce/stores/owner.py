@@ -350,7 +350,9 @@ class DataOwner:
             if self.settings.release == "printed":
                 return memory.answer(round, rows, self._store)
             with self._writing():
-                return memory.answer(round, rows, self._store)
+                found = memory.answer(round, rows, self._store)
+            memory.require_newest()  # noted after it is on the disk, and before it leaves
+            return found
 
     def own_vector(self, given: Pass) -> Row | None:
         """`vector` of whoever has this pass, and has shown that its key is hers. Raises where

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
@@ -21,8 +22,13 @@ from sottovoce.errors import MessageError
 from sottovoce.stores.owner_store import NONE, OwnerStore
 from sottovoce.wire.interactions import OpenedInteraction
 
+MARK_BYTES = 16
 _END_OF_SEQUENCES = 1 << 63
 """What SQLite can store."""
+
+
+class SetBack(MessageError):
+    """A data owner's store that is an older copy, or of which two run."""
 
 
 class OwnerMemory:
@@ -134,6 +140,9 @@ class OwnerMemory:
         """From the rows that were asked for in this round. Changes nothing, unless sums leave."""
         return self.owner.gradients(rows)
 
+    def require_newest(self) -> None:
+        """Raise if an answer must not leave. Gradients of single users may leave again."""
+
     def withdraw_items(self, items: frozenset[int], store: OwnerStore) -> None:
         owner = self.owner
         owner.withdraw_items(items)
@@ -210,17 +219,21 @@ class SummingMemory(OwnerMemory):
         kept = store.sums.load(settings.embedding_size)
         self.owner.take_up(kept.learnt)
         self._sent = kept.sent
-        self._answered_round = store.answered_round()
+        self._answered_round, self._mark = store.answered_last()
+        self._note = store.last_answer()
 
     def reach(self, round: int, heard: int, store: OwnerStore) -> None:
         """Raises also where an answer came in that this store does not know of."""
         super().reach(round, heard, store)
         if heard > self._answered_round:
-            raise MessageError(
-                f"this data owner's store is an older copy: an answer of round {heard} came in "
-                "that is not in it, and its people must not be added up twice; put the newest "
-                "store back, or apply anew from another folder"
-            )
+            raise _older_copy(f"an answer of round {heard} came in that is not in it")
+        self.require_newest()
+
+    def require_newest(self) -> None:
+        """Raise if another copy of this store has answered since this one did, whatever the
+        orchestrator says of it. Otherwise the last answer is noted for all copies."""
+        if self._note is not None and not self._note.keep(self._answered_round, self._mark):
+            raise _older_copy("another copy of it has answered since")
 
     def settle(self, accepted: bool, store: OwnerStore) -> None:
         """Blocks that are in no answer wait again in any case."""
@@ -270,8 +283,8 @@ class SummingMemory(OwnerMemory):
             self.owner.take_up(learnt)
         there = np.flatnonzero(sent.any(axis=1)).tolist()
         self._sent = {int(found.items[k]): sent[k] for k in there}
-        self._answered_round = round
-        store.answered(round)
+        self._answered_round, self._mark = round, secrets.token_bytes(MARK_BYTES)
+        store.answered(round, self._mark)
         store.sums.put_vectors(learnt.vectors, users)
         store.sums.put_sums(learnt)
         store.sums.put_sent(self._sent)
@@ -330,6 +343,13 @@ def memory_of(number: int, settings: DRIFTConfig, store: OwnerStore) -> OwnerMem
     """Of the kind that the settings ask for."""
     kind = SummingMemory if settings.release == "aggregated" else OwnerMemory
     return kind(number, settings, store)
+
+
+def _older_copy(why: str) -> SetBack:
+    return SetBack(
+        f"this data owner's store is an older copy: {why}, and its people must not be added up "
+        "twice; put the newest store back, or apply anew from another folder"
+    )
 
 
 def _within(rows: NDArray[Any], bound: float) -> NDArray[np.bool_]:

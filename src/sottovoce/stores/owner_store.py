@@ -27,6 +27,7 @@ from sottovoce.algorithms.drift.system import DRIFTConfig, Saved, Stream
 from sottovoce.errors import ConfigError, StoreError
 from sottovoce.rng import SECRET_BYTES, Streams, streams_of
 from sottovoce.stores.file import SQLiteFile, statements
+from sottovoce.stores.noted import LastAnswer, note_of
 from sottovoce.stores.private import private_file, private_folder, sync_folder
 from sottovoce.stores.stamps import stamp, unstamp
 
@@ -172,7 +173,7 @@ def _genuine(stamped: bytes, table: str, key: int) -> bytes:
 
 
 DATABASE = "owner.db"
-SCHEMAS = {"printed": 3, "aggregated": 4}
+SCHEMAS = {"printed": 3, "aggregated": 5}
 NONE = -1
 """In the place of a round that has not been."""
 
@@ -269,8 +270,8 @@ class OwnerStore(SQLiteFile):
     def create(
         cls, folder: Path, facts: OwnerFacts, items: Iterable[int], draws: int | None = None
     ) -> OwnerStore:
-        """A new owner's store; it is there whole, or not at all. Where it draws negatives, `draws`
-        is the root of what it draws from, or else the operating system makes one."""
+        """A new owner's store; it is there whole, or not at all. In a trial `draws` is the root of
+        the negatives that it draws; elsewhere the operating system makes one."""
         try:
             private_folder(folder)
         except OSError as error:
@@ -392,14 +393,23 @@ class OwnerStore(SQLiteFile):
             self.write("DELETE FROM blocks WHERE place < ?", (self._value("asked_until"),))
         self._set(asked_round=NONE, asked_until=0)
 
-    def answered(self, round: int) -> None:
-        """The blocks that were asked for are in sums that leave in this round."""
+    def answered(self, round: int, mark: bytes) -> None:
+        """The blocks that were asked for are in sums that leave in this round, in an answer with
+        this mark."""
         self.write("DELETE FROM blocks WHERE place < ?", (self._value("asked_until"),))
-        self._set(asked_until=0, answered_round=round)
+        self._set(asked_until=0, answered_round=round, answered_mark=mark)
 
-    def answered_round(self) -> int:
-        """The last round in which sums have left."""
-        return self._value("answered_round")
+    def answered_last(self) -> tuple[int, bytes]:
+        """The last round in which sums have left, and the mark of the answer."""
+        mark = self.value("SELECT value FROM meta WHERE name = 'answered_mark'")
+        return self._value("answered_round"), bytes(mark)
+
+    def last_answer(self) -> LastAnswer | None:
+        """The note of the last answer, which all copies of this store find; None in a trial."""
+        secret = bytes(self.value("SELECT value FROM meta WHERE name = 'note_secret'"))
+        if not secret:
+            return None
+        return LastAnswer(note_of(self.path.parent, secret, b"sottovoce owner"))
 
     def flushed(self, round: int) -> None:
         self._set(flushed_round=round)
@@ -486,7 +496,7 @@ class OwnerStore(SQLiteFile):
     def _value(self, name: str) -> int:
         return int(self.value("SELECT value FROM meta WHERE name = ?", [name]))
 
-    def _set(self, **values: int) -> None:
+    def _set(self, **values: int | bytes) -> None:
         rows = [(value, name) for name, value in values.items()]
         self.write_many("UPDATE meta SET value = ? WHERE name = ?", rows)
 
@@ -498,7 +508,9 @@ def _write_new(folder: Path, facts: OwnerFacts, items: Iterable[int], draws: int
         **table,
         **{"schema": SCHEMAS[facts.settings.release], "unclean": 0},
         **{"asked_round": NONE, "asked_until": 0, "flushed_round": NONE},
-        **{"last_round": NONE, "answered_round": NONE},
+        **{"last_round": NONE, "answered_round": NONE, "answered_mark": b""},
+        # A trial repeats what was, and leaves nothing outside its folder.
+        "note_secret": secrets.token_bytes(16) if draws is None else b"",
     }
     tables = _TABLES + (TABLES if facts.settings.release == "aggregated" else "")
     if facts.settings.draws:

@@ -333,7 +333,7 @@ class ServerFolder:
         if before in _KINDS and before != kind:
             raise ServiceError(
                 f"the state of {self.path} is in {_KINDS[before]}, not in {_KINDS[kind]}; "
-                + ("name it with --database" if not named else "leave --database out")
+                + (f"name it in {DATABASE_VARIABLE}" if not named else f"unset {DATABASE_VARIABLE}")
             )
         place = self.path / DATABASE
         if before == "sqlite" and not place.exists():
@@ -372,7 +372,7 @@ class ServerFolder:
 
     def locked(self) -> AbstractContextManager[None]:
         """Within, no other process can serve from this folder's own database."""
-        advice = "stop that one, or use --database with PostgreSQL for several processes"
+        advice = f"stop that one, or name a PostgreSQL database in {DATABASE_VARIABLE} for several"
         return locked(self.path / "server.lock", advice)
 
     def ready_file(self, port: int, *, shared: bool) -> Path:

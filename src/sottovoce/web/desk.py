@@ -257,36 +257,27 @@ class StoreDesk(ABC, Generic[S]):
     def base(self) -> dict[str, Any]:
         """What every store says of itself."""
         choice = self.store.choice(self.number)
-        busy = not self.serves and self.store.file.served()
         return {
             "id": self.name,
             "name": self.store.path.name,
             "kind": self.kind,
-            "busy": said("busy.agent").to_json() if busy else None,
             "takes_part": choice.takes_part,
             "stopped": self.store.stopped,
             "choice": {name: plain_value(getattr(choice, name)) for name in ASKED},
         }
 
-    def require_agent(self) -> None:
-        """This process, from now on, if no other one serves the store."""
-        if not self.may_serve():
-            raise Told("busy.agent")
+    def require_looking(self) -> None:
+        """Raise if what would leave cannot be shown. It can be shown while another process is the
+        store's agent; if none is, this one becomes it."""
+        self.serves = self.serves or self.store.file.serve()
         if self.store.stopped:
             raise Told("trouble.stopped")
 
-    def require_looking(self) -> None:
-        """Raise if what would leave cannot be worked out here."""
-        self.require_agent()
-
     def require_sending(self) -> None:
         """Raise if nothing can be sent from here."""
-        self.require_agent()
-
-    def may_serve(self) -> bool:
-        """Become the store's agent, if no other process is; whether this one is now."""
-        self.serves = self.serves or self.store.file.serve()
-        return self.serves
+        self.require_looking()
+        if not self.serves:
+            raise Told("busy.agent")
 
 
 def plain_value(value: Any) -> Any:

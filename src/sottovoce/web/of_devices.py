@@ -368,16 +368,19 @@ class DeviceDesk(StoreDesk[CohortStore]):
         return self._agent
 
     def base(self) -> dict[str, Any]:
-        return {**super().base(), "busy": None}  # she can look and choose beside an agent
+        found = super().base()
+        if kept_invitation(self.store) is not None:
+            found["choice"] = {**found["choice"], _ASKS: word.asks_first(self.store)}
+        return found
 
-    def require_looking(self) -> None:
-        self.may_serve()
-        if self.store.stopped:
-            raise Told("trouble.stopped")
+    @property
+    def sends(self) -> bool:
+        """Whether a message can be sent from here: by this process, or by an agent that asks."""
+        return self.serves or word.asks_first(self.store)
 
     def require_sending(self) -> None:
         self.require_looking()
-        if not self.serves and not word.asks_first(self.store):
+        if not self.sends:
             raise Told("busy.sends")
 
     def preview(self) -> dict[str, Any]:
@@ -400,14 +403,13 @@ class DeviceDesk(StoreDesk[CohortStore]):
             words = self._nothing_leaves(shown, terms)
         elif report is not None and report.state == "left":
             words = said("preview.left")
-        elif not (self.serves or word.asks_first(self.store)):
+        elif not self.sends:
             words = said("busy.sends")
-        sends = self.serves or word.asks_first(self.store)
         return {
             "ready": bool(shown.messages),
             "said": words.to_json(),
             "why": shown.detail,
-            "nonce": (sends and shown.name) or None,
+            "nonce": (self.sends and shown.name) or None,
             "round": None if report is None else report.round,
             "epsilon": None if cost is None else plain_value(rounded_up(cost)),
             "cost": None if cost is None else self._cost(cost, terms).to_json(),

@@ -238,12 +238,14 @@ class OwnersDesk(StoreDesk[UserStore]):
             for line in lines
             if line["item"]
         ]
-        words = said("preview.ready") if shown.name else self._quiet(self.store.choice(self.number))
+        words = self._quiet(self.store.choice(self.number))
+        if shown.name:
+            words = said("preview.ready" if self.serves else "busy.agent")
         return {
             "ready": bool(shown.name),
             "said": (words or said("preview.nothing")).to_json(),
             "why": "",
-            "nonce": shown.name or None,
+            "nonce": (self.serves and shown.name) or None,
             "round": None,
             "epsilon": None,
             "items": items[:500],

@@ -84,7 +84,7 @@ JSON = "application/json"
 ELSEWHERE = (
     *("attack.", "device.", "terminal.", "tab.", "attributes.becomes", "attributes.head"),
     *("attributes.name", "attributes.no_", "attributes.nothing", "attributes.unknown"),
-    *("attributes.value", "busy.hint", "costs.helper", "costs.next", "costs.plain"),
+    *("attributes.value", "costs.helper", "costs.next", "costs.plain"),
     *("costs.reports", "costs.sums", "erase.leave", "field.total_epsilon.period"),
     *("field.total_epsilon.round", "learn.about", "learn.verdict.", "ledger.contacts"),
     *("ledger.day", "ledger.directory", "ledger.never", "ledger.number", "ledger.quality"),

@@ -32,6 +32,7 @@ export async function descriptorFromTable(table: unknown): Promise<Descriptor> {
     published: published === null ? null : count(published),
     catalogue: name(own(table, "catalogue")),
     roster: name(own(table, "roster")),
+    waits: kind(own(table, "waits")),
   };
 }
 
@@ -49,6 +50,11 @@ function name(value: unknown): string {
   if (value === undefined) return "";
   if (typeof value !== "string" || [...value].length > LONGEST_NAME) throw makesNoSense();
   return value;
+}
+
+/** The kind of wait; empty if it makes no sense, because nothing depends on it. */
+function kind(value: unknown): string {
+  return typeof value === "string" && [...value].length <= LONGEST_NAME ? value : "";
 }
 
 function count(value: unknown): number {

@@ -167,6 +167,8 @@ export interface Descriptor {
   readonly published: number | null;
   readonly catalogue: string;
   readonly roster: string;
+  /** The kind of wait (`waiting.ts`); empty if the round moves on by itself. */
+  readonly waits: string;
 }
 
 export interface Invitation {

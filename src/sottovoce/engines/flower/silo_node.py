@@ -17,6 +17,7 @@ from sottovoce.algorithms.drift.messages import Gradients, RowRequest, Rows
 from sottovoce.errors import MessageError, SottovoceError
 from sottovoce.stores.owner import DataOwner
 from sottovoce.stores.owner_folder import OwnerFolder
+from sottovoce.stores.owner_memory import SetBack
 from sottovoce.wire.cohort_rounds import NOTHING
 from sottovoce.wire.silo_files import Admission
 from sottovoce.wire.silo_rounds import GradientsSent, QueryRows, RowsWanted, TaskRows
@@ -53,8 +54,14 @@ class OwnerOfBlocks(Protocol):
 class OwnerNode:
     """Answers for one data owner. No transport is known here."""
 
-    def __init__(self, owner: OwnerOfBlocks) -> None:
-        self._owner = owner
+    def __init__(self, owner: OwnerOfBlocks, log: Any = None) -> None:
+        self._owner, self._log = owner, log
+
+    def _problem(self, round: int, error: SottovoceError) -> str:
+        """What the orchestrator hears; the log of a store that was set back says so, too."""
+        if isinstance(error, SetBack) and self._log is not None:
+            self._log.error("set back", round=round, detail=f"{error}. Find out who put it back")
+        return str(error)
 
     def answer_query(self, query: QueryRows) -> RowsWanted:
         """The owner learns how its last update went and who has left, and asks if one is due."""
@@ -69,7 +76,7 @@ class OwnerNode:
                 heard=query.heard,
             )
         except SottovoceError as error:
-            problem = str(error)
+            problem = self._problem(query.round, error)
         items = np.array(sorted(owner.items), dtype=np.int64)
         return RowsWanted(owner.number, query.round, items, request, problem)
 
@@ -79,18 +86,18 @@ class OwnerNode:
             _agree(owner, task.federation)
             gradients = owner.gradients(task.round, task.rows)
         except SottovoceError as error:
-            problem = str(error)
+            problem = self._problem(task.round, error)
         return GradientsSent(owner.number, task.round, gradients, problem)
 
 
-def build_owner_app(owner: OwnerOfBlocks) -> ClientApp:
+def build_owner_app(owner: OwnerOfBlocks, log: Any = None) -> ClientApp:
     """The app that answers for this owner, for `supernode.serve_app`."""
     from flwr.app import Context, Message
     from flwr.clientapp import ClientApp
 
     from sottovoce.engines.flower.client_app import content_of, record_of
 
-    app, node = ClientApp(), OwnerNode(owner)
+    app, node = ClientApp(), OwnerNode(owner, log)
 
     @app.query()
     def query(message: Message, context: Context) -> Message:
@@ -172,7 +179,7 @@ class Participation:
         # Flower is imported late: it takes longer than all the rest, and users need not wait.
         from sottovoce.engines.flower.supernode import serve_app
 
-        app, pause = build_owner_app(self._owner), _FIRST_PAUSE
+        app, pause = build_owner_app(self._owner, self._log), _FIRST_PAUSE
         while not self._stop.is_set():
             try:
                 self._log.info("joining the orchestrator's rounds", at=self._connection.address)

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import secrets
 import signal
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
 from typing import TypeVar, cast
@@ -20,6 +21,7 @@ from typing import TypeVar, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from sottovoce import config
 from sottovoce.algorithms.base import Contributing
 from sottovoce.core.interactions import Interactions, Vocabulary
 from sottovoce.core.messages import ModelView
@@ -29,6 +31,7 @@ from sottovoce.parties.leaving import Leaving, body_of
 from sottovoce.services.agent.agent import enrolment
 from sottovoce.services.agent.loop import Log
 from sottovoce.services.kit.pacing import Draw, Pace, from_system
+from sottovoce.stores.keys import replace_file
 from sottovoce.stores.prepared import items_named
 from sottovoce.stores.residents import ResidentsDoor, Secret
 from sottovoce.wire.catalogue import catalogue_limit, categories_in, items_in
@@ -43,23 +46,61 @@ _CONNECTIONS = 24
 _AT_ONCE = 250
 _MADE_AT_ONCE = 64
 _TRIES, _FIRST_WAIT = 8, 0.2
+_HABITS = "habits.json"
 Visits = Callable[[int], Interactions]
 """Where residents have been, by the period in which they are asked."""
 
 
 @dataclass(frozen=True, slots=True)
 class Habits:
-    """What residents do besides what they chose."""
+    """What residents of a demo do besides what they chose. Others have none."""
 
-    silent: int = 0
-    """So many of them, the first ones, enrol and are never heard of again."""
-    leaving: int = 0
-    """So many of them, the next ones, contribute once and never again."""
     hold_seconds: float = 0.0
     """How long they wait before they send in the last stage of a period, unless they are told to
     go on: a newcomer has so long to come in."""
     hold_from: int = 0
     """The first round in which they do."""
+    first_share: float = 1.0
+    """The share of their visits, the earliest, with which they begin."""
+    more_share: float = 0.0
+    """The share that each further period adds."""
+    poll_seconds: float | None = None
+    """How often they ask; as the server says if it is not given."""
+
+    def __post_init__(self) -> None:
+        config.require_number("hold_seconds", self.hold_seconds, 0.0, 1e9, above=False)
+        config.require_whole("hold_from", self.hold_from, 0)
+        config.require_number("first_share", self.first_share, 0.0, 1.0, above=False)
+        config.require_number("more_share", self.more_share, 0.0, 1.0, above=False)
+        if self.poll_seconds is not None:
+            config.require_number("poll_seconds", self.poll_seconds, 0.01, 1e9, above=False)
+
+    def write(self, folder: Path) -> None:
+        """For `serve residents` in this folder."""
+        replace_file(folder / _HABITS, json.dumps(asdict(self)).encode())
+
+    @classmethod
+    def read(cls, folder: Path) -> Habits:
+        """Those of a folder; without such a file, none."""
+        place = folder / _HABITS
+        if not place.exists():
+            return cls()
+        try:
+            return config.build(cls, json.loads(place.read_bytes()), _HABITS)
+        except (OSError, ValueError, RecursionError):
+            raise UsageError(f"{place} does not say what residents do; remove it") from None
+
+    def visits_of(self, history: Interactions) -> Visits:
+        """The visits up to each period, of this whole history."""
+        times = history.timestamps
+
+        def visits(period: int) -> Interactions:
+            share = self.first_share + self.more_share * period
+            if share >= 1.0 or times is None:
+                return history
+            return history.select(times <= np.quantile(times, share))
+
+        return visits
 
 
 class Residents:
@@ -74,7 +115,6 @@ class Residents:
         log: Log,
         habits: Habits | None = None,
         go_on: Path | None = None,
-        poll: float | None = None,
         draw: Draw = from_system,
         secret: Secret = secrets.token_bytes,
     ) -> None:
@@ -93,12 +133,11 @@ class Residents:
         ]
         self._federation, self._log, self._secret = first.federation, log, secret
         self._habits = habits or Habits()
-        self._pace = Pace(poll, draw, near=loopback(first.server))
+        self._pace = Pace(self._habits.poll_seconds, draw, near=loopback(first.server))
         self._terms = ""
         self._period = -1
         self._catalogue: list[tuple[str, str]] = []
         self._named: dict[str, NDArray[np.int32]] = {}
-        self._left: set[int] = set()
         self._done: tuple[int, int] | None = None
         self._since: tuple[tuple[int, int], float] | None = None
         self._go_on = go_on
@@ -208,7 +247,7 @@ class Residents:
         """Of everybody who may, each her own message."""
         view = await self._view(now)
         await asyncio.to_thread(self._move, self._door.terms, now.round)
-        rows = self._asked(await asyncio.to_thread(self._door.willing, now.round))
+        rows = await asyncio.to_thread(self._door.willing, now.round)
         messages = self._door.reports(view, now.attempt, rows)
         refused: dict[str, int] = {}
         counted = self.counted
@@ -229,21 +268,11 @@ class Residents:
         while ready := await made:
             made = asyncio.create_task(asyncio.to_thread(_some, messages))
             await self._by_all(one, ready)
-        self._left |= set(self._leaving(rows))
         spent = self._door.spent
         self._log(
             "contributed", round=now.round, attempt=now.attempt, counted=self.counted - counted,
             refused=refused, most_epsilon=round(float(spent.max(initial=0.0)), 3),
         )  # fmt: skip
-
-    def _asked(self, willing: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Those of them who have not fallen silent."""
-        gone = [row for row in willing.tolist() if row < self._habits.silent or row in self._left]
-        return willing[~np.isin(willing, gone)]
-
-    def _leaving(self, rows: NDArray[np.int64]) -> list[int]:
-        first = self._habits.silent
-        return [row for row in rows.tolist() if first <= row < first + self._habits.leaving]
 
     def _sealing(self, row: int, now: Descriptor) -> Callable[[bytes], bytes]:
         """Puts a body into this resident's signed envelope."""

@@ -44,7 +44,6 @@ from sottovoce.stores.private import sync_folder
 from sottovoce.stores.ready import locked, running
 from sottovoce.stores.server_folder import SETUP
 
-STORES = (DEVICE.name, USER.name)
 _SERVICES = (SERVER, AGGREGATOR, HELPER, SHUFFLER, OWNER, ORCHESTRATOR)
 _ALL = {kind.name: kind for kind in (*_SERVICES, DEVICE, USER)}
 
@@ -247,7 +246,7 @@ class Manifest:
                 table = json.loads(source.read(_LARGEST))
         except (FileNotFoundError, NotADirectoryError):
             raise DataNotFound(
-                f"{backup} is no backup of `sottovoce serve backup`: there is no {FILE} in it"
+                f"{backup} is no backup of `sottovoce backup`: there is no {FILE} in it"
             ) from None
         except OSError as error:
             raise DataNotFound(f"{place} cannot be read: {error.strerror or error}") from None
@@ -408,16 +407,12 @@ def restore_backup(
     *,
     next_round: int | None = None,
     keys: Path | None = None,
-    kinds: tuple[str, ...] = (),
     now: datetime | None = None,
 ) -> Restored:
     """Make `folder` what it was when the backup was made, but for what must not be done twice.
-    `keys` is where keys are that were left out, if not in the folder; `kinds` are those that are
-    wanted, or all."""
+    `keys` is where keys are that were left out, if not in the folder."""
     manifest = Manifest.read(backup)
     kind = kind_named(manifest.kind)
-    if kinds and kind.name not in kinds:
-        raise UsageError(f"{backup} is a backup of {kind.words}, not of a store")
     folder = Path(os.path.realpath(folder))
     before = _before(folder, kind, manifest)
     with contextlib.ExitStack() as stack:

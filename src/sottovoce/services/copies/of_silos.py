@@ -39,9 +39,9 @@ def _settle_owner(copy: Path, before: Path | None, next_round: int | None) -> Re
             "Users who left since are back in it until the orchestrator's next round, in which the "
             "data owner is told of all who have left and forgets them again.",
             'Blocks that were counted since would be sent once more. With release = "aggregated" '
-            "the orchestrator has heard answers that the copy lacks, and it is refused in the next "
-            "round: apply anew from another folder then. As printed nobody notices: put back "
-            "the newest copy only.",
+            "answers that the copy lacks are noted outside the folder, and the orchestrator has "
+            "heard them, so that it refuses the next round: apply anew from another folder then. "
+            "As printed nobody notices: put back the newest copy only.",
             "What users have spent is in their own ledgers; a data owner keeps none.",
         )
     )

@@ -65,7 +65,6 @@ class ServerService(Service[ServerFolder, ServerLimits]):
     """The server of a federation. `skip_to_round` is for a database that was set back
     (`Coordinator.skip_to`); `console` makes a page for the operator, where there is to be one."""
 
-    database: str | None = None
     rounds: int | None = None
     skip_to_round: int | None = None
     console: Callable[[RunningServer], Also] | None = None
@@ -89,7 +88,7 @@ class ServerService(Service[ServerFolder, ServerLimits]):
         if plan.proxied:
             proxy = ShufflerSecrets.of(folder.keys)
             ReportKeys(folder.keys).newest()
-        store = start.keep(folder.database(self.database))
+        store = start.keep(folder.database())
         if not store.shared:
             start.stack.enter_context(folder.locked())
         start.listen()

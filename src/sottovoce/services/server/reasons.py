@@ -33,7 +33,7 @@ Reason = Mapping[str, str | None]
 _SILENT = "look who is silent with `sottovoce serve devices DIR --which silent`, or invite more"
 
 _REFUSING = (
-    "put back the catalogue that devices know: `sottovoce serve restore` from a newer copy, or "
+    "put back the catalogue that devices know: `sottovoce restore` from a newer copy, or "
     "the same changes again with `sottovoce serve catalogue`"
 )
 
@@ -201,7 +201,7 @@ def reason(now: Situation) -> Reason | None:
     if now.paused is not None:
         why = f": {now.paused['why']}" if now.paused["why"] else ""
         what = f"{now.paused['who']} has paused rounds{why}"
-        do = "let them go on with `sottovoce serve go-on DIR`"
+        do = "let them go on with `sottovoce serve pause DIR --undo`"
         since = _latest(now.paused["since"], now.ended, now.changed)
         return _reason("paused", "operator", since, what, do)
     return None if plan is None else _of_devices(now, plan)

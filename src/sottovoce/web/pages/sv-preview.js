@@ -39,13 +39,12 @@ export class Preview extends Part {
 			store.choice,
 			store.takes_part,
 			store.stopped,
-			store.busy,
 			store.terms?.digest,
 			store.terms?.agreed,
 			store.history,
 			store.contributions,
 		]);
-		this.look.disabled = store.busy !== null || store.stopped;
+		this.look.disabled = store.stopped;
 		if (fresh) {
 			this.preview = null;
 			this.wait();
@@ -58,7 +57,7 @@ export class Preview extends Part {
 		if (stale && this.asked) {
 			this.turn += 1;
 			clearTimeout(this.pause);
-			if (this.look.disabled) put(this.state, store.busy ?? store.quiet);
+			if (this.look.disabled) put(this.state, store.quiet);
 			else this.pause = setTimeout(() => void this.compute(), PAUSE);
 		}
 	}

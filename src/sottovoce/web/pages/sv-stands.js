@@ -13,7 +13,6 @@ export class Stands extends Part {
 			h("p", { class: "stands" }, store.stands),
 			store.quiet && h("p", {}, store.quiet),
 			store.meter && meter(store.meter),
-			store.busy && h("p", { class: "objection" }, store.busy),
 			store.printed && h("p", { class: "objection printed" }, said("page.printed")),
 			waiting &&
 				h("p", { class: "objection" }, said(store.terms?.changes.length ? "terms.changed" : "terms.not_agreed"), " ", h("a", { href: "#terms" }, said("page.terms"))),

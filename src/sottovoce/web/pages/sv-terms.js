@@ -35,7 +35,7 @@ export class Terms extends Part {
 			() => void this.desk.act(() => this.desk.provider.preview(store.id)),
 			{ class: "main" },
 		);
-		ask.disabled = store.busy !== null || store.stopped || store.kind !== "devices";
+		ask.disabled = store.stopped || store.kind !== "devices";
 		return ask;
 	}
 

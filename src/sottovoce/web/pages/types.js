@@ -50,7 +50,6 @@
  * @property {string | null} address
  * @property {Said} stands
  * @property {Said | null} quiet
- * @property {Said | null} busy
  * @property {boolean} takes_part
  * @property {boolean} stopped
  * @property {boolean} printed
