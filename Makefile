@@ -19,7 +19,7 @@ INPUTS ?= 1000000
 TYPESCRIPT := 5.9.3
 NPM := npm --silent --prefix clients/browser
 
-.PHONY: demo test test-all mutation fuzz facts figures docs docs-serve notebooks check types-js browser tabs wheel sbom release lint format bench lock clean
+.PHONY: demo test test-all mutation fuzz facts figures docs docs-serve check types-js browser tabs wheel sbom release lint format bench lock clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.core
@@ -40,10 +40,9 @@ test-all: check
 mutation: $(VENV)/.dev
 	$(BIN)/python tests/mutation $(addprefix --module ,$(MODULE))
 
-# TARGET=name for one of them, SEED=n for other inputs, REPLAY=file for a finding that was saved.
+# INPUTS=n in all, TARGET=name for one of them, REPLAY=file of fuzz-findings/TARGET to run it again.
 fuzz: $(VENV)/.fuzz
-	$(BIN)/python tests/fuzz $(if $(REPLAY),--replay $(REPLAY),--inputs $(INPUTS)) \
-	  $(addprefix --target ,$(TARGET)) $(addprefix --seed ,$(SEED))
+	$(BIN)/python tests/fuzz --inputs $(INPUTS) $(addprefix --target ,$(TARGET)) $(REPLAY)
 
 # How large and how entangled the house is, by room, and how much of it people have to know. Fails on
 # cycles, imports against their direction, and names and magics that mean two things, by
@@ -96,10 +95,6 @@ release: tabs $(VENV)/.dev
 	rm -rf dist
 	$(BIN)/python tools/release.py release
 
-# The tutorials and how-to pages as notebooks, in build/notebooks; PAGES=docs/tutorials/user.md for one.
-notebooks: $(VENV)/.dev
-	$(BIN)/python tools/notebooks.py $(PAGES)
-
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -134,7 +129,7 @@ $(VENV)/.dev: pyproject.toml $(wildcard requirements/*.lock) | $(BIN)/python
 	@touch $@ $(VENV)/.core
 
 $(VENV)/.fuzz: requirements/fuzz.lock $(VENV)/.dev
-	@$(HASHED)/fuzz.lock || echo "atheris does not install here: inputs are drawn, not guided"
+	@$(HASHED)/fuzz.lock || echo "atheris does not install here: Hypothesis draws inputs, nothing guides it"
 	@touch $@
 
 # constraints.txt has versions alone: with one hash in it, pip would refuse wheels and `-e .`.

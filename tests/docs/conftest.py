@@ -13,6 +13,10 @@ def documents():
 
 
 MENU = """\
+site_name: Small
+docs_dir: build/docs
+site_dir: build/site
+use_directory_urls: false
 nav:
   - Home: index.md
   - More:

@@ -76,18 +76,6 @@ def test_every_page_of_the_menu_is_there_and_fetches_nothing(site, documents):
     assert [*map(str, docs.check_site(site))] == []
 
 
-def test_headings_have_the_anchors_that_links_are_checked_against(site, documents):
-    for page in (*documents.pages.values(), *documents.made.values()):
-        place = documents.on_site(page.path)
-        if place is None:
-            continue
-        ids = set(re.findall(r'\bid="([^"]+)"', (site / place).with_suffix(".html").read_text()))
-        for heading in page.headings:
-            again = heading.anchor != docs.slug(heading.title)
-            wanted = re.sub(r"-(\d+)$", r"_\1", heading.anchor) if again else heading.anchor
-            assert wanted in ids, f"{page.path}:{heading.line}"
-
-
 @pytest.mark.parametrize(
     "text",
     ['<script src="https://cdn.example/x.js"></script>', "<img alt='' src=\"//cdn.example/x.png\">",
@@ -118,10 +106,42 @@ def test_links_out_of_docs_lead_to_copies(repository, tmp_path):
     assert (tmp_path / "staged" / "files" / "notes.txt.txt").read_text() == "notes\n"
 
 
-def test_a_title_that_comes_twice_is_linked_as_the_site_names_it(repository, tmp_path):
-    text = "---\ndescription: One.\n---\n# First\n\n## Part\n\n## Part\n\n[x](#part-1) [y](#part)\n"
-    docs.stage(repository(docs__index_md=text), tmp_path / "staged")
-    assert "[x](#part_1) [y](#part)" in (tmp_path / "staged" / "index.md").read_text()
+BROKEN = {
+    "second.md#a-prat": "anchor does not exist",
+    "gone.md": "page does not exist",
+    "#nowhere": "anchor does not exist",
+    "../src/gone.py": "leads to src/gone.py, which is not there",
+    "no.svg": "leads to docs/no.svg, which is not there",
+    "../../elsewhere.md": "leaves the repository",
+    "/second.md": "leaves the repository",
+}
+
+
+def test_broken_links_are_found_with_their_lines(repository, tmp_path):
+    """Also of images, of HTML, by reference, and of documents that are not in docs/."""
+    lines = "".join(f"[a\nlink]({link})\n" for link in BROKEN)
+    page = f"---\ndescription: One.\n---\n\n# First\n\n{lines}`[x](code.md)`\n"
+    readme = '# Read\n\n![x](pic.svg) <img src="pic.png"> [r]\n\n[r]: docs/gone.md\n'
+    more = "# C\n\n[x](docs/index.md#y)\n\n```text\n[z](code.md)\n```\n"
+    documents = repository(docs__index_md=page, README_md=readme, CHANGELOG_md=more)
+    said = " ".join(" ".join(docs.build(documents, tmp_path)).split())
+    for number, words in enumerate(BROKEN.values()):
+        line = 8 + 2 * number
+        assert re.search(
+            rf"{words} ╭─\[ index\.md:{line}:|docs/index\.md:{line}: \S+ {words}", said
+        ), words
+    assert "README.md:3: (pic.svg) leads to pic.svg, which is not there" in said
+    assert "README.md:3: (pic.png) leads to pic.png, which is not there" in said
+    assert "page does not exist ╭─[ files/readme.md:" in said
+    assert "anchor does not exist ╭─[ changelog.md:7:" in said
+    assert said.count("does not exist ╭─") == 7  # both of index.md that leave it, too; no code
+
+
+def test_the_readme_does_not_lead_to_what_only_the_site_has(repository, tmp_path):
+    made = {"docs/reference/python.md": "# Python\n"}
+    documents = repository(made, README_md="# R\n\n[x](docs/reference/python.md)\n")
+    [said] = docs.stage(documents, tmp_path / "staged")
+    assert "that only the site has" in str(said)
 
 
 def test_a_console_without_a_prompt_is_coloured_as_bash(repository, tmp_path):

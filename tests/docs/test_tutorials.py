@@ -1,5 +1,5 @@
-"""Tutorials and how-to pages do what they say: their own blocks are executed, as notebooks, and
-print what the pages show."""
+"""Tutorials and how-to pages do what they say: their own blocks are executed, and print what the
+pages show."""
 
 import json
 import os
@@ -8,12 +8,12 @@ import shlex
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
+from snippets import Walk, differs, words_of
 
-from notebooks import Cell, cells_of, notebook_of, pages, printed
+import docs
 from sottovoce.engines.processes import free_port
 
 ROOT = Path(__file__).parents[2]
@@ -33,126 +33,20 @@ SLOW_HOW_TO = frozenset(
 """More than ten seconds of a processor each. Their commands are parsed in the ordinary tests."""
 
 
-# --- running a page -------------------------------------------------------------------------------
-
-
-def substituted(cells, changes):
-    """Cells as they are typed where ports are taken and nobody waits."""
-    found, used = [], set()
-    for cell in cells:
-        text = cell.text
-        if cell.runs:
-            for old, new in changes.items():
-                used |= {old} if old in text else set()
-                text = text.replace(old, new)
-        found.append(Cell(text, cell.language, cell.words, cell.shown))
-    assert used == set(changes), "a change for the test changes nothing"
-    return found
-
-
-SCRIPT = """
-import json, sys, notebooks
-from pathlib import Path
-
-file = Path(sys.argv[1])
-made = notebooks.run(json.loads(file.read_text()), file.parent)
-file.write_text(json.dumps(made))
-"""
-
-
-class Walking:
-    """A page that is executed beside the test."""
-
-    def __init__(self, page, folder, changes=None, *, slow=False):
-        cells = [c for c in cells_of(page.read_text("utf-8")) if slow or "slow" not in c.words]
-        self.page, self.folder = page, folder
-        self.cells = [cell for cell in cells if cell.runs]
-        self.file, self.errors = folder / "page.json", folder / "errors"
-        self.file.write_text(json.dumps(notebook_of(substituted(cells, changes or {}))))
-        for name in ("examples", "experiments"):
-            (folder / name).symlink_to(ROOT / name)
-        (folder / "home").mkdir()
-
-    def __enter__(self):
-        kept = {k: v for k, v in os.environ.items() if not k.startswith("SOTTOVOCE")}
-        own = {
-            "HOME": str(self.folder / "home"),
-            "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
-            "PYTHONPATH": str(ROOT / "tools"),
-            "SOTTOVOCE_DATA": str(self.folder / "data"),
-            "COLUMNS": "120",
-        }
-        with self.errors.open("w") as errors:
-            self.process = subprocess.Popen(
-                [sys.executable, "-W", "ignore", "-c", SCRIPT, str(self.file)],
-                cwd=self.folder,
-                env={**kept, **own},
-                stderr=errors,
-            )
-        return self
-
-    def __exit__(self, *trouble):
-        """Told to stop, it ends the notebook, which ends its services."""
-        if self.process.poll() is None:
-            self.process.send_signal(signal.SIGINT)
-            try:
-                self.process.wait(60)
-            except subprocess.TimeoutExpired:
-                self.process.kill()
-                self.process.wait()
-
-    def wait_for(self, file, seconds=240.0):
-        end = time.monotonic() + seconds
-        while not file.exists():
-            assert self.process.poll() is None, self.errors.read_text()
-            assert time.monotonic() < end, "it did not come so far"
-            time.sleep(0.1)
-
-    def ended(self):
-        """What each block printed, once it is as the page shows it."""
-        code = self.process.wait(500)
-        assert code == 0, self.errors.read_text()
-        made = json.loads(self.file.read_text())["cells"]
-        made = [one for one in made if one["cell_type"] == "code"][1:-1]
-        said = [printed(one) for one in made]
-        # What the notebook's kernel says of its own sockets while it ends is not the page's.
-        own = r"\[IPKernelApp\].*?zmq\.error\.ZMQError:[^\n]*"
-        trouble = re.sub(own, "", self.errors.read_text(), flags=re.DOTALL)
-        assert "Error" not in trouble, (said, trouble)
-        for cell, one in zip(self.cells, said, strict=True):
-            missing = differs(cell, one)
-            assert not missing, f"{self.page.name} shows {missing!r}; printed was:\n{one}"
-        return said
-
-
-def walk(page, folder, changes=None, *, slow=False):
+def walk(page, folder, changes=None, before=None, *, slow=False):
     """Execute what a page has to run, and compare what is printed with what is shown."""
-    with Walking(page, folder, changes, slow=slow) as walking:
-        return walking.ended()
+    for name in ("examples", "experiments"):
+        (folder / name).symlink_to(ROOT / name)
+    path = page.relative_to(ROOT).as_posix()
+    walk = Walk(docs.Page(path, page.read_text("utf-8")), folder, changes, before)
+    assert walk.through(slow=slow) > 0
+    return walk.said
 
 
-def differs(cell, said):
-    """The first line that the page shows and that was not printed, after those before it."""
-    vary = "numbers vary" in cell.words
-    lines, at = [plain(line, vary) for line in said.splitlines()], 0
-    for shown in cell.shown.splitlines():
-        if shown.strip() in ("…", ""):
-            continue
-        wanted = ".*".join(map(re.escape, plain(shown, vary).split("…")))
-        found = [n for n in range(at, len(lines)) if re.fullmatch(wanted, lines[n])]
-        if not found:
-            return shown
-        at = found[0] + 1
-    return ""
-
-
-def plain(line, vary):
-    """Without what differs from machine to machine: spaces, and where numbers vary, these."""
-    line = " ".join(line.split())
-    if vary:
-        line = re.sub(r"\b(?=\w*\d)[0-9a-f]{6,}\b", "#", line)
-        line = re.sub(r"[\d][\d.,:]*\d|\d", "#", line)
-    return line
+def blocks(page):
+    """What a page has to run."""
+    found = docs.Page(page.relative_to(ROOT).as_posix(), page.read_text("utf-8")).blocks
+    return [block for block in found if docs.is_run(block) or words_of(block.mark)]
 
 
 # --- the four tutorials ---------------------------------------------------------------------------
@@ -189,16 +83,12 @@ def test_the_web_developers_tutorial_in_a_browser(tmp_path):
         "http.server 8000": f"http.server {site}",
         "--least 2 --yes": f"--least 2 --yes --port {server} --helper-port {helper}",
     }
-    cells = cells_of(page_file.read_text("utf-8"))
-    html = next(c for c in cells if c.words.get("file") == "site/index.html")
+    html = next(b for b in blocks(page_file) if words_of(b.mark).get("file") == "site/index.html")
     assert len(html.text.splitlines()) <= 42
     labels = set(re.findall(r"\*\*([^*]+)\*\*", text_between(page_file, "## 6.", "## What your")))
-    gate, come = tmp_path / "visitors-come", tmp_path / "visitors-went"
-    # The visitors come after everything was started, and before the operator looks.
-    wait = f"touch {gate}; until [ -e {come} ]; do sleep 0.1; done\nsottovoce serve status"
-    changes["sottovoce serve status"] = wait
-    with Walking(page_file, tmp_path, changes) as walking, started() as browser:
-        walking.wait_for(gate)
+
+    def visit():
+        """After everything was started, and before the operator looks."""
         visitors = []
         for first in range(2):
             context = browser.new_context(viewport={"width": 1280, "height": 1400})
@@ -220,8 +110,9 @@ def test_the_web_developers_tutorial_in_a_browser(tmp_path):
             expect(frame.get_by_text("What has left").first).to_be_visible()
             said = page.locator("body").inner_text() + frame.locator("body").inner_text()
             assert {label for label in labels if label not in said} <= {"Agree to these terms"}
-        come.touch()
-        said = walking.ended()
+
+    with started() as browser:
+        said = walk(page_file, tmp_path, changes, {"sottovoce serve status": visit})
     assert "Round 3 of 3, attempt 0: finished" in said[-2]
     assert said[-2].count("2 of 2 reported") == 3
 
@@ -329,7 +220,7 @@ def text_between(page, start, end):
 
 @pytest.mark.parametrize("name", [
     pytest.param(page.stem, marks=[pytest.mark.slow] if page.stem in SLOW_HOW_TO else [])
-    for page in pages() if page.parent == HOW_TO
+    for page in sorted(HOW_TO.glob("*.md")) if blocks(page)
 ])  # fmt: skip
 def test_a_how_to_page(name, tmp_path):
     walk(HOW_TO / f"{name}.md", tmp_path)
@@ -383,18 +274,51 @@ def test_every_how_to_is_linked_from_somewhere():
 
 def test_a_mark_that_nobody_knows_is_refused():
     with pytest.raises(ValueError, match="nobody knows"):
-        cells_of("<!-- run by tests/docs/test_tutorials.py, sometimes -->\n```bash\nls\n```\n")
+        words_of("run by tests/docs/test_tutorials.py, sometimes")
     with pytest.raises(ValueError, match="nobody runs"):
-        cells_of("<!-- run by tests/docs/test_tutorial.py -->\n```bash\nls\n```\n")
+        words_of("run by tests/docs/test_tutorial.py")
 
 
 def test_a_line_that_is_not_printed_is_found():
-    cell = Cell("", "bash", {"run": ""}, "first\n…\nlast of … lines\n")
-    assert differs(cell, "first\nsecond\nlast of 12 lines\n") == ""
-    assert differs(cell, "last of 12 lines\nfirst\n") == "last of … lines"
-    assert differs(cell, "second\nlast of 12 lines\n") == "first"
-    exact = Cell("", "bash", {"run": ""}, "7 of 9\n")
-    assert differs(exact, "8 of 9\n") == "7 of 9"
-    vary = Cell("", "bash", {"run": "", "numbers vary": ""}, "7 of 9, 0a1b2c3d\n")
-    assert differs(vary, "12 of 1,000, ffff0000\n") == ""
-    assert differs(vary, "none of 9, 0a1b2c3d\n") == "7 of 9, 0a1b2c3d"
+    shown = "first\n…\nlast of … lines\n"
+    assert differs(shown, "first\nsecond\nlast of 12 lines\n") == ""
+    assert differs(shown, "last of 12 lines\nfirst\n") == "last of … lines"
+    assert differs(shown, "second\nlast of 12 lines\n") == "first"
+    assert differs("7 of 9\n", "8 of 9\n") == "7 of 9"
+    vary = "7 of 9, 0a1b2c3d\n"
+    assert differs(vary, "12 of 1,000, ffff0000\n", vary=True) == ""
+    assert differs(vary, "none of 9, 0a1b2c3d\n", vary=True) == "7 of 9, 0a1b2c3d"
+
+
+def test_what_stays_is_awaited_and_stopped_and_what_comes_is_waited_for(tmp_path):
+    """Also of a page whose printed lines are not those that it shows."""
+    page = """
+<!-- run by tests/docs/test_tutorials.py, stays until "ready" -->
+```bash
+echo $$ >pid; echo ready; (sleep 0.3; echo done >come) & exec sleep 100
+```
+
+<!-- run by tests/docs/test_tutorials.py, wait for "done" -->
+```bash
+cat come
+```
+
+```text
+done
+```
+
+<!-- run by tests/docs/test_tutorials.py -->
+```python
+6 * 7
+```
+
+```text
+41
+```
+"""
+    walk = Walk(docs.Page("docs/how-to/x.md", page), tmp_path)
+    with pytest.raises(AssertionError, match=r"x\.md:20 shows '41'; printed was:\n42"):
+        walk.through()
+    assert walk.said == ["ready\n", "done\n", "42\n"]
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((tmp_path / "pid").read_text()), 0)

@@ -1,140 +1,73 @@
-"""`make fuzz`: hostile inputs for every address of every service, and for whatever reads messages.
+"""`make fuzz`: long searches for hostile inputs, one target after the other, each in a process.
 
-Each target runs in a process of its own, as many of them at once as there are cores. With atheris
-the search is guided by what the inputs reach; without, inputs are drawn from the seed. A finding is
-saved in a file that `--replay` takes.
+With atheris (libFuzzer) the search is guided by what the inputs reach. A finding is saved in
+`fuzz-findings/TARGET/`; the next search begins with everything that is there. Without atheris,
+Hypothesis draws the inputs, and keeps findings in its own database.
 """
 
 import argparse
-import json
+import importlib.util
 import os
 import subprocess
 import sys
-import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent), str(HERE.parent / "worlds")]
 SAVED = Path("fuzz-findings")
+WATCHED = tuple(f"sottovoce.{part}" for part in ("services", "wire", "config", "parties", "stores"))
 
 
-def arguments():
-    parser = argparse.ArgumentParser(prog="fuzz", description=__doc__)
-    parser.add_argument("--inputs", type=int, default=1_000_000, help="in all (default: 1,000,000)")
-    parser.add_argument("--seed", type=int, default=1, help="of generated inputs (default: 1)")
-    parser.add_argument("--target", action="append", help="one of several; all where left out")
-    parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
-    parser.add_argument("--together", action="store_true", help="all targets in one process")
-    parser.add_argument("--guided", choices=("auto", "yes", "no"), default="auto")
-    parser.add_argument("--replay", type=Path, help="a saved finding")
-    parser.add_argument("--save", type=Path, default=SAVED, help="folder for findings")
-    parser.add_argument("--json", action="store_true", help="print the reports as JSON")
-    parser.add_argument("--one", type=int, help=argparse.SUPPRESS)
-    return parser.parse_args()
+def guided(name, runs, files):
+    """Search with atheris, in this process, which ends with the search."""
+    import atheris
+
+    root = Path(importlib.util.find_spec("sottovoce").origin).parent
+    modules = (".".join(path.relative_to(root.parent).with_suffix("").parts)
+               for path in root.rglob("*.py"))  # fmt: skip
+    # numba compiles no function that is watched.
+    left_alone = [m.removesuffix(".__init__") for m in modules if not m.startswith(WATCHED)]
+    with atheris.instrument_imports(
+        include=["sottovoce"], exclude=left_alone, enable_loader_override=False
+    ):
+        import fuzz_runner
+
+    folder = SAVED / name
+    folder.mkdir(parents=True, exist_ok=True)
+    with fuzz_runner.Fuzzed(name, memory=True) as fuzzed:
+        how = [f"-runs={runs}", f"-artifact_prefix={folder}/", f"-max_len={2 * fuzz_runner.LONG}",
+               "-len_control=0", "-timeout=120", "-rss_limit_mb=0"]  # fmt: skip
+        atheris.Setup([sys.argv[0], *how, *(files or [str(folder)])], fuzzed.feed)
+        atheris.Fuzz()
 
 
 def main():
-    options = arguments()
-    if options.one is not None:
-        return one(options)
-    import fuzz_runner
+    parser = argparse.ArgumentParser(prog="fuzz", description=__doc__)
+    parser.add_argument("--inputs", type=int, default=1_000_000, help="in all")
+    parser.add_argument("--target", help="one of them; all where left out")
+    parser.add_argument("--guided", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("files", nargs="*", help="saved findings of the target, to run again")
+    given = parser.parse_args()
+    if given.guided:
+        return guided(given.target, given.inputs, given.files)
+    if importlib.util.find_spec("atheris") is None:
+        only = ["-k", given.target] if given.target else []
+        command = ["-m", "pytest", "-q", "-m", "", str(HERE), "--hypothesis-profile", "searching"]
+        inputs = {"FUZZ_INPUTS": str(given.inputs)}
+        return subprocess.run(
+            [sys.executable, *command, *only], env={**os.environ, **inputs}
+        ).returncode
+    from fuzz_runner import TARGETS, share
 
-    if options.replay:
-        report = fuzz_runner.replay(json.loads(options.replay.read_text()))
-        show(report.to_table())
-        return 1 if report.findings else 0
-    names, left_out = chosen(options, fuzz_runner)
-    shares = fuzz_runner.shares(options.inputs, names)
-    began = time.monotonic()
-    if options.together:
-        made = fuzz_runner.run_all(shares, options.seed, options.save)
-        reports = [report.to_table() for report in made]
-    else:
-        order = sorted(names, key=lambda name: shares[name], reverse=True)
-        with ThreadPoolExecutor(max(1, options.jobs)) as pool:
-            reports = list(pool.map(lambda name: child(options, name, shares[name]), order))
-    if options.json:
-        print(json.dumps(reports))
-    else:
-        for report in reports:
-            show(report)
-        total = sum(report["inputs"] for report in reports)
-        print(f"{total:,} inputs in {time.monotonic() - began:.0f} s{left_out}")
-    return 1 if any(report["findings"] for report in reports) else 0
-
-
-def chosen(options, fuzz_runner):
-    unknown = set(options.target or ()) - set(fuzz_runner.TARGETS)
-    if unknown:
-        sys.exit(
-            f"there is no target {sorted(unknown)[0]}; there are {sorted(fuzz_runner.TARGETS)}"
-        )
-    names = list(options.target or fuzz_runner.TARGETS)
-    if "server-postgres" in names and not options.target and not postgres_is_here():
-        names.remove("server-postgres")
-        return names, "; PostgreSQL is not installed here and was left out"
-    return names, ""
-
-
-def postgres_is_here():
-    if os.environ.get("SOTTOVOCE_REQUIRE_SERVICES") == "1":
-        return True
-    from postgres_world import binaries
-
-    try:
-        return binaries() is not None
-    except BaseException as error:
-        if type(error).__name__ in ("Skipped", "Failed"):
-            return False
-        raise
-
-
-def child(options, name, inputs):
-    """The report of one target, from a process of its own."""
-    command = [
-        sys.executable, str(HERE), "--one", str(inputs), "--target", name, "--seed",
-        str(options.seed), "--guided", options.guided, "--save", str(options.save),
+    names = [given.target] if given.target else list(TARGETS)
+    ends = [
+        subprocess.run(
+            [sys.executable, str(HERE), "--guided", "--target", name, "--inputs",
+             str(share(name, given.inputs)), *given.files]
+        ).returncode
+        for name in names
     ]  # fmt: skip
-    done = subprocess.run(command, capture_output=True, text=True)
-    last = done.stdout.strip().splitlines()[-1:] or [""]
-    try:
-        return json.loads(last[0])
-    except ValueError:
-        why = f"the process ended with {done.returncode}: {done.stderr[-3000:]}"
-        ended = {"times": 1, "index": -1, "why": why, "sent": "", "data": "", "target": name}
-        return {
-            "target": name, "inputs": 0, "seconds": 0, "grown": 0, "slowest": 0, "answers": {},
-            "seed": options.seed, "findings": {"ended": ended},
-        }  # fmt: skip
-
-
-def one(options):
-    """One target, here."""
-    (name,) = options.target
-    if options.guided != "no":
-        import fuzz_guided
-
-        if fuzz_guided.there_is():
-            fuzz_guided.run(name, options.one, options.seed, options.save)
-        elif options.guided == "yes":
-            sys.exit("atheris is not installed: `make fuzz` installs it where it can")
-    import fuzz_runner
-
-    print(json.dumps(fuzz_runner.run(name, options.one, options.seed, options.save).to_table()))
-    return 0
-
-
-def show(report):
-    print(
-        f"{report['target']:24} {report['inputs']:9,} inputs {report['seconds']:7.1f} s, memory "
-        f"+{report['grown'] / 2**20:.1f} MiB, slowest {report['slowest']:.2f} s, "
-        f"{len(report['findings'])} findings"
-    )
-    for kind, found in report["findings"].items():
-        print(f"  {kind} ({found['times']} times, first at input {found['index']}):")
-        print("    " + found["why"].replace("\n", "\n    "))
-        print(f"    sent: {found['sent'][:600]}")
+    return max(map(abs, ends))
 
 
 if __name__ == "__main__":

@@ -1,14 +1,12 @@
 """How an input comes about: decisions that are read from bytes, and what may be done to a message.
 
-A search that is guided by coverage changes those bytes; without one they are drawn from a seed. In
-both cases the bytes alone say what is sent, so that an input can be made again.
+Hypothesis draws these bytes, or a search that is guided by coverage changes them. In both cases the
+bytes alone say what is sent, so that an input can be made again.
 """
 
 import hashlib
 import json
 
-LONG = 128
-"""Bytes of a drawn input: as many decisions as the longest message takes."""
 _TEXTS = (
     "", "a", "0", "-1", "é", "\u0000", "\u202e", "\ud800", "x" * 3000, "../../etc/passwd",
     "0" * 64, "zz" * 32, "f" * 63, "0x" + "f" * 62, " " * 64, "%00", "' OR 1=1 --",
@@ -21,11 +19,6 @@ _LITERALS = (
     '{"a": 1}', "[" * 1500 + "]" * 1500, '{"a":' * 600 + "1" + "}" * 600,
     "[" + ",".join("7" for _ in range(1500)) + "]",
 )  # fmt: skip
-
-
-def drawn(seed, target, index):
-    """The bytes of a generated input."""
-    return hashlib.shake_128(f"{seed}/{target}/{index}".encode()).digest(LONG)
 
 
 class Choices:

@@ -88,7 +88,7 @@ class Decoders:
     """Reads what somebody has made of good messages."""
 
     name = "decoders"
-    statuses: dict = {}  # noqa: RUF012 - there are no answers
+    statuses, app = {}, None
 
     def __init__(self, path):
         self.cases = {}
@@ -100,18 +100,24 @@ class Decoders:
         self.read = dict.fromkeys(self.cases, 0)
         self._names = sorted(self.cases)
 
-    def _bytes(self, reader, content, layout=None, read=None, which=""):
-        """A reader of bytes; `layout` describes their head."""
+    def _bytes(self, reader, given, layout=None, *more, which="", **named):
+        """A reader of bytes, such as `given`; `layout` describes their head."""
+        contents = given if isinstance(given, list) else [given]
 
         def make(choices):
-            made = content if layout is None else choices.refielded(layout, content, one_in=3)
+            made = choices.pick(contents)
+            made = made if layout is None else choices.refielded(layout, made, one_in=3)
             return choices.perhaps_damaged(made, 2)
 
-        self.cases[f"{_name(reader)} {which}".strip()] = read or reader, make
+        read = lambda content: reader(content, *more, **named)  # noqa: E731
+        self.cases[f"{_name(reader)} {which}".strip()] = read, make
 
-    def _json(self, reader, table, read=None):
-        """A reader of JSON text, or of what was read of it where `read` is given."""
-        self.cases[_name(reader)] = read or reader, lambda choices: choices.document(table)
+    def _json(self, reader, message, *more):
+        """A reader of JSON text, such as this message is."""
+        table = json.loads(message)
+        self.cases[_name(reader)] = (
+            lambda content: reader(content, *more), lambda choices: choices.document(table)
+        )  # fmt: skip
 
     def _table(self, reader, table, name=None):
         def read(content):
@@ -155,64 +161,61 @@ class Decoders:
     def _plain(self):
         item, values = np.array([1, 5, 7], np.int32), np.arange(15).reshape(3, 5) * 70_000
         sender, place = np.zeros(3, np.int64), {"n_items": 40, "width": 5, "round": 2}
-        report = report_wire.encode_report(DeviceReports(2, sender, item, values))
-        read = lambda content: report_wire.decode_report(content, sender=3, max_rows=30, **place)  # noqa: E731
-        self._bytes(report_wire.decode_report, report, frames.REPORT.head, read)
+        sent = report_wire.encode_report(DeviceReports(2, sender, item, values))
+        head = frames.REPORT.head
+        self._bytes(report_wire.decode_report, sent, head, sender=3, max_rows=30, **place)
         total = report_wire.encode_sum(SummedReports(2, item, values + 1, 9))
-        read_sum = lambda content: report_wire.decode_sum(content, **place)  # noqa: E731
-        self._bytes(report_wire.decode_sum, total, frames.SUM.head, read_sum)
+        self._bytes(report_wire.decode_sum, total, frames.SUM.head, **place)
         bits = report_wire.encode_bits(
             BitReports(2, np.array([0]), np.array([1]), np.arange(6, dtype=np.uint32)[None])
         )
         self._bytes(report_wire.decode_bits, bits, frames.BITS.head)
-        self._models()
-
-    def _models(self):
         before = ModelView(1, np.ones((40, 5), np.float32))
         after = ModelView(2, before.items.copy())
         after.items[3:6, 1:] += 0.1
         changed = np.arange(40) // 3 == 1
         rough = ModelView(2, after.items * np.float32(np.pi))
-        given = [
+        models = [
             content
             for view in (after, rough)  # in steps, and not
             for content in (versions.encode_model(view), versions.encode_delta(1, view, changed))
         ]
-
-        def make(choices):
-            content = choices.pick(given)
-            made = choices.refielded(frames.MODEL.head, content, one_in=3)
-            return choices.perhaps_damaged(made, 2)
-
-        def read(content):
-            return versions.decode_model(content, n_items=40, width=5, have=before)
-
-        self.cases[_name(versions.decode_model)] = read, make
+        head = frames.MODEL.head
+        self._bytes(versions.decode_model, models, head, n_items=40, width=5, have=before)
 
     def _federation(self):
         summed = summed_terms(X25519PrivateKey.generate().public_key().public_bytes_raw().hex())
         record = SeedKeeper().record(summed, 2, 1)
         words = np.arange(summed.n_rows * summed.width, dtype=np.uint64)
-        body = masked_wire.encode_masked(summed, words, record, 2, 1)
-        read = lambda content: masked_wire.decode_masked(content, summed, 2, 1, len(words))  # noqa: E731
-        self._bytes(masked_wire.decode_masked, body, frames.MASKED.head, read)
-        self._short_numbers(summed, record, words)
-        self._questions(masked_wire.decode_question, summed, [record, record])
-        told = masked_wire.encode_mask_sum(MaskSum(2, 5, words))
-        tell = lambda content: masked_wire.decode_mask_sum(content, summed)  # noqa: E731
-        self._bytes(masked_wire.decode_mask_sum, told, frames.MASK_SUM.head, tell)
+        short = replace(summed, link=replace(summed.link, bits=40))
+        for one, which in ((summed, ""), (short, "of 40 bits")):
+            bits = 40 if which else 64
+            body = masked_wire.encode_masked(one, words, record, 2, 1)
+            more = one, 2, 1, len(words)
+            self._bytes(masked_wire.decode_masked, body, frames.MASKED.head, *more, which=which)
+            told = masked_wire.encode_mask_sum(MaskSum(2, 5, words, bits))
+            head = frames.MASK_SUM.head
+            self._bytes(masked_wire.decode_mask_sum, told, head, one, which=which)
+        where, records = (summed, 2, 1, MODEL), [record, record]
+        for which, question, frame in (
+            ("", masked_wire.encode_question(*where, records), frames.MASK_QUESTION),
+            ("of a group", masked_wire.encode_group_question(*where, [records, records], 1),
+             frames.MASK_GROUPS),
+            ("of contributions", masked_wire.encode_question(*where, records, 21),
+             frames.CONTRIBUTIONS),
+        ):  # fmt: skip
+            self._bytes(masked_wire.decode_question, question, frame.head, which=which)
         sent = proxy_wire.encode_submission(
             bytes(16), bytes(32), 2, 1, bytes(32), bytes(4 * sealing.SEALED_BYTES), terms=bytes(32)
         )
-        read_sent = lambda content: proxy_wire.decode_submission(content, 4, 2)  # noqa: E731
-        self._bytes(proxy_wire.decode_submission, sent, frames.SUBMISSION.head, read_sent)
+        self._bytes(proxy_wire.decode_submission, sent, frames.SUBMISSION.head, 4, 2)
         part = proxy_wire.BatchPart(
             2, 1, bytes(32), 3, 0, 2, bytes(16), bytes(3 * sealing.SEALED_BYTES)
         )
         self._bytes(proxy_wire.decode_part, proxy_wire.encode_part(part), frames.BATCH_PART.head)
-        self._bytes(signing.open_envelope, bytes(signing.OVERHEAD), frames.ENVELOPE.head)
         head = frames.ENVELOPE.pack(1, 2, 3, bytes(16))
-        self._bytes(signing.open_envelope, head + bytes(80), frames.ENVELOPE.head)
+        envelopes = [head + bytes(80), bytes(signing.OVERHEAD)]
+        self._bytes(signing.open_envelope, envelopes, frames.ENVELOPE.head)
         self._sealed()
         self._shares()
 
@@ -221,26 +224,20 @@ class Decoders:
         terms, one = checked_terms(), record_of_shares(checked_terms())
         sent, about = TRAVELLED, shared_wire.About.of(checked_terms(), 5, 1, bytes(32), 21)
         body = shared_wire.encode_shared(sent, one, 5, 1)
-        read = lambda content: shared_wire.decode_shared(content, 5, 1, 277)  # noqa: E731
-        self._bytes(shared_wire.decode_shared, body, frames.SHARED.head, read)
+        self._bytes(shared_wire.decode_shared, body, frames.SHARED.head, 5, 1, 277)
         passed = shared_wire.encode_shares(about, [(one, sent), (one, sent)])
         self._bytes(shared_wire.decode_shares, passed, frames.SHARES.head)
         names, coins = tuple(bytes([k]) * 32 for k in (1, 2, 9)), (bytes(32),) * 3
-        kept = np.array([True, False, True])
-        asked = shared_wire.SetQuestion(about, names, coins, kept)
-        question = shared_wire.encode_question(asked)
-        ask = lambda content: shared_wire.decode_question(content, coins=True, kept=True)  # noqa: E731
-        self._bytes(shared_wire.decode_question, question, frames.PART_QUESTION.head, ask)
+        asked = shared_wire.SetQuestion(about, names, coins, np.array([True, False, True]))
+        question, head = shared_wire.encode_question(asked), frames.PART_QUESTION.head
+        self._bytes(shared_wire.decode_question, question, head, coins=True, kept=True)
         coin = shared_wire.encode_coin(5, bytes(32))
-        tell = lambda content: shared_wire.decode_coin(content, 5)  # noqa: E731
-        self._bytes(shared_wire.decode_coin, coin, frames.COIN.head, tell)
+        self._bytes(shared_wire.decode_coin, coin, frames.COIN.head, 5)
         numbers = np.arange(6, dtype=np.uint32)
         checks = shared_wire.encode_checks(CheckParts(5, 1, numbers.reshape(3, 2)))
-        check = lambda content: shared_wire.decode_checks(content, 5, 1, 3)  # noqa: E731
-        self._bytes(shared_wire.decode_checks, checks, frames.CHECK_PARTS.head, check)
+        self._bytes(shared_wire.decode_checks, checks, frames.CHECK_PARTS.head, 5, 1, 3)
         part = shared_wire.encode_part(SumPart(5, 1, 3, numbers))
-        add = lambda content: shared_wire.decode_part(content, 5, 1, 3, 6)  # noqa: E731
-        self._bytes(shared_wire.decode_part, part, frames.SUM_PART.head, add)
+        self._bytes(shared_wire.decode_part, part, frames.SUM_PART.head, 5, 1, 3, 6)
         key = X25519PrivateKey.from_private_bytes(HERE.private_bytes())
         bound = shared_wire.binding(terms, 5, 1, bytes(32), 21)
 
@@ -250,89 +247,46 @@ class Decoders:
                 raise MessageError("not signed")
             return shared_wire.open_secrets(record, 0, key, bound)
 
-        self._bytes(shared_wire.open_secrets, one.content, None, opened)
-
-    def _short_numbers(self, summed, record, words):
-        """The readers of masked numbers, of 40 bits."""
-        short = replace(summed, link=replace(summed.link, bits=40))
-        body = masked_wire.encode_masked(short, words, record, 2, 1)
-        read = lambda content: masked_wire.decode_masked(content, short, 2, 1, len(words))  # noqa: E731
-        self._bytes(masked_wire.decode_masked, body, frames.MASKED.head, read, "of 40 bits")
-        told = masked_wire.encode_mask_sum(MaskSum(2, 5, words, 40))
-        tell = lambda content: masked_wire.decode_mask_sum(content, short)  # noqa: E731
-        self._bytes(masked_wire.decode_mask_sum, told, frames.MASK_SUM.head, tell, "of 40 bits")
-
-    def _questions(self, reader, summed, records):
-        """For one sum, for a group's, and for a sum of contributions."""
-        where = summed, 2, 1, MODEL
-        given = (
-            (masked_wire.encode_question(*where, records), frames.MASK_QUESTION),
-            (masked_wire.encode_group_question(*where, [records, records], 1), frames.MASK_GROUPS),
-            (masked_wire.encode_question(*where, records, 21), frames.CONTRIBUTIONS),
-        )
-
-        def make(choices):
-            content, frame = choices.pick(given)
-            made = choices.refielded(frame.head, content, one_in=3)
-            return choices.perhaps_damaged(made, 2)
-
-        self.cases[_name(reader)] = reader, make
+        make = lambda choices: choices.perhaps_damaged(one.content, 2)  # noqa: E731
+        self.cases[_name(shared_wire.open_secrets)] = opened, make
 
     def _sealed(self):
         private = X25519PrivateKey.generate()
         public, place = private.public_key().public_bytes_raw(), {"round": 1, "tier": 0}
         reports = np.arange(2, dtype=np.uint32)
         sealed = sealing.seal_reports(reports, public, federation="town", **place)
-        raw = private.private_bytes_raw()
-        read = lambda content: sealing.open_reports(content, raw, federation="town", **place)  # noqa: E731
-        self._bytes(sealing.open_reports, sealed, None, read)
-        name = bytes(32)
+        raw, name = private.private_bytes_raw(), bytes(32)
+        self._bytes(sealing.open_reports, sealed, None, raw, federation="town", **place)
         info = sealing.layer_info(public, federation="town", **place, hop=1, key=name, terms=name)
         layered = sealing.seal_layer(sealed, sealing.SEALED_BYTES, public, info)
-        one_off = lambda content: sealing.open_records(content, 100, raw, info)  # noqa: E731
-        self._bytes(sealing.open_records, layered, None, one_off)
+        self._bytes(sealing.open_records, layered, None, 100, raw, info)
 
     def _silos(self, path):
+        users, owners = orchestrator_wire, owner_wire
         issuer, user, other = Issuer("town"), Identity(), Identity()
         given = issuer.admit(7, user.public)
         self._bytes(Pass.decode, given.encode(), frames.PASS.head)
         sealed = [bytes(SEALED_BYTES)] * 3
-        self._bytes(
-            owner_wire.decode_session, owner_wire.encode_session(bytes(16), bytes(32), sealed)
-        )
-        self._bytes(
-            owner_wire.decode_interactions, owner_wire.encode_interactions(bytes(16), sealed)
-        )
-        card = owner_wire.OwnerCard("town", 3, "Bakery", bytes(32))
-        self._json(owner_wire.OwnerCard.decode, json.loads(card.encode()))
-        offer = owner_wire.OfferMade(bytes(16), bytes(32))
-        self._json(owner_wire.OfferMade.decode, json.loads(offer.encode()))
-        receipt = owner_wire.OwnerReceipt(4, 2, 0, ((1, "tag"),), bytes(16))
-        read = lambda content: owner_wire.OwnerReceipt.decode(content, 3)  # noqa: E731
-        self._json(owner_wire.OwnerReceipt.decode, json.loads(receipt.encode()), read)
-        asked = orchestrator_wire.ask(
-            "recommend", b"\5\0\0\0", given, user, "town", other.public, 1e9
-        )
-        self._bytes(orchestrator_wire.read_question, asked, frames.USER_QUESTION.head)
-        self._bytes(orchestrator_wire.decode_count, orchestrator_wire.encode_count(5))
-        found = orchestrator_wire.Recommended((1, 2), (0.5, 0.25))
-        self._json(orchestrator_wire.Recommended.decode, json.loads(found.encode()))
-        enrolment = orchestrator_wire.Enrolment(bytes(32), user.public, bytes(32))
-        self._json(orchestrator_wire.Enrolment.decode, json.loads(enrolment.encode()))
-        enrolled = orchestrator_wire.Enrolled(given, other.public)
-        read_enrolled = lambda content: orchestrator_wire.Enrolled.decode(  # noqa: E731
-            content, "town", issuer.public, user.public
-        )
-        self._json(orchestrator_wire.Enrolled.decode, json.loads(enrolled.encode()), read_enrolled)
-        shown = orchestrator_wire.encode_key(other.public)
-        self._json(orchestrator_wire.decode_key, json.loads(shown))
+        self._bytes(owners.decode_session, owners.encode_session(bytes(16), bytes(32), sealed))
+        self._bytes(owners.decode_interactions, owners.encode_interactions(bytes(16), sealed))
+        card = owners.OwnerCard("town", 3, "Bakery", bytes(32))
+        self._json(owners.OwnerCard.decode, card.encode())
+        self._json(owners.OfferMade.decode, owners.OfferMade(bytes(16), bytes(32)).encode())
+        receipt = owners.OwnerReceipt(4, 2, 0, ((1, "tag"),), bytes(16))
+        self._json(owners.OwnerReceipt.decode, receipt.encode(), 3)
+        asked = users.ask("recommend", b"\5\0\0\0", given, user, "town", other.public, 1e9)
+        self._bytes(users.read_question, asked, frames.USER_QUESTION.head)
+        self._bytes(users.decode_count, users.encode_count(5))
+        self._json(users.Recommended.decode, users.Recommended((1, 2), (0.5, 0.25)).encode())
+        enrolment = users.Enrolment(bytes(32), user.public, bytes(32))
+        self._json(users.Enrolment.decode, enrolment.encode())
+        where = "town", issuer.public, user.public
+        self._json(users.Enrolled.decode, users.Enrolled(given, other.public).encode(), *where)
+        self._json(users.decode_key, users.encode_key(other.public))
         rows = np.ones((6, 4), np.float32)
-        users = orchestrator_wire
-        vector = lambda content: users.decode_vector(content, 4)  # noqa: E731
-        self._bytes(users.decode_vector, users.encode_vector(rows[0], 4), None, vector)
-        every, head = users.encode_item_rows(rows), frames.ITEM_ROWS.head
-        all_rows = lambda content: users.decode_item_rows(content, 9, 4)  # noqa: E731
-        self._bytes(users.decode_item_rows, every, head, all_rows)
+        self._bytes(users.decode_vector, users.encode_vector(rows[0], 4), None, 4)
+        head = frames.ITEM_ROWS.head
+        self._bytes(users.decode_item_rows, users.encode_item_rows(rows), head, 9, 4)
         self._directory(path, issuer)
         self._nodes()
 

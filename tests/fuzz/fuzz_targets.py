@@ -4,8 +4,7 @@ must hold."""
 import contextlib
 import itertools
 import json
-import re
-from collections import Counter
+import time
 
 from fuzz_choices import Choices
 from fuzz_http import Connections, Request, address_of, call, changed, failures, written
@@ -14,7 +13,6 @@ from fuzz_watch import Trouble
 GET, POST = "GET", "POST"
 _REASONS = ("has just started", "has not heard from the server yet")
 """What may be answered with 503 to somebody who is alone: a service that has just begun."""
-_ERROR = re.compile(rb'\{"error": "(\w+)"')
 
 
 _BELOW = {"/v1/rounds/": "*/selected"}
@@ -42,8 +40,6 @@ class ServiceTarget:
     def __init__(self, path):
         self._stack = contextlib.ExitStack()
         self.makers, self.expected, self.statuses = {}, {}, {}
-        self.reasons = Counter()
-        """Words with which something was refused."""
         self.acknowledged = 0
         self.sending, self.answered = None, 0
         """The input on its way, and how many requests the last one was."""
@@ -155,8 +151,6 @@ class ServiceTarget:
             self.last = answer
             counts = self.statuses.setdefault(address, {})
             counts[answer.status] = counts.get(answer.status, 0) + 1
-            if answer.status >= 400 and (word := _ERROR.match(answer.body)):
-                self.reasons[word[1].decode()] += 1
             self.heard(answer)
         for answer in answers:
             if answer.starts != 1 or (not answer.complete and expected):
@@ -172,7 +166,9 @@ class ServiceTarget:
         """Each address answers a good request well, or as is expected of it. Raises where one does
         not: then the fuzzer does not know what it takes."""
         for address in self.addresses:
-            answer = self.send_good(address)
+            end = time.monotonic() + 120
+            while self._may_be_late(answer := self.send_good(address)) and time.monotonic() < end:
+                time.sleep(0.05)
             wanted = self.expected.get(address, (200, 204, 206))
             if answer.status not in wanted:
                 said = answer.body[:300].decode("latin-1")

@@ -122,9 +122,7 @@ def _fork(mutant, items, seconds):
         os.dup2(quiet, 2)
         faulthandler.disable()
         signal.alarm(STUCK)
-        with open("/proc/self/statm") as file:
-            held = int(file.read().split()[0]) * resource.getpagesize()
-        resource.setrlimit(resource.RLIMIT_AS, (held + MEMORY, resource.RLIM_INFINITY))
+        resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, resource.RLIM_INFINITY))
         put_in(mutant)
         for item, after in zip(items, [*items[1:], None], strict=True):
             signal.setitimer(signal.ITIMER_PROF, LIMIT + 5 * seconds[item.nodeid])
