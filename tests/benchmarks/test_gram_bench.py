@@ -46,7 +46,7 @@ def test_a_user_is_the_same_in_a_crowd_of_any_size_and_type(bench, users):
 
 
 def test_the_check_passes_the_sum_and_convicts_one_step(bench, users):
-    torch_sums = pytest.importorskip("sottovoce.algorithms.gram.torch_sums")
+    torch_sums = pytest.importorskip("sottovoce.algorithms.gram.accelerated")
     pytest.importorskip("torch")
     profiles = torch_sums.ResidentProfiles.load(*users, bench.HEAD, "cpu")
     sums = sum_pairs(*users, bench.HEAD, 1)
