@@ -120,7 +120,7 @@ def on_gpu(scale: Scale, say: Progress) -> list[dict[str, Any]]:
     if not torch.cuda.is_available():
         say("there is no GPU here that torch can see: none is measured")
         return []
-    from sottovoce.algorithms.fmf.torch_rounds import FMFOnTorch
+    from sottovoce.algorithms.fmf.accelerated import FMFOnTorch
 
     cores = os.cpu_count() or 1
     crowd = SeededCrowd(SeededCrowdConfig(items=EVEN_ITEMS, count=EVEN_COUNT, tastes=8))

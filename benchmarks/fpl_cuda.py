@@ -25,7 +25,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sottovoce.algorithms.pairwise import cuda as factors_cuda
+from sottovoce.algorithms.pairwise import accelerated as factors_cuda
 from sottovoce.algorithms.pairwise import factors
 from sottovoce.algorithms.pairwise import triton as factors_triton
 from sottovoce.core.consent import ShareRule, thresholds

@@ -41,7 +41,7 @@ from sottovoce.runs.folder import environment
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from sottovoce.algorithms.gram.torch_sums import ResidentProfiles
+    from sottovoce.algorithms.gram.accelerated import ResidentProfiles
 
 Progress = Callable[[str], None]
 World = tuple[NDArray[np.int64], NDArray[Any], NDArray[Any]]
@@ -274,7 +274,7 @@ def on_gpu(scale: Scale, say: Progress) -> list[dict[str, Any]]:
     if not torch.cuda.is_available():
         say("there is no GPU here that torch can see: none is measured")
         return []
-    from sottovoce.algorithms.gram.torch_sums import ResidentProfiles, sum_pairs_on
+    from sottovoce.algorithms.gram.accelerated import ResidentProfiles, sum_pairs_on
 
     n, cores = scale.gpu_users, os.cpu_count() or 1
     say(f"profiles of {n:,} users for the GPU")
@@ -337,7 +337,7 @@ def made_on_gpu(scale: Scale, say: Progress) -> list[dict[str, Any]]:
 
     if not torch.cuda.is_available():
         return []
-    from sottovoce.algorithms.gram.torch_sums import sum_pairs_made
+    from sottovoce.algorithms.gram.accelerated import sum_pairs_made
 
     n, few = scale.made_users, scale.rows[-1]
     users = MadeUsers("cuda")

@@ -97,6 +97,48 @@ def test_imports_run_one_way():
     assert not wrong
 
 
+FAST = re.compile(r"sottovoce\.(algorithms\.\w+|core)\.(accelerated|triton)$")
+"""Fast forms of what an algorithm's own modules and the recommender say plainly."""
+
+
+def reaches_fast_forms(path):
+    """Names of the fast forms that a file imports, and whether all of it is within functions."""
+    tree = ast.parse(path.read_text())
+    found = {name for name in imports_with_names(tree) if FAST.match(name)}
+    return found, not any(
+        FAST.match(name) for node in tree.body for name in imports_with_names(node, deep=False)
+    )
+
+
+def imports_with_names(tree, *, deep=True):
+    for node in ast.walk(tree) if deep else [tree]:
+        if isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+            yield from (f"{node.module}.{one.name}" for one in node.names)
+
+
+def test_an_algorithm_reaches_its_fast_forms_by_one_seam():
+    """`accelerated.py` of its folder, when a run asks for it. Kernels for Triton stand behind that.
+    UC-FedRec learns in torch on every machine, and its training itself has a fused step."""
+    systems = [ROOT / "core/recommender.py", *(ROOT / "algorithms").glob("*/system.py")]
+    assert len(systems) > 5
+    seams = 0
+    for path in systems:
+        found, within = reaches_fast_forms(path)
+        own = ".".join(("sottovoce", *path.relative_to(ROOT).parent.parts, "accelerated"))
+        assert found <= {own}, path
+        assert within, path
+        seams += bool(found)
+    assert seams == 5
+    behind = {
+        path.relative_to(ROOT).as_posix()
+        for path in MODULES
+        if any(name.endswith(".triton") for name in reaches_fast_forms(path)[0])
+    }
+    apart = {one for one in behind if Path(one).stem not in ("accelerated", "triton")}
+    assert apart == {"algorithms/uc/training.py"}
+
+
 def test_algorithms_and_privacy_are_strangers():
     for path in (ROOT / "algorithms").rglob("*.py"):
         assert not [n for n in imports(path) if n.startswith("sottovoce.privacy")]

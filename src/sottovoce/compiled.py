@@ -52,6 +52,8 @@ class Kernel:
         self.py_func, self.targetoptions = function, options
         self.plain: Function | None = function if alone else None
         """What one device runs instead; None where it is compiled there, too."""
+        self.place = ""
+        """The module with the loop that is compiled, if it is not this function."""
         self._compiled: Any = None
 
     def alone(self, function: Function) -> Function:
@@ -67,7 +69,10 @@ class Kernel:
                 if self._compiled is None:
                     from numba import njit
 
-                    self._compiled = njit(**self.targetoptions)(self.py_func)
+                    loop = self.py_func
+                    if self.place:
+                        loop = getattr(import_module(self.place), loop.__name__)
+                    self._compiled = njit(**self.targetoptions)(loop)
         return self._compiled
 
     @property
@@ -93,6 +98,18 @@ def njit(function: Function | None = None, /, *, alone: bool = False, **options:
     if function is None:
         return functools.partial(njit, alone=alone, **options)
     return Kernel(function, alone, options)
+
+
+def accelerated(place: str, **options: Any) -> Callable[[Function], Kernel]:
+    """Decorates the form over whole arrays. The loop of the same name that is compiled is in the
+    module `place`, which is loaded with the compiler."""
+
+    def decorate(function: Function) -> Kernel:
+        kernel = Kernel(function, True, options)
+        kernel.place = place
+        return kernel
+
+    return decorate
 
 
 class Primitive:

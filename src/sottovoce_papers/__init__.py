@@ -124,6 +124,6 @@ def check(name: str, device: str) -> None:
         return
     if not name.startswith(ON_GPU):
         raise UsageError(f"{name} has no way on a GPU; leave it on --device cpu")
-    from sottovoce.algorithms.fpl.cuda import require
+    from sottovoce.algorithms.fpl.accelerated import require
 
     require(device)

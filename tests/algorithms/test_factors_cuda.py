@@ -17,7 +17,7 @@ from sottovoce.errors import ConfigError, Diverged
 from sottovoce.rng import Streams
 
 torch = pytest.importorskip("torch")
-from sottovoce.algorithms.pairwise import cuda as factors_cuda  # noqa: E402
+from sottovoce.algorithms.pairwise import accelerated as factors_cuda  # noqa: E402
 from sottovoce.algorithms.pairwise import triton as factors_triton  # noqa: E402
 
 STEP = factors.PairStep(0.05, 0.0025, 0.002, 0.0003, 0.001)

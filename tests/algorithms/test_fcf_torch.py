@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from sottovoce.algorithms.closed_form import vectors as closed_form
-from sottovoce.algorithms.fcf import torch_rounds as fcf_torch
+from sottovoce.algorithms.fcf import accelerated as fcf_torch
 from sottovoce.algorithms.fcf import triton as fcf_triton
+from sottovoce.algorithms.fcf.accelerated import FCFOnTorch
 from sottovoce.algorithms.fcf.system import FCF, FCFConfig
-from sottovoce.algorithms.fcf.torch_rounds import FCFOnTorch
 from sottovoce.core.cohort import Cohort
 from sottovoce.core.consent import Choice, Consent
 from sottovoce.core.messages import GRID, LIMIT, ModelView
@@ -174,6 +174,6 @@ def test_a_missing_device_or_torch_gives_one_sentence(monkeypatch):
 def test_importing_it_does_not_import_torch():
     import subprocess
 
-    code = "import sys; import sottovoce.algorithms.fcf.torch_rounds; print('torch' in sys.modules)"
+    code = "import sys; import sottovoce.algorithms.fcf.accelerated; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (0, "False\n")

@@ -19,7 +19,7 @@ from sottovoce.runs.federation import Federation
 from sottovoce.testing import random_world
 
 torch = pytest.importorskip("torch")
-from sottovoce.algorithms.fmf import torch_rounds, triton  # noqa: E402
+from sottovoce.algorithms.fmf import accelerated, triton  # noqa: E402
 
 DEVICES = [
     "cpu",
@@ -82,7 +82,7 @@ def test_users_without_items_and_tiers_that_are_held_back(device):
 def test_coins_are_chacha(device):
     keys, rows = noise_keys(bytes(range(32)), np.arange(5)), np.array([3, 0, 4])
     noise = torch.tensor(keys.view(np.int32), device=device)
-    make = triton.make_coins if device == "cuda" and triton.AVAILABLE else torch_rounds._coins
+    make = triton.make_coins if device == "cuda" and triton.AVAILABLE else accelerated._coins
     round = (5 << 32) + 0xFFFFFFF0
     found = make(noise, torch.tensor(rows, device=device), round, 2).cpu().numpy()
     words = found.astype(np.int64) & 0xFFFFFFFF

@@ -5,9 +5,9 @@ The torch path runs here on the CPU; on a machine with a GPU the same tests run 
 import numpy as np
 import pytest
 
-from sottovoce.algorithms.gram import torch_sums
+from sottovoce.algorithms.gram import accelerated as torch_sums
+from sottovoce.algorithms.gram.accelerated import ResidentProfiles, sum_pairs_on
 from sottovoce.algorithms.gram.kernels import LARGEST_STEP, sum_pairs
-from sottovoce.algorithms.gram.torch_sums import ResidentProfiles, sum_pairs_on
 from sottovoce.errors import DataError, UsageError
 
 torch = pytest.importorskip("torch")

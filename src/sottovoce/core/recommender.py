@@ -6,14 +6,15 @@ the smaller item number; items already seen are masked.
 The score of a pair is one fixed chain of fused multiply-adds, bias first, then factor by factor. So
 it has the same bits whatever the tile, the thread, the list length or the other users, and a device
 at home gets the list that the evaluation got. A BLAS product does not promise that: its last bit
-depends on the shape of the tile. Items are packed in panels of `SIMD_ROWS` (factor-major, bias in
-front) and scored for `GROUP` users at a time in registers: 6 × 16 float32 sums fit the 16 AVX2
-registers as well as AVX-512. LLVM does not find that shape in a plain loop (measured: half the
-speed), hence the one intrinsic (`simd_panels`). One device ranks with NumPy, by the same chain.
+depends on the shape of the tile. Items are packed in panels of `SIMD_ROWS`, factor-major, with the
+bias in front.
+
+What is here over NumPy's arrays is what one device runs. For many users `accelerated` has the same
+as compiled loops; tests/contracts/test_alone.py holds one to the other, bit for bit.
 """
 
 # Kernels carry no types (numba infers them); their callers do.
-# mypy: disable-error-code="no-untyped-def, no-untyped-call, call-arg, import-untyped, unreachable"
+# mypy: disable-error-code="no-untyped-def, no-untyped-call"
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ from typing import Protocol, TypeVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from sottovoce.compiled import intrinsic, njit, primitive
+from sottovoce.compiled import accelerated, intrinsic, primitive
 from sottovoce.core.arrays import distinct
 from sottovoce.core.interactions import Interactions
 from sottovoce.errors import DataError, Diverged, UsageError
@@ -37,17 +38,11 @@ CHUNK = 64
 """Panels per pass: 1,024 items stay in the second-level cache while a tile's users go by."""
 
 
-@primitive(intrinsic("sottovoce.core.simd_panels", "score_panel"))
-def score_panel(panels, at, size, users, users_at, worst, out, hits):
-    raise NotImplementedError  # one device ranks in `_rank_factors`
+_ACCELERATED = "sottovoce.core.accelerated"
+_looped = accelerated(_ACCELERATED, cache=True, nogil=True)
 
 
-@primitive(intrinsic("sottovoce.core.simd_panels", "lowest_bit"))
-def lowest_bit(value):
-    raise NotImplementedError  # likewise
-
-
-@primitive(intrinsic("sottovoce.core.simd_panels", "fma"))
+@primitive(intrinsic(_ACCELERATED, "fma"))
 def fma(a, b, c):
     """a * b + c in float32, rounded once."""
     # Double precision holds the product. Where it does not hold the sum, its last bit is set to 1
@@ -61,22 +56,9 @@ def fma(a, b, c):
     return np.asarray(bits | inexact).view(np.float64).astype(np.float32)
 
 
-@njit(cache=True, nogil=True)
+@_looped
 def pack_items(factors, bias):
-    """Panels [n, 1 + size, SIMD_ROWS]; places past the last item have a bias of -inf."""
-    n_items, size = factors.shape
-    panels = np.zeros(((n_items + SIMD_ROWS - 1) // SIMD_ROWS, size + 1, SIMD_ROWS), np.float32)
-    panels[:, 0] = -np.inf
-    for i in range(n_items):
-        panel, lane = i // SIMD_ROWS, i % SIMD_ROWS
-        panels[panel, 0, lane] = bias[i]
-        for f in range(size):
-            panels[panel, f + 1, lane] = factors[i, f]
-    return panels
-
-
-@pack_items.alone
-def _pack_items(factors, bias):
+    """Return panels [n, 1 + size, SIMD_ROWS]; places past the last item have a bias of -inf."""
     n_items, size = factors.shape
     n_panels = -(-n_items // SIMD_ROWS)
     table = np.zeros((n_panels * SIMD_ROWS, size + 1), np.float32)
@@ -84,102 +66,24 @@ def _pack_items(factors, bias):
     return np.ascontiguousarray(table.reshape(n_panels, SIMD_ROWS, size + 1).transpose(0, 2, 1))
 
 
-@njit(cache=True, nogil=True, inline="always")
-def _insert(score, item, items, scores):
-    """Keep a list ordered; called with ascending items, so ties stay in item order."""
-    k = len(scores) - 1
-    while k > 0 and scores[k - 1] < score:
-        scores[k] = scores[k - 1]
-        items[k] = items[k - 1]
-        k -= 1
-    scores[k] = score
-    items[k] = item
-
-
-@njit(cache=True, nogil=True)
+@_looped
 def rank_factors(vectors, panels, users, rows, indptr, seen, items, scores):
     """Fill `items` and `scores` [tile, n], which come in as -1 and -inf.
 
     `users` index `vectors`; `rows` index the seen items (`indptr`, `seen`).
     """
-    n_users, size = len(users), vectors.shape[1]
-    last = items.shape[1] - 1
-    groups = (n_users + GROUP - 1) // GROUP
-    packed = np.zeros((groups, size, GROUP), np.float32)
-    cursor = np.empty(n_users, np.int64)
-    for u in range(n_users):
-        cursor[u] = indptr[rows[u]]
-        for f in range(size):
-            packed[u // GROUP, f, u % GROUP] = vectors[users[u], f]
-    flat_panels, flat_users = panels.reshape(-1), packed.reshape(-1)
-    worst = np.full((groups, GROUP), np.float32(-np.inf))
-    allowed = np.empty((GROUP, CHUNK), np.uint16)
-    out = np.empty((GROUP, SIMD_ROWS), np.float32)
-    hits = np.empty(GROUP, np.uint16)
-    for first in range(0, len(panels), CHUNK):
-        stop = min(first + CHUNK, len(panels))
-        for group in range(groups):
-            members = min(GROUP, n_users - group * GROUP)
-            allowed[:] = 0xFFFF
-            for g in range(members):
-                u = group * GROUP + g
-                entry, end = cursor[u], indptr[rows[u] + 1]
-                while entry < end and seen[entry] < stop * SIMD_ROWS:
-                    place = seen[entry] - first * SIMD_ROWS
-                    allowed[g, place // SIMD_ROWS] &= ~np.uint16(1 << (place % SIMD_ROWS))
-                    entry += 1
-                cursor[u] = entry
-            for panel in range(first, stop):
-                at = panel * (size + 1) * SIMD_ROWS
-                score_panel(
-                    flat_panels,
-                    at,
-                    size,
-                    flat_users,
-                    group * size * GROUP,
-                    worst[group],
-                    out,
-                    hits,
-                )
-                for g in range(members):
-                    left = hits[g] & allowed[g, panel - first]
-                    while left != 0:
-                        lane = lowest_bit(left)
-                        left &= left - np.uint16(1)
-                        score = out[g, lane]
-                        if score > worst[group, g]:
-                            u = group * GROUP + g
-                            _insert(score, panel * SIMD_ROWS + lane, items[u], scores[u])
-                            worst[group, g] = scores[u, last]
-
-
-@rank_factors.alone
-def _rank_factors(vectors, panels, users, rows, indptr, seen, items, scores):
     bias, factors = panels[:, 0], np.moveaxis(panels[:, 1:], 1, 0)
     for u in range(len(users)):
         found = bias
         for f in range(len(factors)):
             found = fma(vectors[users[u], f], factors[f], found)
         table = np.array(found).reshape(1, -1)
-        _rank_scores(table, rows[u : u + 1], indptr, seen, items[u : u + 1], scores[u : u + 1])
+        rank_scores(table, rows[u : u + 1], indptr, seen, items[u : u + 1], scores[u : u + 1])
 
 
-@njit(cache=True, nogil=True)
+@_looped
 def rank_scores(table, rows, indptr, seen, items, scores):
-    """The same from a table of scores [tile, n_items]."""
-    n_users, n_items = table.shape
-    last = items.shape[1] - 1
-    for u in range(n_users):
-        entry, end = indptr[rows[u]], indptr[rows[u] + 1]
-        for i in range(n_items):
-            if entry < end and seen[entry] == i:
-                entry += 1
-            elif table[u, i] > scores[u, last]:
-                _insert(table[u, i], i, items[u], scores[u])
-
-
-@rank_scores.alone
-def _rank_scores(table, rows, indptr, seen, items, scores):
+    """Fill them from a table of scores [tile, n_items]."""
     for u in range(len(table)):
         open_to_her = table[u] > -np.inf
         hers = seen[indptr[rows[u]] : indptr[rows[u] + 1]]
@@ -189,23 +93,9 @@ def _rank_scores(table, rows, indptr, seen, items, scores):
         items[u, : len(best)], scores[u, : len(best)] = best, table[u, best]
 
 
-@njit(cache=True, nogil=True)
+@_looped
 def score_pairs(vectors, factors, bias, users, items, out):
     """out[r, c] = score of (users[r], items[r, c]), bit for bit as in `rank_factors`; -1: -inf."""
-    for r in range(len(users)):
-        for c in range(items.shape[1]):
-            i = items[r, c]
-            if i < 0:
-                out[r, c] = -np.inf
-                continue
-            total = bias[i]
-            for f in range(factors.shape[1]):
-                total = fma(vectors[users[r], f], factors[i, f], total)
-            out[r, c] = total
-
-
-@score_pairs.alone
-def _score_pairs(vectors, factors, bias, users, items, out):
     for r in range(len(users)):
         total = bias[items[r]]
         for f in range(factors.shape[1]):

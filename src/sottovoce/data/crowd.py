@@ -1,7 +1,7 @@
 """A crowd of any number of users, whose items follow from the seed and a user's number alone.
 
 For worlds that are too large to be kept: any item of any user is computed in a few steps, in any
-order and on any machine (`algorithms/pairwise/triton.py` and `algorithms/gram/torch_sums.py` do so
+order and on any machine (`algorithms/pairwise/triton.py` and `algorithms/gram/accelerated.py` do so
 on a GPU), so that nothing is stored and nothing needs to be sorted. The catalogue is cut into
 `count` strata of neighbouring items, and a user has one item of each, so that her items ascend and
 no two are alike. Within a stratum popularity follows a Zipf law with a flattened head. Where

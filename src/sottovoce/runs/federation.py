@@ -166,7 +166,7 @@ class Federation:
             raise ConfigError("[defence] looks at every message; leave it on --device cpu")
         if self.masker is not None and self.masker.link.clip:
             raise ConfigError("link.clip looks at every update; leave it on --device cpu")
-        from sottovoce.algorithms.fpl.cuda import require
+        from sottovoce.algorithms.fpl.accelerated import require
 
         require(device)
 

@@ -219,7 +219,8 @@ class Journal:
         try:
             storage = optuna.storages.JournalStorage(backend)
             if world is not None and not storage.get_all_studies():
-                way = "maximize" if world.maximise else "minimize"
+                ways = optuna.study.StudyDirection
+                way = ways.MAXIMIZE if world.maximise else ways.MINIMIZE
                 optuna.create_study(storage=storage, study_name=KIND, direction=way)
             self.study = optuna.load_study(storage=storage, study_name=KIND)
             for line in (one.user_attrs for one in self.study.get_trials(deepcopy=False)):

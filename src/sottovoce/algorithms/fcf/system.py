@@ -300,7 +300,7 @@ class FCF(CrossDevice):
         scales: NDArray[np.float64],
         device: str,
     ) -> Accelerator:
-        from sottovoce.algorithms.fcf.torch_rounds import FCFOnTorch
+        from sottovoce.algorithms.fcf.accelerated import FCFOnTorch
 
         return FCFOnTorch.load(self.config.confidence(), cohort, device)
 

@@ -330,6 +330,6 @@ class FMF(Reporting):
                 'of FMF-LDP, variant = "published" without favour runs on a GPU; leave the others '
                 "on --device cpu"
             )
-        from sottovoce.algorithms.fmf.torch_rounds import FMFOnTorch
+        from sottovoce.algorithms.fmf.accelerated import FMFOnTorch
 
         return FMFOnTorch.load(self.config.confidence(), cohort, terms, self.config.scale, device)

@@ -13,7 +13,7 @@ from sottovoce.rng import _M1, _M2, GAMMA
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from sottovoce.algorithms.fmf.torch_rounds import ReportRound
+    from sottovoce.algorithms.fmf.accelerated import ReportRound
 
 try:
     import triton

@@ -460,7 +460,7 @@ class FPL(CrossDevice):
         scales: NDArray[np.float64],
         device: str,
     ) -> Accelerator:
-        from sottovoce.algorithms.fpl.cuda import FPLOnGPU
+        from sottovoce.algorithms.fpl.accelerated import FPLOnGPU
 
         own = self.config.own_draws(cohort.history.counts, self.triples)
         return FPLOnGPU.load(

@@ -508,7 +508,7 @@ class Gram(Contributing):
             return np.bincount(made.place, made.steps, minlength=made.size).astype(np.int64)
         if device == "cpu":
             return sum_pairs(made.indptr, made.place, made.steps, made.size, threads)
-        from sottovoce.algorithms.gram.torch_sums import sum_pairs_on
+        from sottovoce.algorithms.gram.accelerated import sum_pairs_on
 
         return sum_pairs_on(made.indptr, made.place, made.steps, made.size, device)
 

@@ -1,4 +1,4 @@
-"""The stages of `pairwise.cuda` as Triton kernels; where Triton is missing, constants alone.
+"""The stages of `pairwise.accelerated` as Triton kernels; where Triton is missing, constants alone.
 
 A thread holds `LANES` columns of an item row, which is what a 16-byte read brings. Two neighbouring
 columns are added to one 64-bit word of a row's sums; it says why that is exact.
@@ -16,7 +16,7 @@ from sottovoce.rng import _M1, _M2, GAMMA
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from sottovoce.algorithms.pairwise.cuda import ResidentCohort, SeededCohort, Tables
+    from sottovoce.algorithms.pairwise.accelerated import ResidentCohort, SeededCohort, Tables
     from sottovoce.algorithms.pairwise.factors import PairStep
 
 try:

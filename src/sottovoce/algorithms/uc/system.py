@@ -251,7 +251,7 @@ class UC(CrossDevice):
         scales: NDArray[np.float64],
         device: str,
     ) -> Accelerator:
-        from sottovoce.algorithms.uc.torch_rounds import UCOnTorch
+        from sottovoce.algorithms.uc.accelerated import UCOnTorch
 
         if len(rule.allowed):
             raise ConfigError(

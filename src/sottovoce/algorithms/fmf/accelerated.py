@@ -2,7 +2,7 @@
 reports, bit for bit, with histories, vectors and noise keys resident there.
 
 Reports are not written out: each is drawn, computed, randomised by its private coin and counted.
-Who shuffles them changes no count. Solves are FCF's (`fcf.torch_rounds`). Needs Triton to be fast.
+Who shuffles them changes no count. Solves are FCF's (`fcf.accelerated`). Needs Triton to be fast.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.algorithms.fcf.torch_rounds import ClosedFormSystem, FCFOnTorch, refuse_wild
+from sottovoce.algorithms.fcf.accelerated import ClosedFormSystem, FCFOnTorch, refuse_wild
 from sottovoce.algorithms.fmf import triton as fmf_triton
 from sottovoce.core.cohort import Cohort
 from sottovoce.core.messages import ModelView

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.algorithms.fpl.cuda import require
+from sottovoce.algorithms.fpl.accelerated import require
 from sottovoce.algorithms.gram.kernels import LARGEST_STEP, bad_profiles, check_rows
 from sottovoce.errors import UsageError
 

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from sottovoce.algorithms.closed_form import vectors as closed_form
 from sottovoce.algorithms.closed_form.kernels import TINY
 from sottovoce.algorithms.closed_form.vectors import LARGEST
-from sottovoce.algorithms.fpl.cuda import require
+from sottovoce.algorithms.fpl.accelerated import require
 from sottovoce.core.cohort import Cohort, RowCounts
 from sottovoce.core.messages import GRID, LIMIT, ModelView
 from sottovoce.errors import DataError, Diverged, UsageError

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sottovoce.algorithms.fpl.cuda import require
+from sottovoce.algorithms.fpl.accelerated import require
 from sottovoce.algorithms.uc.rows import ClientUpdates
 from sottovoce.algorithms.uc.training import user_keys, words
 from sottovoce.core.cohort import Cohort, RowCounts

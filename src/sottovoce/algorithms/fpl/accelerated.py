@@ -21,7 +21,7 @@ from sottovoce.core.messages import ModelView
 from sottovoce.errors import UsageError
 
 if TYPE_CHECKING:
-    from sottovoce.algorithms.pairwise.cuda import CudaFederation
+    from sottovoce.algorithms.pairwise.accelerated import CudaFederation
 
 
 def require(device: str) -> None:
@@ -55,7 +55,7 @@ class FPLOnGPU:
     ) -> FPLOnGPU:
         """Move the cohort to `device`. `rule` is that of all devices; its keys are not used."""
         require(device)
-        from sottovoce.algorithms.pairwise.cuda import CudaFederation
+        from sottovoce.algorithms.pairwise.accelerated import CudaFederation
 
         resident = CudaFederation.load(
             step,
