@@ -151,7 +151,6 @@ def test_without_a_file_it_is_the_demo(call):
         (["--rounds", "-3"], "--rounds"),
         (["--users", "99999999999"], "at most 10,000,000,000"),
         (["--set", "consent.epsilon=-1"], "epsilon"),
-        (["presets/fmf", "--set", "release.max_reports=9000", "--rounds", "1000000"], "epsilon"),
         (["--rounds", "many"], "not a valid integer"),
     ],
 )

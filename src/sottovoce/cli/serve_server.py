@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -353,41 +353,8 @@ def _urls(folder: ServerFolder) -> tuple[str, ...]:
     return () if link is None else link.urls
 
 
-def _party_in(folder: Path) -> Callable[[Path], Said] | None:
-    """What says where the party stands whose folder this is, if it is not a server for devices."""
-    from sottovoce.stores import conductor, orchestrator_folder, owner_folder
-
-    if (folder / owner_folder.APPLICATION).is_file():
-        from sottovoce.cli.serve_owner import owner_status
-
-        return owner_status
-    if (folder / orchestrator_folder.ISSUER).is_file():
-        from sottovoce.cli.serve_orchestrator import orchestrator_status
-
-        return orchestrator_status
-    if (folder / conductor.FILE).is_file():
-        from sottovoce.cli.serve_flower import flower_status
-
-        return flower_status
-    return None
-
-
-@says
-def status(where: Where, ca: OperatorCa = None, token: OperatorToken = None) -> Said:
-    """Say where a federation stands: rounds, devices, for whom it waits, what was refused.
-
-    A folder is looked at whether or not its server runs: of `serve server`, of a SuperLink that
-    trains, of an orchestrator, or of a data owner, which says what it holds. An address needs two
-    files of the folder's keys, and nothing else of it.
-
-    \b
-    Examples:
-      sottovoce serve status town
-      sottovoce serve status bakery
-      sottovoce serve status https://example.org:8443 --ca ca.crt --token operator.token
-    """
-    if ca is None and token is None and (party := _party_in(Path(where))):
-        return party(Path(where))
+def server_status(where: str, ca: Path | None, token: Path | None) -> Said:
+    """Where a federation of devices stands, for `serve status`."""
     content = status_of(where, ca, token)
     words = (
         f"Round {content['round']} of {content['target']}, attempt {content['attempt']}: "
