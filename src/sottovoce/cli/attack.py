@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from sottovoce.cli import output
-from sottovoce.cli.options import Json, Run, Technical, Threads
+from sottovoce.cli.options import Json, Run, Threads
 from sottovoce.core.words import said
 from sottovoce.errors import AttackFailed, UsageError
 
@@ -63,7 +63,6 @@ def attack(
         ),
     ] = None,
     threads: Threads = None,
-    technical: Technical = False,
     as_json: Json = False,
 ) -> None:
     """Try every attack that applies to a run, against its base rate; leave a report card.
@@ -147,18 +146,9 @@ def attack(
             output.note(f"error: {error}")
             raise typer.Exit(error.exit_code) from None
         return
-    if technical:
-        output.show(card.table(), "")
-        output.show(*[line for text in card.paragraphs() for line in (text, "")])
-        if card.failed:
-            output.show(card.fallen())
-        if card.not_applicable:
-            output.show(card.left_out())
-    else:
-        output.show(output.joined(*card.summary()), "")
-        for result, plain in zip(card.results, card.plainly(), strict=True):
-            output.show(f"{result.code}: {output.joined(plain_promise(result))}")
-            output.show(f"  {output.joined(*plain)}", "")
-        output.show(output.joined(said("attack.technical")))
+    output.show(output.joined(*card.summary()), "")
+    for result, plain in zip(card.results, card.plainly(), strict=True):
+        output.show(f"{result.code}: {output.joined(plain_promise(result))}")
+        output.show(f"  {output.joined(*plain)}", "")
     output.show(output.joined(said("attack.card", path=str(page))))
     card.require_whole()
