@@ -207,24 +207,22 @@ def test_more_users_and_less_noise_give_a_longer_head() -> None:
     assert DPALS(1.0, head=77).head_size(1e6) == 77
 
 
-def test_time_counts_in_the_rounds_and_memory_at_home(
+def test_memory_counts_at_home_alone(
     tastes: tuple[Interactions, Interactions],
 ) -> None:
     train, _ = tastes
-    plain, late, weighed = (
-        DPALS(1e5, embedding_size=3, **settings).fit(train, RNG)
-        for settings in ({}, {"memory": 4.0}, {"time": 1.0})
+    plain, late = (
+        DPALS(1e5, embedding_size=3, memory=memory).fit(train, RNG) for memory in (0.0, 4.0)
     )
     np.testing.assert_array_equal(plain.item_factors, late.item_factors)
     assert not np.allclose(plain.user_factors, late.user_factors, rtol=0.01)
-    assert not np.allclose(plain.item_factors, weighed.item_factors, rtol=0.01)
 
 
-def test_without_times_time_changes_nothing() -> None:
+def test_without_times_memory_changes_nothing() -> None:
     rng = np.random.default_rng(8)
     users, items = np.nonzero(rng.random((30, 12)) < 0.3)
     train = Interactions.from_pairs(users, items, n_users=30, n_items=12)
-    plain, late = (DPALS(8.0, time=t, memory=4 * t).fit(train, RNG) for t in (0.0, 1.0))
+    plain, late = (DPALS(8.0, memory=m).fit(train, RNG) for m in (0.0, 4.0))
     np.testing.assert_array_equal(plain.user_factors, late.user_factors)
 
 
@@ -251,10 +249,7 @@ def test_empty_tables_are_ranked_by_noise_alone(n_users: int, n_items: int) -> N
         {"popularity_share": 1.0},
         {"unobserved": -1.0},
         {"reg": 0.0},
-        {"home_reg": 0.0},
-        {"time": -1.0},
         {"memory": -1.0},
-        {"threads": 0},
     ],
 )
 def test_refuses_what_cannot_work(settings: dict[str, float]) -> None:

@@ -123,7 +123,7 @@ def test_empty_tables_have_scores_of_the_right_shape(n_users: int, n_items: int)
 
 
 @pytest.mark.parametrize(
-    "settings", [{"epsilon": 0.0}, {"epsilon": float("nan")}, {"neighbors": 0}, {"least_count": 0}]
+    "settings", [{"epsilon": 0.0}, {"epsilon": float("nan")}, {"neighbors": 0}]
 )
 def test_refuses_what_cannot_work(settings: dict[str, float]) -> None:
     with pytest.raises(ConfigError, match=next(iter(settings))):

@@ -56,7 +56,7 @@ def test_each_item_is_regressed_on_the_others(
 ) -> None:
     """Whole, or by neighbourhoods with room for all."""
     train = interactions(table)
-    scorer = EASE(reg, most_items=most, neighbors=20, threads=1).fit(train, RNG)
+    scorer = EASE(reg, most_items=most, neighbors=20).fit(train, RNG)
     wanted = table @ explicit(table.astype(np.float64), reg, related=not most)
     np.testing.assert_allclose(scorer.scores(np.arange(len(table))), wanted, atol=1e-4)
 
@@ -235,7 +235,6 @@ def test_too_small_a_pull_is_refused_in_one_sentence(most: int) -> None:
         {"most_items": -1},
         {"most_items": 50_000},
         {"neighbors": 0},
-        {"threads": 0},
     ],
 )
 def test_refuses_what_cannot_work(wrong: dict[str, float]) -> None:

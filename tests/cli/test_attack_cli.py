@@ -78,11 +78,6 @@ def test_an_attack_that_falls_over_is_named_and_ends_the_command_with_an_error(
     monkeypatch.setitem(ATTACKS._found, "inversion", bug)
     code, out, err = sottovoce_("attack", run, "--rounds", "2", "--only", "A1,A3", *more)
     assert code == 4
-    if not more:
-        assert "One attack fell over" in out
-        found = sottovoce_("attack", run, "--rounds", "2", "--only", "A1,A3", "--technical")
-        assert found[0] == 4
-        out = found[1]
     assert f"{first.code} {first.name}: KeyError" in err
     kept = json.loads((run / "attacks.json").read_text())
     assert [one["code"] for one in kept["failed"]] == [first.code]
@@ -91,24 +86,19 @@ def test_an_attack_that_falls_over_is_named_and_ends_the_command_with_an_error(
     if more:
         assert json.loads(out)["failed"] == kept["failed"]
     else:
-        assert "fell over" in out
+        assert "One attack fell over" in out
 
 
-@pytest.mark.parametrize("technical", [True, False])
-def test_text_says_what_a_promise_is_worth(sottovoce_, run, technical):
-    more = ["--technical"] if technical else []
-    code, out, err = sottovoce_(
-        "attack", run, "--rounds", "2", "--out", run.parent / "card.html", *more
-    )
+def test_text_says_what_a_promise_is_worth(sottovoce_, run):
+    code, out, err = sottovoce_("attack", run, "--rounds", "2", "--out", run.parent / "card.html")
     assert (code, err) == (0, "")
-    assert ("verdict" in out) == technical
+    assert "verdict" not in out
     kept = json.loads((run.parent / "card.json").read_text())["attacks"]
     broken = sum(one["verdict"] == "broken" for one in kept)
-    if not technical:
-        assert f"{broken} promises were broken of {len(kept)} that were attacked." in out
-        assert out.count("the promise is broken") == broken
-        assert out.count("the promise held") == sum(one["verdict"] == "holds" for one in kept)
-        assert all(word not in out for word in ("ε", "π", "AUC", "recall"))
+    assert f"{broken} promises were broken of {len(kept)} that were attacked." in out
+    assert out.count("the promise is broken") == broken
+    assert out.count("the promise held") == sum(one["verdict"] == "holds" for one in kept)
+    assert all(word not in out for word in ("ε", "π", "AUC", "recall"))
     assert "Report card:" in out
     assert (run.parent / "card.html").exists()
     assert (run.parent / "card.json").exists()

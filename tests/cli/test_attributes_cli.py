@@ -147,7 +147,7 @@ def test_many_classes_are_named_as_far_as_they_can_be_read(tmp_path, say):
     assert "town 0, town 1" in error
     assert "(453 in all)" in error
     assert len(error) < 1000
-    assert len(say("agree", path, "--look")) < 5000
+    assert len(say("agree", path)) < 5000
 
 
 @pytest.mark.parametrize(
@@ -276,7 +276,7 @@ def test_the_terms_say_what_leaves_and_what_it_tells(tmp_path, exactly, ask):
     path = joined(tmp_path / "phone", terms_of())
     ask("attributes", path, "gender=male")
     ask("consent", path, "--hide", "age")
-    for told in (exactly("agree", path, "--look"), exactly("status", path)):
+    for told in (exactly("agree", path), exactly("status", path)):
         words = one_text(told)
         assert "filters for gender, age" in words
         assert "some items' rows, by name, items of the history among them." in words
@@ -289,33 +289,33 @@ def test_the_terms_say_what_leaves_and_what_it_tells(tmp_path, exactly, ask):
     assert "attributes gender (shared: trains its filter); age (hidden: trains nothing)" in standing
     assert "male" not in exactly("status", path)
     assert "male" not in json.dumps(ask("status", path)["attributes"])
-    assert "Mind: with an update for each item" in exactly("agree", path, "--look")
+    assert "Mind: with an update for each item" in exactly("agree", path)
 
 
 def test_other_recommenders_and_releases_have_other_words(tmp_path, exactly):
     ncf = replace(SETTINGS, recommender="ncf")
-    words = one_text(exactly("agree", joined(tmp_path / "ncf", terms_of(settings=ncf)), "--look"))
+    words = one_text(exactly("agree", joined(tmp_path / "ncf", terms_of(settings=ncf))))
     assert "among them; and of the recommender's networks." in words
     assert "sends her embedding" in words
     layers = terms_of(settings=replace(SETTINGS, filters="two-layer"))
-    words = one_text(exactly("agree", joined(tmp_path / "layers", layers), "--look"))
+    words = one_text(exactly("agree", joined(tmp_path / "layers", layers)))
     assert "a server can read the value" in words
     assert "sends her embedding" not in words
     scalar = Clipped(clip=1.0, norm="scalar", epsilon=3.0)
-    words = one_text(exactly("agree", joined(tmp_path / "scalar", terms_of(scalar)), "--look"))
+    words = one_text(exactly("agree", joined(tmp_path / "scalar", terms_of(scalar))))
     assert "a server can read the value" in words
     assert "ε = 3 bounds what one number tells, not what a report of thousands does" in words
     noisy = joined(tmp_path / "noisy", terms_of(NOISY))
-    words = one_text(exactly("agree", noisy, "--look"))
+    words = one_text(exactly("agree", noisy))
     assert "a change of every row of the model, also of the filters of hidden attributes" in words
     assert "a report costs ε = 2 in all" in words
     for untrue in ("can read", "tell it what is hidden", "sends her embedding", "Mind:"):
         assert untrue not in words
     marked = joined(tmp_path / "marked", terms_of(replace(NOISY, hiding_epsilon=1.0)))
-    words = one_text(exactly("agree", marked, "--look"))
+    words = one_text(exactly("agree", marked))
     assert "it tells that something is hidden" in words
     bare = joined(tmp_path / "bare", terms_of(settings=replace(SETTINGS, attributes=())))
-    words = one_text(exactly("agree", bare, "--look"))
+    words = one_text(exactly("agree", bare))
     assert "no attribute can be hidden" in words
     assert "can read the value" not in words
     assert "sends her embedding" not in words

@@ -1,35 +1,29 @@
-"""`sottovoce budget`: the table, the sentences, the limit, the figure, and bad input.
-
-The command is called through an application of its own, with the error handling of the real one.
-"""
+"""`sottovoce budget`: what any release would cost a user; and what has been spent."""
 
 import json
 import math
-import subprocess
-import sys
 
 import numpy as np
 import pytest
-import typer
 
 import sottovoce.cli
 from sottovoce.cli import spent
-from sottovoce.cli.budget import budget
 from sottovoce.core.consent import Choice
 from sottovoce.core.ledger import Entries, Ledger
+from sottovoce.errors import UsageError
+from sottovoce.experiment import Experiment, find_experiment
+from sottovoce.privacy import central
 from sottovoce.privacy.accountant import certify
-from sottovoce.privacy.statements import grid, odds, sentences
+from sottovoce.privacy.statements import odds
+from sottovoce.runs.foreseen import outlook
 
-POINT = ["--epsilon", "2.5", "--reports", "100", "--rounds", "20", "--users", "6040"]
+
+def rows(name, *settings, **more):
+    return outlook(Experiment.from_file(find_experiment(name), settings), **more).rows
 
 
 @pytest.fixture
-def call(capsys, monkeypatch):
-    app = typer.Typer(add_completion=False, rich_markup_mode=None)
-    app.callback()(lambda: None)
-    app.command()(budget)
-    monkeypatch.setattr(sottovoce.cli, "app", app)
-
+def call(capsys):
     def run(*arguments):
         code = sottovoce.cli.call(["budget", *map(str, arguments)])
         captured = capsys.readouterr()
@@ -38,51 +32,138 @@ def call(capsys, monkeypatch):
     return run
 
 
-def test_the_table_shows_both_certificates(call):
-    code, out, err = call(*POINT)
+# --- what is foreseen -----------------------------------------------------------------------------
+
+
+def test_reports_cost_the_plain_sum_without_trust_and_the_certificate_with_it():
+    (row,) = rows("presets/fmf", users=1000)
+    asked = certify(2.5, 100, 20, 1000)
+    assert (row.times, row.cost, row.batch) == (20, 250.0, 1000)
+    assert (row.together, row.apart) == (asked.without_proxy, asked.with_proxy)
+    assert row.delta == asked.delta
+
+
+def test_the_batch_is_the_least_that_the_tier_permits_unless_users_are_named():
+    small, large = rows("sound/fmf")
+    assert (small.batch, large.batch) == (200, 500)
+    assert small.apart == certify(0.125, 25, 20, 200).with_proxy
+    assert large.apart == certify(0.25, 25, 20, 500).with_proxy
+    assert [row.batch for row in rows("sound/fmf", users=750)] == [750, 750]
+
+
+def test_a_chain_costs_what_one_shuffler_costs_and_says_when_it_does_not():
+    chained = "link.chain=[{}, {}]"
+    experiment = Experiment.from_file(find_experiment("sound/fmf"), [chained])
+    found = outlook(experiment)
+    assert found.rows == rows("sound/fmf")
+    assert any("if at most 2 of them work with the server" in one for one in found.assumed)
+    assert any("any dishonest one can leave reports out" in one for one in found.assumed)
+    assert not any("of them work" in one for one in outlook(
+        Experiment.from_file(find_experiment("sound/fmf"))
+    ).assumed)  # fmt: skip
+
+
+def test_noisy_sums_cost_what_central_says_and_nothing_is_promised_against_both():
+    (row,) = rows("sound/fpl-noise", rounds=7)
+    link = Experiment.from_file(find_experiment("sound/fpl-noise")).link
+    assert (row.times, row.apart) == (7, central.price(link.noise, 7))
+    assert row.cost == central.price(link.noise, 1)
+    assert math.isinf(row.together)
+
+
+def test_a_limit_ends_what_is_sent():
+    (row,) = rows("sound/fpl-noise", "consent.total_epsilon=3", rounds=20)
+    assert 0 < row.times < 20
+    assert row.apart <= 3.0 < central.price(_noise(), row.times + 1)
+    (row,) = rows("presets/fmf", "consent.total_epsilon=999")
+    assert (row.times, row.together) == (3, 750.0)
+    (row,) = rows("presets/fmf", "consent.total_epsilon=1")
+    assert (row.times, row.apart, row.together) == (0, 0.0, 0.0)
+
+
+def _noise():
+    return Experiment.from_file(find_experiment("sound/fpl-noise")).link.noise
+
+
+def test_contributions_cost_each_her_own_epsilon_a_period():
+    mix = "consent.mix=[{weight=1, epsilon=0.5}, {weight=3, epsilon=2.0, total_epsilon=5.0}]"
+    first, second = rows("demo", mix, rounds=3)
+    assert [row.each for row in (first, second)] == ["period"] * 2
+    assert (first.share, first.times, first.apart) == (0.25, 3, 1.5)
+    assert (second.times, second.apart) == (2, 4.0), "a third does not fit into her limit"
+    assert first.delta == pytest.approx(3e-6)
+    assert math.isinf(first.together)
+
+
+def test_noise_that_devices_add_needs_no_trust():
+    for row in rows("uc/movielens-100k-noise"):
+        assert row.apart == row.together == row.times * row.cost
+
+
+def test_what_nothing_bounds_is_infinite_and_who_sends_nothing_pays_nothing():
+    for name in ("presets/pfpl", "presets/fcf", "sums/fcf", "drift/movielens-100k"):
+        found = [row for row in rows(name) if row.times != 0]
+        assert all(math.isinf(row.apart) for row in found), name
+        assert found, name
+    nobody = rows("presets/pfpl", "consent.takes_part=false", "consent.share_positives=0")
+    assert [(row.times, row.apart) for row in nobody] == [(0, 0.0)]
+    (refused,) = rows("presets/fmf", "consent.epsilon=1.0")
+    assert (refused.times, refused.apart) == (0, 0.0)
+    assert "nothing leaves" in refused.why_not
+
+
+def test_rounds_that_only_the_data_know_are_asked_for():
+    noisy = Experiment.from_file(find_experiment("sound/fpl-noise"), ["algorithm.rounds=0"])
+    with pytest.raises(UsageError, match="say --rounds"):
+        outlook(noisy)
+
+
+# --- the command ----------------------------------------------------------------------------------
+
+
+def test_the_table_has_every_choice_and_what_it_rests_on(call):
+    code, out, err = call("sound/fmf", "--users", 750)
     assert (code, err) == (0, "")
-    line = next(line for line in out.splitlines() if "20 (asked)" in line)
-    assert line.split() == ["20", "(asked)", "2,000", "5,000", "21.406", "14.508"]
-    assert "no certificate" in out
-    assert "does not collude" in out
+    assert "0.971" in out
+    assert "125" in out
+    assert "does not work with the server" in out
+    assert "but for a chance of 1e-06" in out
 
 
 def test_json_is_one_object_with_the_same_figures(call):
-    code, out, err = call(*POINT, "--limit", "10", "--json")
+    code, out, err = call("presets/fmf", "--users", 6040, "--set", "algorithm.rounds=20", "--json")
     assert (code, err, out.count("\n")) == (0, "", 1)
-    found = json.loads(out)
-    asked = certify(2.5, 100, 20, 6040)
-    assert found["certificate"]["with_proxy"] == asked.with_proxy
-    assert found["certificate"]["without_proxy"] == 5000
-    assert [row["rounds"] for row in found["table"]] == [1, 5, 10, 20, 50]
-    assert found["rounds_within"] == {
-        "limit": 10.0, "without_proxy": 0, "with_proxy": 5, "optimistic": 10
-    }  # fmt: skip
-    assert set(found["sentences"]) == {"without_proxy", "with_proxy", "optimistic"}
+    (row,) = json.loads(out)["rows"]
+    assert (row["epsilon_apart"], row["epsilon_together"]) == (21.406, 5000.0)
+    (row,) = json.loads(call("presets/pfpl", "--json")[1])["rows"]
+    assert (row["epsilon_apart"], row["times"]) == (None, None)
 
 
-def test_the_limit_in_words(call):
-    code, out, _ = call(*POINT, "--limit", "10")
-    assert code == 0
-    assert "not even one round without a trusted proxy, 5 rounds with a proxy" in out
-    small = ["--epsilon", "1", "--reports", "1", "--rounds", "1", "--users", "500"]
-    assert "1 round without a trusted proxy" in call(*small, "--limit", "1")[1]
+def test_without_a_file_it_is_the_demo(call):
+    assert "gram would cost a user of demo" in call()[1]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["no-such-file"], "there is no experiment file no-such-file"),
+        (["--users", "0"], "--users"),
+        (["--rounds", "-3"], "--rounds"),
+        (["--users", "99999999999"], "at most 10,000,000,000"),
+        (["--set", "consent.epsilon=-1"], "epsilon"),
+        (["--rounds", "many"], "not a valid integer"),
+    ],
+)
+def test_bad_input_is_one_sentence(call, words, said):
+    code, out, err = call(*words)
+    assert (code, out) == (2, "")
+    assert said in err
+    assert err.startswith("error: ")
+    assert err.count("\n") == 1
 
 
 def test_what_protects_nothing_is_said_to(call):
-    _, out, _ = call(*POINT)
-    assert out.count("this protects nothing") == 2
-    assert "a number of 2,172 digits" in out
-    assert sentences(certify(1.0, 1, 1, 6040))["with_proxy"].startswith(
-        "With a proxy (ε = 0.07): what a server sees in shuffled batches of at least 6,040 honest "
-        "users is at most 1.072 times as likely"
-    )
-    assert "one in 1,000,000" in sentences(certify(1.0, 1, 1, 6040))["with_proxy"]
-
-
-def test_a_crowd_that_hides_nobody_is_said_to():
-    assert "shuffling gains nothing" in sentences(certify(4.0, 1, 1, 100))["with_proxy"]
-    assert "shuffling gains nothing" not in sentences(certify(4.0, 1, 1, 6040))["with_proxy"]
+    assert "this protects nothing" in call("presets/fmf")[1]
 
 
 @pytest.mark.parametrize(
@@ -104,88 +185,6 @@ def test_odds_in_words_are_never_rounded_down(epsilon, words):
     if "at most" in words:
         shown = odds(epsilon).split("at most ")[1].split(" times")[0]
         assert float(shown.replace(",", "")) >= math.exp(epsilon)
-
-
-@pytest.mark.parametrize(
-    ("rounds", "reports", "expected"),
-    [
-        (1, 1, [1, 5]),
-        (5, 1, [1, 5, 10]),
-        (20, 100, [1, 5, 10, 20, 50]),
-        (30, 1, [1, 5, 10, 20, 30, 50]),
-        (100, 1, [1, 5, 10, 20, 50, 100, 200]),
-        (1, 10_000_000, [1]),
-    ],
-)
-def test_the_grid_goes_one_step_beyond_what_was_asked(rounds, reports, expected):
-    assert grid(rounds, reports) == expected
-
-
-def test_the_figure_is_written_as_png_and_svg(call, tmp_path):
-    code, out, _ = call(*POINT, "--limit", "10", "--out", tmp_path / "new" / "budget.png")
-    assert code == 0
-    assert (tmp_path / "new" / "budget.png").read_bytes().startswith(b"\x89PNG")
-    drawn = (tmp_path / "new" / "budget.svg").read_text()
-    assert "<path" in drawn
-    assert "budget.png" in out
-    first = (tmp_path / "new" / "budget.svg").read_bytes()
-    call(*POINT, "--limit", "10", "--out", tmp_path / "new" / "budget.svg")
-    assert (tmp_path / "new" / "budget.svg").read_bytes() == first
-
-
-@pytest.mark.parametrize(
-    ("changed", "words"),
-    [
-        (["--epsilon", "0"], "ε of one report must lie in"),
-        (["--epsilon", "-1"], "ε of one report must lie in"),
-        (["--epsilon", "nan"], "ε of one report must lie in"),
-        (["--epsilon", "inf"], "ε of one report must lie in"),
-        (["--epsilon", "900"], "nothing would be protected"),
-        (["--reports", "0"], "reports per round must be at least 1"),
-        (["--rounds", "-3"], "rounds must be at least 1"),
-        (["--users", "0"], "users must be at least 1"),
-        (["--delta", "0"], "δ must lie between 0 and 1"),
-        (["--delta", "1"], "δ must lie between 0 and 1"),
-        (["--limit", "0"], "limit on ε must be above 0"),
-        (["--limit", "nan"], "limit on ε must be above 0"),
-        (["--reports", "9000000"], "take fewer of either"),
-        (["--out", "budget.pdf"], "must end in .png or .svg"),
-        (["--rounds", "many"], "not a valid integer"),
-    ],
-)
-def test_bad_input_is_one_sentence(call, changed, words):
-    code, out, err = call(*POINT, *changed)
-    assert (code, out) == (2, "")
-    assert words in err
-    assert err.startswith("error: ")
-    assert err.count("\n") == 1
-
-
-def test_a_folder_is_not_a_file(call, tmp_path):
-    (tmp_path / "there.png").mkdir()
-    code, _, err = call(*POINT, "--out", tmp_path / "there.png")
-    assert code == 2
-    assert "is a folder" in err
-
-
-def test_help_has_examples_and_every_option(call):
-    code, out, _ = call("--help")
-    assert code == 0
-    assert "sottovoce budget --epsilon 2.5 --reports 100 --rounds 20 --users 6040" in out
-    for option in ("epsilon", "reports", "rounds", "users", "delta", "limit", "out", "json"):
-        assert f"--{option}" in out
-
-
-def test_importing_the_command_imports_nothing_heavy_and_the_accountant_needs_no_oracle():
-    code = (
-        "import sys\nimport sottovoce.cli.budget\n"
-        "print([m for m in ('numpy', 'scipy', 'matplotlib') if m in sys.modules])\n"
-        "sys.modules['dp_accounting'] = sys.modules['scipy'] = None\n"
-        "from sottovoce.privacy.accountant import certify\n"
-        "print(round(certify(2.5, 1, 1, 1000).with_proxy, 3))\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert (done.stdout, done.stderr) == ("[]\n0.832\n", "")
 
 
 # --- what has been spent --------------------------------------------------------------------------
@@ -245,15 +244,3 @@ def test_the_meter_is_full_when_the_budget_is(used, limit, bar, percent):
     told = spent.meter(used, limit)
     assert told.startswith("[" + "#" * bar + "-" * (24 - bar) + "]")
     assert told.endswith(f" {percent} %")
-
-
-def test_a_chain_is_told_for_every_number_of_dishonest_shufflers(call):
-    code, out, err = call(*POINT, "--shufflers", "3")
-    assert (code, err) == (0, "")
-    assert "if at most 2 of them work with the server, ε = 21.406" in out
-    assert "if all 3 do, ε = 5,000" in out
-    found = json.loads(call(*POINT, "--shufflers", "3", "--json")[1])["chain"]["holding"]
-    assert [one["dishonest"] for one in found] == [0, 1, 2, 3]
-    assert [one["epsilon"] for one in found] == [found[0]["epsilon"]] * 3 + [5000.0]
-    assert "chain" not in json.loads(call(*POINT, "--json")[1])
-    assert call(*POINT, "--shufflers", "17")[0] == 2

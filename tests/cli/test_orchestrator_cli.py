@@ -30,17 +30,17 @@ def run(capsys, monkeypatch, tmp_path):
     """Exit code, standard output and standard error of one command."""
     monkeypatch.chdir(tmp_path)
 
-    def call(*words):
+    def call(*words, party="orchestrator"):
         capsys.readouterr()
-        code = sottovoce.cli.call(["serve", "orchestrator", *map(str, words)])
+        code = sottovoce.cli.call(["serve", party, *map(str, words)])
         said = capsys.readouterr()
         return code, said.out, said.err
 
     return call
 
 
-def good(run, *words):
-    code, out, err = run(*words, "--json")
+def good(run, *words, **more):
+    code, out, err = run(*words, "--json", **more)
     assert code == 0, err
     (line,) = out.splitlines()
     return json.loads(line)
@@ -110,13 +110,13 @@ def test_owners_are_admitted_named_and_removed(run, town, application, tmp_path)
     assert "not overwritten" in again
     assert good(run, *admit, "--gateway", "example.org:1")["number"] == 0, "lost, and asked again"
     assert Admission.read(tmp_path / "admission.json").gateway == "example.org:1"
-    status = good(run, "town", "--status")
+    status = good(run, "town", party="status")
     assert [(o["number"], o["name"], o["items"]) for o in status["owners"]] == [(0, "Bakery", 2)]
     assert (status["held"], status["items"], status["running"]) == (2, 5, False)
-    assert "0 Bakery: 2 items, no update yet" in run("town", "--status")[1]
+    assert "0 Bakery: 2 items, no update yet" in run("town", party="status")[1]
     assert "there are: Bakery" in sentence(run, 2, "town", "--remove", "Cake shop")
     assert good(run, "town", "--remove", "Bakery")["number"] == 0
-    assert good(run, "town", "--status")["owners"] == []
+    assert good(run, "town", party="status")["owners"] == []
 
 
 def test_an_application_for_other_items_is_refused(run, town, application, tmp_path):
@@ -125,7 +125,7 @@ def test_an_application_for_other_items_is_refused(run, town, application, tmp_p
     words = sentence(run, 2, "town", "--admit", "application.json", "--gateway", "example.org:1")
     assert "the catalogue has 5; it needs the newest federation.json" in words
     assert not (tmp_path / "admission.json").exists()
-    assert good(run, "town", "--status")["owners"] == []
+    assert good(run, "town", party="status")["owners"] == []
 
 
 def test_users_are_invited(run, town, tmp_path):
@@ -152,7 +152,7 @@ def test_the_catalogue_grows_and_a_flush_is_noted(run, town, tmp_path):
     assert good(run, "town", "--catalogue", "more.csv")["new"] == 0
     assert FederationFile.read(town.federation_file).catalogue[-1] == "film 5"
     assert good(run, "town", "--flush")["flush_requested"] is True
-    assert "the next one ends all streams" in run("town", "--status")[1]
+    assert "the next one ends all streams" in run("town", party="status")[1]
 
 
 @pytest.fixture(scope="module")
@@ -167,7 +167,6 @@ def shared_town(tmp_path_factory):
     ("words", "code", "said"),
     [
         (["nowhere"], 7, "holds no orchestrator"),
-        (["nowhere", "--status"], 7, "holds no orchestrator"),
         (["new", "--make"], 2, "--make needs --catalogue"),
         (["new", "--make", "--catalogue", "none.csv"], 3, "none.csv is not there"),
         (["new", "--make", "--catalogue", "items.csv", "--set", "theta=0"], 2, "theta must be"),
@@ -176,11 +175,11 @@ def shared_town(tmp_path_factory):
         (["new", "--make", "--catalogue", "items.csv", "--name", "<b>"], 2, "--name must be"),
         (["new", "--make", "--catalogue", "items.csv", "--alias", "a b"], 2, "a b"),
         (["town", "--set", "theta=1"], 2, "go with --make"),
-        (["town", "--seed", "1", "--status"], 2, "go with --make"),
+        (["town", "--seed", "1", "--flush"], 2, "go with --make"),
         (["town", "--gateway", "a:1"], 2, "--gateway goes with --admit"),
         (["town", "--url", "https://a"], 2, "--url goes with --invite"),
         (["town", "--out", "x", "--flush"], 2, "--out goes with"),
-        (["town", "--flush", "--status"], 2, "choose one of --flush and --status"),
+        (["town", "--flush", "--remove", "a"], 2, "choose one of --remove and --flush"),
         (["town", "--invite", "0"], 2, "--invite"),
         (["town", "--invite", "1000000", "--url", "https://a"], 2, "1 to 100,000 users"),
         (["town", "--admit", "none.json", "--gateway", "a:1"], 2, "cannot be read"),
@@ -321,7 +320,7 @@ def test_rounds_go_on_whatever_is_killed(run, town, items, tmp_path):
         command = stack.enter_context(Command(tmp_path / "log", *map(str, serve)))
         wait_for(lambda: store.round >= done + 2, command)
         wait_for(lambda: store.rounds()[-1].silent == (), command)
-        status = good(run, "town", "--status")
+        status = good(run, "town", party="status")
         assert status["running"]
         assert status["training"]["online"] == ["first", "second"]
         assert "stranger" not in {name for past in store.rounds() for name in past.asked}

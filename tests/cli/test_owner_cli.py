@@ -38,8 +38,8 @@ def town(tmp_path):
 def say(town, capsys, monkeypatch):
     monkeypatch.chdir(town)
 
-    def run(*words, code=0):
-        assert call(["serve", "owner", *map(str, words)]) == code
+    def run(*words, code=0, party="owner"):
+        assert call(["serve", party, *map(str, words)]) == code
         captured = capsys.readouterr()
         return captured.out if code == 0 else captured.err
 
@@ -58,13 +58,13 @@ def test_from_the_application_to_the_admission(say, town):
     assert (application.name, application.items) == ("Bakery", (0, 1))
     assert application.url == "https://bakery.example.net:8445"
     assert "not been admitted yet" in say("bakery", code=7)
-    assert "not been admitted yet" in say("bakery", "--status", code=7)
+    assert "not been admitted yet" in say("bakery", code=7, party="status")
     said = say("bakery", "--admission", "admission.json")
     assert "Bakery is data owner 2 of the federation little-town." in said
-    found = json.loads(say("bakery", "--status", "--json"))
+    found = json.loads(say("bakery", "--json", party="status"))
     assert (found["number"], found["items"], found["running"]) == (2, 2, False)
     assert found["held"]["users"] == 0
-    shown = say("bakery", "--status")
+    shown = say("bakery", party="status")
     assert "Bakery, data owner 2 of little-town: its service does not run" in shown
 
 
@@ -84,7 +84,6 @@ def test_items_and_users_of_an_owner_that_does_not_run(say):
     ("words", "code", "said"),
     [
         (["nowhere"], 7, "holds no data owner"),
-        (["nowhere", "--status"], 7, "holds no data owner"),
         (["bakery", *MAKE], 2, "already"),
         (["other", "--make", "federation.json"], 2, "--make needs"),
         (["other", *MAKE[:-1], "bakery.example.net"], 2, "https://"),
@@ -94,7 +93,7 @@ def test_items_and_users_of_an_owner_that_does_not_run(say):
         (["other", "--make", "items.txt", *MAKE[2:]], 2, "items.txt"),
         (["bakery", "--name", "Bakery"], 2, "go with --make"),
         (["bakery", "--federation", "longer.json"], 2, "goes with --add-items"),
-        (["bakery", "--status", "--forget", "1"], 2, "choose one of"),
+        (["bakery", "--add-items", "more.csv", "--forget", "1"], 2, "choose one of"),
         (["bakery", "--forget", "-1"], 2, "--forget"),
         (["bakery", "--admission", "school.json"], 2, "the admission is for School"),
         (["bakery", "--admission", "items.txt"], 2, "items.txt is no admission"),
@@ -126,15 +125,15 @@ def test_serving_and_what_the_operator_does_meanwhile(say, town):
         assert "holds 1 items" in say("bakery", "--withdraw-items", "items.txt")
         assert "does not hold" in say("bakery", "--withdraw-items", "items.txt", code=3)
         assert "Nothing of this user" in say("bakery", "--forget", "12")
-        found = json.loads(say("bakery", "--status", "--json"))
+        found = json.loads(say("bakery", "--json", party="status"))
         assert (found["running"], found["items"], found["node"]) == (True, 1, "none")
-        assert "its service runs" in say("bakery", "--status")
+        assert "its service runs" in say("bakery", party="status")
     finally:
         process.terminate()
         process.communicate(timeout=120)
     assert process.returncode == 0
     assert not (town / "bakery" / "owner.json").exists()
-    assert "does not run" in say("bakery", "--status")
+    assert "does not run" in say("bakery", party="status")
 
 
 def test_a_service_that_was_killed_is_not_asked(say, town):
@@ -142,4 +141,4 @@ def test_a_service_that_was_killed_is_not_asked(say, town):
     say("bakery", "--admission", "admission.json")
     word = {"url": "https://127.0.0.1:9", "pid": 1, "port": 9}
     (town / "bakery" / "owner.json").write_text(json.dumps(word))
-    assert "does not run" in say("bakery", "--status")
+    assert "does not run" in say("bakery", party="status")

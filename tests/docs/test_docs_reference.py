@@ -132,7 +132,7 @@ ASKED = {
     "report": "report {}/run --out {}/report.html",
     "data show": "data show",
     "data import": "data show town",  # which says the same of one that is there
-    "budget": "budget --epsilon 1 --reports 1 --rounds 1 --users 9000",
+    "budget": "budget sound/fmf",
 }
 
 

@@ -24,6 +24,7 @@ from talk import until
 from terminal import Terminal
 
 from sottovoce.cli import app
+from sottovoce.privacy.accountant import certify
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
@@ -618,7 +619,7 @@ class DriftMachine(FewCommands):
         if "device join" in block:
             for owner in ("cineclub", "library"):
                 self.wait_for((self.root / owner / "owner.json").exists, owner)
-        if "--status" in block:
+        if "serve status" in block:
             self.wait_for(self.all_updated)
 
     def all_updated(self) -> bool:
@@ -773,11 +774,10 @@ def _check_reports(machines: ProxyMachines, said: dict[str, str]) -> None:
         # What the ledger sums up is what left, and both certificates are the accountant's.
         assert told["totals"]["reports"] == 60
         assert told["totals"]["epsilon"] == sum(line["epsilon"] for line in told["lines"])
-        budget = f"budget --epsilon {each} --reports 20 --rounds 3 --users 3"
-        expected = machines.told(owner, budget)["certificate"]
+        expected = certify(each, 20, 3, 3)
         proved = told["budget"]["certificates"]
-        assert proved["without_proxy"]["epsilon"] == expected["without_proxy"] == 60 * each
-        assert proved["with_proxy"]["epsilon"] == pytest.approx(expected["with_proxy"], rel=1e-9)
+        assert proved["without_proxy"]["epsilon"] == expected.without_proxy == 60 * each
+        assert proved["with_proxy"]["epsilon"] == pytest.approx(expected.with_proxy, rel=1e-9)
 
 
 def _check_moved_clocks(machines: ProxyMachines) -> None:
@@ -1040,7 +1040,7 @@ class OwnerMachines(Machines):
 
     def before(self, machine: str, block: str) -> None:
         self.hand_over(block)
-        if "--status" in block and machine == "operator" and "--remove" not in block:
+        if "serve status" in block and machine == "operator" and "--remove" not in block:
             self.wait_for(self.all_learnt, seconds=240)
         if "device leave" in block:
             _check_while_all_are_there(self)
@@ -1054,11 +1054,10 @@ class OwnerMachines(Machines):
         )
 
     def status(self, machine: str) -> dict:
-        what = "orchestrator films" if machine == "operator" else f"owner {machine}"
-        return self.told(machine, f"serve {what} --status")
+        return self.told(machine, f"serve status {'films' if machine == 'operator' else machine}")
 
     def shown(self, user: str) -> dict:
-        found = self.told(user, "user show ~/films")
+        found = self.told(user, "device status ~/films")
         return {**found, "owners": {one["owner"]: one for one in found["owners"]}}
 
     def hand_over(self, block: str) -> None:

@@ -287,7 +287,7 @@ def test_changed_terms_are_shown_and_agreed_to(tmp_path, ask, exactly):
     assert standing["other_terms_offered"]
     assert not standing["agreed"]
     assert other.digest() in standing["nothing_leaves"]
-    told = ask("agree", tmp_path / "phone", "--look")
+    told = ask("agree", tmp_path / "phone")
     assert not told["agreed"]
     assert {c["setting"] for c in told["changes"]} == {"algorithm.triples", "release.per"}
     assert "release.per: item → draw" in exactly("agree", tmp_path / "phone")
@@ -319,7 +319,7 @@ def test_whoever_takes_part_sees_the_terms(tmp_path, exactly, ask):
         assert f"--terms {terms.digest()}" in told
         assert "algorithm.triples = 12" in told
         assert "12 draws among 12 items, as the terms have it, a single report may tell" in told
-        assert not ask("agree", tmp_path / "phone", "--look")["agreed"]
+        assert not ask("agree", tmp_path / "phone")["agreed"]
         assert f"--terms {terms.digest()}" in exactly("agree", tmp_path / "phone")
         with pytest.raises(ConsentError):
             DeviceSession(store).require_agreed()
@@ -478,7 +478,7 @@ def test_a_choice_says_what_it_costs_and_how_long_it_lasts(tmp_path, ask, exactl
 
 def test_terms_with_reports_say_what_a_round_costs(tmp_path, exactly):
     reporting(tmp_path / "phone")
-    told = exactly("agree", tmp_path / "phone", "--look")
+    told = exactly("agree", tmp_path / "phone")
     assert "ε = 0.5 a report, 5 a round, in batches of at least 50 devices" in told
     assert "ε = 2.5 a report, 25 a round, in batches of at least 200 devices" in told
     assert "link.url = https://proxy.example" in told
@@ -596,12 +596,12 @@ def test_fcf_needs_every_positive(tmp_path, exactly):
             Terms("village", len(ITEMS), FCFConfig(), Everything(), Direct())
         )
     assert "Only --share-positives 1 permits it" in exactly("consent", path)
-    assert "a single report tells the history" in exactly("agree", path, "--look")
+    assert "a single report tells the history" in exactly("agree", path)
     with CohortStore.create(tmp_path / "other", [(7, "anna")]) as store:
         store.set_catalogue(ITEMS)
         worse = FCFConfig(variant="fpl")
         DeviceSession(store).agree(Terms("village", len(ITEMS), worse, Everything(), Direct()))
-    assert "a report is the history" in exactly("agree", tmp_path / "other", "--look")
+    assert "a report is the history" in exactly("agree", tmp_path / "other")
     assert "Only --share-positives" not in exactly("consent", path, "--share-positives", "1")
 
 

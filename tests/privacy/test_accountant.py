@@ -15,9 +15,7 @@ from sottovoce.privacy.accountant import (
     Certificate,
     certificates,
     certify,
-    holding,
     plain_composition,
-    rounds_within,
 )
 from sottovoce.privacy.clones import (
     MOST_REPORTS,
@@ -26,7 +24,6 @@ from sottovoce.privacy.clones import (
     optimistic_rate,
     shuffled_report,
 )
-from sottovoce.privacy.statements import chain_sentences
 
 CELLS = [(1.0, 100, 20), (2.5, 1, 1), (2.5, 100, 1), (2.5, 100, 20), (2.5, 250, 20), (5.0, 100, 20)]
 # Certified ε at δ = 1e-6 for each of the cells above; the figure left out is only known as "> 500".
@@ -400,31 +397,7 @@ def test_more_of_everything_but_users_and_delta_costs_more(what, factor, **point
         assert getattr(less, figure) <= getattr(more, figure) * SLACK + 1e-9, figure
 
 
-# --- limits --------------------------------------------------------------------------------------
-
-
-@settings(max_examples=10, deadline=None)
-@given(
-    epsilon=st.floats(0.5, 4.0),
-    reports=st.integers(1, 50),
-    users=st.integers(1, 2_000),
-    limit=st.floats(0.05, 6.0),
-)
-def test_the_rounds_that_fit_fit_and_one_more_does_not(epsilon, reports, users, limit):
-    found = rounds_within(limit, epsilon, reports, users)
-    for figure in ("without_proxy", "with_proxy", "optimistic"):
-        rounds = getattr(found, figure)
-        if rounds:
-            cost = getattr(certify(epsilon, reports, rounds, users), figure)
-            assert cost <= limit * (1 + 1e-9)
-        if (rounds + 1) * reports <= MOST_REPORTS:
-            assert getattr(certify(epsilon, reports, rounds + 1, users), figure) > limit
-
-
-def test_rounds_within_counts_as_people_do():
-    assert rounds_within(0.3, 0.1, 1, 1).without_proxy == 3
-    assert rounds_within(249.0, 2.5, 100, 10).without_proxy == 0
-    assert rounds_within(250.0, 2.5, 100, 10).without_proxy == 1
+# --- several numbers of rounds --------------------------------------------------------------------
 
 
 def test_several_rounds_at_once_are_the_same():
@@ -466,37 +439,3 @@ def test_bad_input_is_one_sentence(changed, words):
     asked = {"epsilon": 2.5, "reports": 100, "rounds": 20, "users": 6040, "delta": 1e-6}
     with pytest.raises(ConfigError, match=words):
         certify(**(asked | changed))
-
-
-@pytest.mark.parametrize("limit", [0.0, -1.0, math.nan, math.inf])
-def test_a_bad_limit_is_refused(limit):
-    with pytest.raises(ConfigError, match="limit"):
-        rounds_within(limit, 2.5, 100, 6040)
-
-
-# --- a chain of shufflers -------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("shufflers", [1, 2, 3, 16])
-def test_one_honest_shuffler_of_a_chain_is_enough_and_none_is_not(shufflers):
-    asked = certify(1.0, 10, 20, 6040)
-    found = holding(asked, shufflers)
-    assert [one.dishonest for one in found] == list(range(shufflers + 1))
-    assert {(one.epsilon, one.delta) for one in found[:-1]} == {(asked.with_proxy, asked.delta)}
-    assert (found[-1].epsilon, found[-1].delta) == (200.0, 0.0)
-
-
-def test_what_a_chain_promises_is_said_with_its_limits():
-    told, limits = chain_sentences(holding(certify(1.0, 10, 20, 6040), 3))
-    assert told == (
-        "With 3 shufflers: if at most 2 of them work with the server, ε = 1.187, but for a chance "
-        "of one in 1,000,000; if all 3 do, ε = 200."
-    )
-    assert "can fill a batch with devices of its own" in limits
-    assert "can leave reports out" in limits
-
-
-@pytest.mark.parametrize("shufflers", [0, 17])
-def test_a_chain_without_shufflers_or_without_end_is_refused(shufflers):
-    with pytest.raises(ConfigError, match="between 1 and 16 shufflers"):
-        holding(certify(1.0, 10, 20, 6040), shufflers)

@@ -189,10 +189,10 @@ def test_commands_know_seeds(tmp_path, capsys):
     assert spread["mean"] == pytest.approx(found["results"][found["system"]]["MRR@5"])
     assert [part["run"] for part in found["parts"]] == [str(p) for p in parts_of(out).values()]
     assert Path(found["report"]).is_file()
-    code, text = call("recommend", out, "--user", "r0003", "--seed", 3, "--json")
+    code, text = call("recommend", out / "seed-3", "--user", "r0003", "--json")
     own = FinishedRun.open(out / "seed-3").recommend("r0003", 10)
     assert [row["item"] for row in json.loads(text)["recommendations"]] == [r.item for r in own]
-    assert call("ledger", out, "--seed", 4)[0] == 2
+    assert call("ledger", out / "seed-4")[0] == 4
     code, text = call("report", out, "--latex")
     assert code == 0
     head = text.splitlines()[5]

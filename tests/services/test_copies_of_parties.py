@@ -519,8 +519,9 @@ def test_an_export_is_shown_on_a_terminal_only_if_that_is_meant(
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     assert call(["device", "export", str(tmp_path / "her"), "-"]) == 2
     said = capfd.readouterr()
-    assert ("secret place" in said.out, "--to-terminal" in said.err) == (False, True)
-    assert call(["device", "export", str(tmp_path / "her"), "-", "--to-terminal"]) == 0
+    assert ("secret place" in said.out, "pipe it on" in said.err) == (False, True)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: False)
+    assert call(["device", "export", str(tmp_path / "her"), "-"]) == 0
     assert "secret place" in capfd.readouterr().out
 
 

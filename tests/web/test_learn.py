@@ -658,12 +658,12 @@ def test_the_command_tells_a_person_and_a_program_the_same(phone, spoken, capsys
     } <= set(findings[0])
     assert {one["verdict"] for one in findings} >= {"broken", "cannot"}
     assert {"key", "values"} == set(findings[0]["said"])
-    plain, technical = told(capsys, path), told(capsys, path, "--technical", "--rounds", "5")
+    plain, exact = told(capsys, path), told(capsys, path, "--rounds", "5", "--json")
     assert "of your 34 things came out" in plain
     assert dict(CATALOGUE)[min(HERS)].split()[0] in plain
     assert "precision" not in plain
-    assert "precision" in technical
-    assert "over 5 rounds" in technical
+    assert "precision" in exact
+    assert "over 5 rounds" in exact
     assert dump(device.store) == before
 
 

@@ -944,9 +944,10 @@ def test_it_ends_also_while_it_answers(pages):
             ends(process, signal.SIGTERM)
 
 
-def test_there_is_no_page_in_other_languages(capsys):
-    assert call(["device", "page", "store", "--language", "de"]) == 2
-    assert "--language is en or it, not 'de'" in capsys.readouterr().err
+def test_there_is_no_page_in_other_languages(capsys, monkeypatch):
+    monkeypatch.setenv("SOTTOVOCE_LANGUAGE", "de")
+    assert call(["device", "page", "store"]) == 2
+    assert "SOTTOVOCE_LANGUAGE must be one of en, it" in capsys.readouterr().err
 
 
 def test_a_taken_port_is_a_sentence(pages):
@@ -965,7 +966,8 @@ def test_the_browser_is_led_to_the_link_by_a_file(pages, tmp_path):
     temporary = tmp_path / "tmp"
     temporary.mkdir()
     environment = {**os.environ, "BROWSER": str(script), "DISPLAY": ":9", "TMPDIR": str(temporary)}
-    with start(pages, "--language", "it", env=environment) as process:
+    environment["SOTTOVOCE_LANGUAGE"] = "it"
+    with start(pages, env=environment) as process:
         words = process.stdout.readline()
         assert words.strip() == catalogue("it")["terminal.link"].split("\n")[0]
         url = process.stdout.readline().strip()

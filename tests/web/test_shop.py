@@ -479,7 +479,7 @@ def test_what_is_wrong_is_said_in_one_sentence_and_nothing_is_touched(tmp_path):
     (damaged / "shop.json").write_text("{}")
     with pytest.raises(FolderInUse, match="another release or is damaged"):
         ShopTown(damaged, lambda words: None, settings=FEW).prepare()
-    for words in (["--port", "80"], ["--no-open"], ["--language", "it"]):
+    for words in (["--port", "80"], ["--no-open"]):
         done = subprocess.run(
             [sys.executable, "-c", PROGRAM, "demo", *words],
             cwd=tmp_path, capture_output=True, text=True, timeout=60,

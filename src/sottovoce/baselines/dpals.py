@@ -3,13 +3,13 @@
 A trusted curator keeps all histories. First it publishes how popular items are, then, in each of a
 few rounds, the vectors of the H most popular ones, the *head*:
 
-    she      x_u = (V'V + Σ_mine w v v' + pull I)⁻¹ Σ_mine w v, made a unit vector
+    she      x_u = (V'V + Σ_mine v v' + pull I)⁻¹ Σ_mine v, made a unit vector
     curator  A_i = Σ_u w̄ x x',  b_i = Σ_u w̄ x over i's users,  K = Σ_u x x' over all, with noise
     V        v_i = (A_i + W (unobserved K / tr K + reg I / size))⁻¹ b_i,  W = Σ_head q_i / H
 
-with A_i and K cut to what is positive semi-definite. Of n items the one that came as number p has w
-= (p/n)^time; w̄ are the same, scaled so that the squares of a user's add up to 1. In the end she
-solves x_u once more and ranks the head; the other items come below it, by popularity.
+with A_i and K cut to what is positive semi-definite. All w̄ of a user are alike, and their squares
+add up to 1. In the end she solves x_u once more, where later items may weigh more (`memory`), and
+ranks the head; the other items come below it, by popularity.
 
 **What it promises.** The popularity and all vectors that are ever published are together (ε, δ)-
 differentially private toward everybody but the curator; neighbours are: one user with all her
@@ -43,7 +43,7 @@ from sottovoce.compiled import njit
 from sottovoce.config import require_number, require_whole
 from sottovoce.core.interactions import Interactions
 from sottovoce.core.links import LEAST_SIGMA, MOST_SIGMA
-from sottovoce.core.recency import positions, recency
+from sottovoce.core.recency import recency
 from sottovoce.core.recommender import FactorScorer, default_threads
 from sottovoce.errors import ConfigError
 from sottovoce.privacy.accountant import DELTA
@@ -94,14 +94,8 @@ class DPALS(Baseline):
     """Weight of all pairs together, as a multiple of that of the positives."""
     reg: float = 50.0
     """Pull of items' vectors to 0, in the same measure."""
-    home_reg: float = 1.0
-    """Pull of a user's vector to 0, as a multiple of the mean eigenvalue of V'V."""
-    time: float = 0.0
-    """How much more later items count in the rounds; 0: all alike."""
     memory: float = 0.0
     """An item's weight at home falls by e with so many later ones; 0 weighs all alike."""
-    threads: int | None = None
-    """Processors to use; all where it is not given. Results do not depend on it."""
 
     def __post_init__(self) -> None:
         require_number("epsilon", self.epsilon, 0.0, 1e6)
@@ -112,11 +106,7 @@ class DPALS(Baseline):
         require_number("popularity_share", self.popularity_share, 0.0, 0.99)
         require_number("unobserved", self.unobserved, 0.0, 1e6, above=False)
         require_number("reg", self.reg, 0.0, 1e6)
-        require_number("home_reg", self.home_reg, 0.0, 1e6)
-        require_number("time", self.time, 0.0, 100.0, above=False)
         require_number("memory", self.memory, 0.0, 1e9, above=False)
-        if self.threads is not None:
-            require_whole("threads", self.threads, 1)
         least, most = (bound / STEPS for bound in (LEAST_SIGMA, MOST_SIGMA))
         if not all(least <= sigma <= most for sigma in self.sigmas()):
             raise ConfigError(
@@ -130,13 +120,11 @@ class DPALS(Baseline):
     ) -> FactorScorer:
         noise = _Noise(rng.child("dpals-noise"))
         first, each = self.sigmas()
-        weights = self._weights(train)
-        told = noise.added(popularity_sums(train, unit_weights(weights, train)), first)
+        told = noise.added(popularity_sums(train, unit_weights(train)), first)
         popular, count = told[:-1] / (1.0 - COUNT) ** 0.5, float(told[-1]) / COUNT**0.5
         head = np.sort(np.argsort(-popular, kind="stable")[: self.head_size(count)])
         mine, entries = _within(train, head)
-        weights = weights[entries]
-        units = unit_weights(weights, mine)
+        weights, units = np.ones(mine.n_interactions), unit_weights(mine)
         items = initial_items(len(head), self.embedding_size, 1.0, rng)
         share = max(1.0, float(popular[head].sum())) / max(1, len(head))
         for number in range(self.rounds):
@@ -169,23 +157,15 @@ class DPALS(Baseline):
         by_rule = 6.6 * (max(0.0, count) / sigma) ** 0.5
         return self.head or round(min(max(by_rule, _LEAST_HEAD), _MOST_HEAD))
 
-    def _weights(self, train: Interactions) -> NDArray[np.float64]:
-        """What each entry weighs in the rounds."""
-        if not self.time or train.timestamps is None:
-            return np.ones(train.n_interactions)
-        place = (positions(train) + 1.0) / np.repeat(train.counts, train.counts)
-        # An item that weighs next to nothing could make all of her items in the head do so.
-        weights: NDArray[np.float64] = np.maximum(place**self.time, 1e-9)
-        return weights
-
     def _at_home(
         self, items: NDArray[np.float32], mine: Interactions, weights: NDArray[np.float64]
     ) -> NDArray[np.float32]:
         if not len(items):
             return np.zeros((mine.n_users, self.embedding_size), dtype=np.float32)
         base = closed_form.gram(items)
-        pull = max(1e-12, self.home_reg * float(np.trace(base)) / len(base))
-        threads = default_threads() if self.threads is None else self.threads
+        # As strong as the mean eigenvalue of V'V.
+        pull = max(1e-12, float(np.trace(base)) / len(base))
+        threads = default_threads()
         return ials.solve(items, mine, weights, base, np.full(mine.n_users, pull), threads)
 
     def _items(self, told: NDArray[np.float64], n: int, share: float) -> NDArray[np.float32]:
@@ -204,11 +184,11 @@ class DPALS(Baseline):
 # --- what a user adds to the sums ----------------------------------------------------------------
 
 
-def unit_weights(weights: NDArray[np.float64], history: Interactions) -> NDArray[np.float64]:
-    """Scaled user by user, so that the squares of her weights add up to 1."""
-    squares = np.bincount(history.users, weights**2, minlength=history.n_users)
-    scaled: NDArray[np.float64] = weights / np.sqrt(squares[history.users])
-    return scaled
+def unit_weights(history: Interactions) -> NDArray[np.float64]:
+    """Return one weight for each interaction: all of a user's are alike, and their squares add up
+    to 1."""
+    weights: NDArray[np.float64] = 1.0 / np.sqrt(history.counts[history.users].astype(np.float64))
+    return weights
 
 
 def popularity_share(weights: NDArray[np.float64]) -> tuple[NDArray[np.int64], int]:

@@ -29,6 +29,9 @@ from sottovoce.rng import Streams
 BLOCK = 2048
 """Users, or items, worked on at a time. Results do not depend on it."""
 
+_LEAST_COUNT = 1.0
+"""Estimated users of an item below this count as this many: noise makes some negative."""
+
 
 @BASELINES.register("dplcf")
 @dataclass(frozen=True, slots=True)
@@ -49,13 +52,10 @@ class DPLCF(Baseline):
     """Cost of one bit; ε′ in the papers. A user's row costs n_items times as much."""
     neighbors: int = 100
     """Items in a neighbourhood; k in the papers."""
-    least_count: float = 1.0
-    """Estimated users of an item below this count as this many: noise makes some negative."""
 
     def __post_init__(self) -> None:
         require_number("epsilon", self.epsilon, 0.0, 700.0)
         require_whole("neighbors", self.neighbors, 1)
-        require_number("least_count", self.least_count, 0.0, 1e9)
 
     def fit(
         self, train: Interactions, rng: Streams, progress: Progress | None = None
@@ -122,7 +122,7 @@ class DPLCF(Baseline):
         one = both.diagonal().astype(np.float64)
         counts = (one - n * p) / (1.0 - 2.0 * p)
         # Without noise an item nobody has keeps its 0: it has no neighbours, and is none.
-        floor = np.maximum(counts, self.least_count)
+        floor = np.maximum(counts, _LEAST_COUNT)
         rows, columns, values = [], [], []
         for first in range(0, n_items, BLOCK):
             part = slice(first, min(first + BLOCK, n_items))

@@ -71,8 +71,6 @@ class EASE(Baseline):
     """Larger catalogues are solved by neighbourhoods."""
     neighbors: int = 100
     """Items in a neighbourhood."""
-    threads: int | None = None
-    """Processors for neighbourhoods; all where it is not given. Results do not depend on it."""
 
     def __post_init__(self) -> None:
         require_number("reg", self.reg, 0.0, 1e9, above=False)
@@ -80,15 +78,13 @@ class EASE(Baseline):
         # LAPACK counts in 32 bits.
         require_whole("most_items", self.most_items, 0, 46_340)
         require_whole("neighbors", self.neighbors, 1, 46_340)
-        if self.threads is not None:
-            require_whole("threads", self.threads, 1)
 
     def fit(
         self, train: Interactions, rng: Streams, progress: Progress | None = None
     ) -> SparseScorer:
         history = history_matrix(train, self.memory).astype(np.float32)
         reg = self.reg or rule(train)
-        threads = default_threads() if self.threads is None else self.threads
+        threads = default_threads()
         if train.n_items <= self.most_items:
             return SparseScorer(history, whole(train, reg, threads))
         return SparseScorer(history, by_neighbours(train, reg, self.neighbors, threads, progress))

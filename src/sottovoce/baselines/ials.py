@@ -71,8 +71,6 @@ class IALS(Baseline):
     """Standard deviation of the initial values."""
     memory: float = 0.0
     """An item's weight at home falls by e with so many later ones; 0 weighs all alike."""
-    threads: int | None = None
-    """Processors to use; all where it is not given. Results do not depend on it."""
 
     def __post_init__(self) -> None:
         require_whole("embedding_size", self.embedding_size, 1, 1024)
@@ -82,8 +80,6 @@ class IALS(Baseline):
         require_number("frequency", self.frequency, 0.0, 2.0, above=False)
         require_number("init_scale", self.init_scale, 0.0, 1e3)
         require_number("memory", self.memory, 0.0, 1e9, above=False)
-        if self.threads is not None:
-            require_whole("threads", self.threads, 1)
 
     def fit(
         self, train: Interactions, rng: Streams, progress: Progress | None = None
@@ -131,7 +127,7 @@ class IALS(Baseline):
         """`usual` is the mean work of a row, where these are not all."""
         work = table.counts + alpha * table.n_items
         pull = reg * (work / (work.mean() if usual is None else usual)) ** self.frequency
-        threads = default_threads() if self.threads is None else self.threads
+        threads = default_threads()
         return solve(columns, table, weights, alpha * closed_form.gram(columns), pull, threads)
 
 

@@ -34,6 +34,9 @@ from sottovoce.core.interactions import Interactions
 from sottovoce.core.recommender import default_threads
 from sottovoce.rng import Streams
 
+_TOLERANCE, _SWEEPS = 1e-4, 200
+"""The largest change of a weight in the last sweep over a column, and the most sweeps."""
+
 
 @BASELINES.register("slim")
 @dataclass(frozen=True, slots=True)
@@ -60,22 +63,12 @@ class SLIM(Baseline):
     """Items that may have a weight in an item's column; 0: all."""
     memory: float = 0.0
     """An item's weight at home falls by e with so many later ones; 0 weighs all alike."""
-    tolerance: float = 1e-4
-    """Largest change of a weight in the last sweep."""
-    sweeps: int = 200
-    """At most, over all items of a column."""
-    threads: int | None = None
-    """Processors to use; all where it is not given. Results do not depend on it."""
 
     def __post_init__(self) -> None:
         require_number("reg", self.reg, 0.0, 1e9, above=False)
         require_number("reg_l1", self.reg_l1, 0.0, 1e9, above=False)
         require_whole("neighbors", self.neighbors, 0, 1 << 31)
         require_number("memory", self.memory, 0.0, 1e9, above=False)
-        require_number("tolerance", self.tolerance, 0.0, 1.0)
-        require_whole("sweeps", self.sweeps, 1, 1_000_000)
-        if self.threads is not None:
-            require_whole("threads", self.threads, 1)
 
     def fit(
         self, train: Interactions, rng: Streams, progress: Progress | None = None
@@ -91,12 +84,12 @@ class SLIM(Baseline):
     def weights(self, train: Interactions, progress: Progress | None = None) -> Any:
         """W as a CSR array, [n_items, n_items]."""
         n, reg = train.n_items, self.reg or rule(train)
-        threads = default_threads() if self.threads is None else self.threads
+        threads = default_threads()
         users_of = Interactions.from_pairs(
             train.items, train.users, n_users=n, n_items=train.n_users
         )
         world = (users_of.indptr, users_of.items, train.indptr, train.items)
-        rules = (reg, self.reg_l1, self.neighbors or n, self.tolerance, self.sweeps)
+        rules = (reg, self.reg_l1, self.neighbors or n, _TOLERANCE, _SWEEPS)
         sizes = np.zeros(n, dtype=np.int64)
 
         def part(span: slice) -> tuple[NDArray[np.int32], NDArray[np.float32]]:

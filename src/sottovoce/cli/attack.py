@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from sottovoce.cli import output
-from sottovoce.cli.options import Json, Run, Seed, Technical, Threads
+from sottovoce.cli.options import Json, Run, Threads
 from sottovoce.core.words import said
 from sottovoce.errors import AttackFailed, UsageError
 
@@ -62,15 +62,13 @@ def attack(
             show_default=False,
         ),
     ] = None,
-    seed: Seed = None,
     threads: Threads = None,
-    technical: Technical = False,
     as_json: Json = False,
 ) -> None:
     """Try every attack that applies to a run, against its base rate; leave a report card.
 
-    RUN is the folder of a finished run. If it has several seeds, the first is taken, or that of
-    --seed.
+    RUN is the folder of a finished run. If it has several seeds, the first is taken, or the
+    one whose folder is named (RUN/seed-2).
 
     Each attack gets what one party saw and nothing else: the server, the shuffler, data owners, the
     orchestrator, whoever watches the network, or anyone who knows what is published. What they saw
@@ -104,7 +102,7 @@ def attack(
     from sottovoce.runs.read import FinishedRun
     from sottovoce.runs.seeds import part_of
 
-    folder = part_of(folder, seed)
+    folder = part_of(folder)
     page, content = folder / PAGE, folder / JSON
     if out is not None:
         if out.suffix != ".html" or out.is_dir():
@@ -148,18 +146,9 @@ def attack(
             output.note(f"error: {error}")
             raise typer.Exit(error.exit_code) from None
         return
-    if technical:
-        output.show(card.table(), "")
-        output.show(*[line for text in card.paragraphs() for line in (text, "")])
-        if card.failed:
-            output.show(card.fallen())
-        if card.not_applicable:
-            output.show(card.left_out())
-    else:
-        output.show(output.joined(*card.summary()), "")
-        for result, plain in zip(card.results, card.plainly(), strict=True):
-            output.show(f"{result.code}: {output.joined(plain_promise(result))}")
-            output.show(f"  {output.joined(*plain)}", "")
-        output.show(output.joined(said("attack.technical")))
+    output.show(output.joined(*card.summary()), "")
+    for result, plain in zip(card.results, card.plainly(), strict=True):
+        output.show(f"{result.code}: {output.joined(plain_promise(result))}")
+        output.show(f"  {output.joined(*plain)}", "")
     output.show(output.joined(said("attack.card", path=str(page))))
     card.require_whole()

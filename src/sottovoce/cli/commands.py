@@ -46,7 +46,7 @@ GROUPS = {
         "server": "serve_server:server",
         "invite": "serve_server:invite",
         "introduce": "serve_server:introduce",
-        "status": "serve_server:status",
+        "status": "serve_status:status",
         "versions": "serve_server:versions",
         "publish": "serve_server:publish",
         "terms": "serve_terms:terms",

@@ -8,7 +8,6 @@ import typer
 
 from sottovoce.cli import output
 from sottovoce.cli.options import Json, Out, Threads
-from sottovoce.core.words import LANGUAGES
 from sottovoce.errors import UsageError
 
 if TYPE_CHECKING:
@@ -30,13 +29,6 @@ def demo(
     opens: Annotated[
         bool, typer.Option("--open/--no-open", help="With --web: whether to open a browser.")
     ] = True,
-    language: Annotated[
-        str | None,
-        typer.Option(
-            metavar="|".join(LANGUAGES),
-            help="With --web: the page's language. By default it is the browser's.",
-        ),
-    ] = None,
     as_json: Json = False,
 ) -> None:
     """Tell the whole story on the embedded town; or, with --web, open a shop to try it in.
@@ -57,22 +49,23 @@ def demo(
     consent centre. Take part, look at what would leave, send it, and see what the next round
     changes. All else is in one temporary folder, which goes with Ctrl-C; with --out DIR it stays,
     and a second start goes on with it. With --json the link is printed as {"url": ..., "pid": ...,
-    "server": ..., "folder": ..., "console": ...} when it can be opened, and no browser is.
+    "server": ..., "folder": ..., "console": ...} when it can be opened, and no browser is. The page
+    has the browser's language, or that of SOTTOVOCE_LANGUAGE (en or it).
 
     \b
     Examples:
       sottovoce demo
       sottovoce demo --out /tmp/town --json
       sottovoce demo --web
-      sottovoce demo --web --no-open --language it
+      sottovoce demo --web --no-open
     """
     if web:
         from sottovoce.cli.demo_web import serve_shop
 
-        serve_shop(out, port=port, opens=opens, language=language, as_json=as_json)
+        serve_shop(out, port=port, opens=opens, as_json=as_json)
         return
-    if port or language is not None or not opens:
-        raise UsageError("--port, --no-open and --language go with --web")
+    if port or not opens:
+        raise UsageError("--port and --no-open go with --web")
     from sottovoce.core.recommender import default_threads
     from sottovoce.runs import demo as demos
 

@@ -13,8 +13,7 @@ from pathlib import Path
 
 from sottovoce.cli import output
 from sottovoce.cli.device_page import has_windows
-from sottovoce.core.words import LANGUAGES, said, say
-from sottovoce.errors import UsageError
+from sottovoce.core.words import said
 
 _WATCH_SECONDS = 0.5
 
@@ -24,13 +23,11 @@ def serve_shop(
     *,
     port: int = 0,
     opens: bool = True,
-    language: str | None = None,
     as_json: bool = False,
     settings: Sequence[str] = (),
 ) -> None:
     """Until Ctrl-C. Nothing of it runs or lies about then. `settings` change the town."""
-    if language is not None and language not in LANGUAGES:
-        raise UsageError(f"--language is {' or '.join(LANGUAGES)}, not {language!r}")
+    language = output.language_asked()
     from sottovoce.engines.processes import require_port
     from sottovoce.runs.shop import HOST, ShopTown, shop_folder, tab_library
     from sottovoce.web.process import PageProcess
@@ -62,8 +59,8 @@ def serve_shop(
                 places = {"server": town.url, "folder": folder, "console": console}
                 output.emit({"url": url, "pid": os.getpid(), **places})
                 return
-            lines = ["terminal.link", "terminal.again"] if sys.stdin.isatty() else ["terminal.link"]
-            output.show(*(say(said(key, url=url), language or LANGUAGES[0]) for key in lines))
+            keys = ["terminal.link", "terminal.again"] if sys.stdin.isatty() else ["terminal.link"]
+            output.show(*output.told(*(said(key, url=url) for key in keys)))
 
         async def watch() -> None:
             while True:

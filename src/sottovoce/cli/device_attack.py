@@ -23,9 +23,6 @@ def attack(
             help="Rounds that are enacted; by default as many as attacks need.",
         ),
     ] = None,
-    technical: Annotated[
-        bool, typer.Option("--technical", help="Also show each attack's figures and intervals.")
-    ] = False,
     as_json: Json = False,
 ) -> None:  # fmt: skip
     """Say what others could learn of you: try attacks on what this device would send, here.
@@ -38,7 +35,7 @@ def attack(
     \b
     Examples:
       sottovoce device attack ~/sottovoce
-      sottovoce device attack ~/sottovoce --rounds 50 --technical
+      sottovoce device attack ~/sottovoce --rounds 50 --json
     """
     from sottovoce.core.words import said, say
     from sottovoce.stores.opening import open_store
@@ -61,10 +58,10 @@ def attack(
         return
     output.show(say(said("learn.about")))
     for finding in found:
-        output.show("", *_lines(finding, technical=technical))
+        output.show("", *_lines(finding))
 
 
-def _lines(finding: Finding, *, technical: bool) -> list[str]:
+def _lines(finding: Finding) -> list[str]:
     """A finding as its owner reads it."""
     from sottovoce.core.words import said, say
 
@@ -75,7 +72,6 @@ def _lines(finding: Finding, *, technical: bool) -> list[str]:
     ]
     right = [title or item for item, title, right in finding.items if right]
     wrong = [title or item for item, title, right in finding.items if not right]
-    lines += [
+    return lines + [
         f"  {mark} {output.listed(names)}" for mark, names in (("+", right), ("-", wrong)) if names
     ]
-    return [*lines, *(f"  ({line})" for line in finding.technical if technical)]

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from sottovoce.cli import output
-from sottovoce.cli.options import AgentsServer, Json, PlaintextTrial, Store, Technical
+from sottovoce.cli.options import AgentsServer, Json, PlaintextTrial, Store
 from sottovoce.core.words import Said, said
 from sottovoce.errors import DataError, UsageError
 
@@ -35,7 +35,6 @@ def preview(
     ] = None,
     server: AgentsServer = None,
     plaintext: PlaintextTrial = False,
-    technical: Technical = False,
     as_json: Json = False,
 ) -> None:
     """Show what would leave now: which of your things count, how much, the bytes, who sees what.
@@ -66,7 +65,7 @@ def preview(
         if bytes_to is not None and shown["messages"]:
             write_new(bytes_to, centre.body("s0", len(shown["messages"]) - 1))
         if not as_json:
-            output.show(*_previewed(shown, technical))
+            output.show(*_previewed(shown))
         sent: dict[str, Any] | None = None
         if send and shown["nonce"] and _sure(yes, said("preview.send"), as_json):
             sent = centre.send("s0", shown["nonce"])
@@ -79,10 +78,8 @@ def preview(
         output.emit({"store": path, "preview": shown, "sent": fate})
 
 
-def _previewed(shown: dict[str, Any], technical: bool) -> list[str]:
+def _previewed(shown: dict[str, Any]) -> list[str]:
     lines = output.told(_said(shown["said"]))
-    if shown["why"] and technical:
-        lines.append(shown["why"])
     if not shown["ready"]:
         return lines
     more = [said("preview.items", n=shown["total"])]
@@ -104,8 +101,6 @@ def _previewed(shown: dict[str, Any], technical: bool) -> list[str]:
         what, to = output.told(_said(message["what"]), _said(message["to"]))
         size = output.joined(said("page.size", size=message["bytes"]))
         lines.append(f"{what} → {to}: {size}")
-        if technical:
-            lines.append(f"  SHA-256 {message['sha256']}")
     lines += output.told(said("device.who_reads"))
     for reader in shown["readers"]:
         who, sees = output.told(_said(reader["who"]), _said(reader["sees"]))

@@ -27,10 +27,6 @@ def export(
         Path, typer.Argument(metavar="FILE", help="File to write; - is standard output.")
     ],
     user: User = None,
-    to_terminal: Annotated[
-        bool,
-        typer.Option("--to-terminal", help="With -: write even if standard output is a terminal."),
-    ] = False,
     as_json: Json = False,
 ) -> None:
     """Write everything that a store holds about its users, as JSON lines in a file of mode 600.
@@ -51,9 +47,9 @@ def export(
     shown = str(file) == "-"
     if shown and as_json:
         raise UsageError("- prints JSON lines by itself; leave --json out, or name a file")
-    if shown and sys.stdout.isatty() and not to_terminal:
+    if shown and sys.stdout.isatty():
         raise UsageError(
-            "this would show the whole history on the terminal; name a file, or say --to-terminal"
+            "this would show the whole history on the terminal; name a file, or pipe it on (| less)"
         )
     with open_store(path, readonly=True) as store:
         number = None if user is None else whose(store, user)

@@ -19,7 +19,6 @@ from sottovoce.cli.options import (
     AgentsServer,
     Json,
     PlaintextTrial,
-    Technical,
     with_choices,
 )
 from sottovoce.core.words import Said, said
@@ -74,7 +73,6 @@ def join(
     ] = False,
     server: AgentsServer = None,
     plaintext: PlaintextTrial = False,
-    technical: Technical = False,
     as_json: Json = False,
     **changes: Any,
 ) -> None:
@@ -120,11 +118,11 @@ def join(
                 "with data owners --take-part and --refuse are what there is to choose"
             )
         part = changes.get("takes_part")
-        device_owners.join(path, file, as_json, history, part, refuse or [], technical, asking)
+        device_owners.join(path, file, as_json, history, part, refuse or [], asking)
     else:
         if refuse:
             raise UsageError("this federation has no data owners that could be refused")
-        told = _join_devices(path, file, name, history, agree, changes, yes, technical, asking,
+        told = _join_devices(path, file, name, history, agree, changes, yes, asking,
                              as_json, stay, (server, plaintext))  # fmt: skip
         if as_json:
             output.emit(told)
@@ -154,7 +152,6 @@ def _join_devices(
     digest: str,
     changes: dict[str, Any],
     yes: bool,
-    technical: bool,
     asking: bool,
     as_json: bool,
     stay: bool,
@@ -188,8 +185,8 @@ def _join_devices(
         if terms is None:
             raise ServiceError(f"the server has shown no terms; call this again for {path}")
         if pending is not None:
-            show(*terms_in_words(terms, path, technical=technical))
-            show(*what_changed(before, pending, technical=technical))
+            show(*terms_in_words(terms, path, technical=False))
+            show(*what_changed(before, pending, technical=False))
             show(*output.told(said("terms.digest", digest=terms.digest())))
         else:
             show(*output.told(_agreed_when(hosted)))
@@ -200,7 +197,7 @@ def _join_devices(
         agreed = hosted.pending is None
         if not agreed:
             left = _has_left(store)
-            show(*waiting(terms, path, technical=technical, left=left))
+            show(*waiting(terms, path, technical=False, left=left))
         added = 0 if history is None else _bring(store, history, show)
         chosen = bool(store.records(number))
         if agreed and asking and not chosen and "takes_part" not in changes:

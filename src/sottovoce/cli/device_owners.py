@@ -44,7 +44,6 @@ def join(
     history: Path | None = None,
     takes_part: bool | None = None,
     refuse: list[str] | None = None,
-    technical: bool = False,
     asking: bool = False,
 ) -> None:
     """Make a store, unless it is there, and read who holds what; where she takes part, tell the
@@ -75,7 +74,7 @@ def join(
         if not as_json:
             _joined_words(store, path, names)
         if asking and takes_part is None and not refuse and not chosen and names:
-            takes_part, refuse = _ask_part(store, names, refuse or [], technical)
+            takes_part, refuse = _ask_part(store, names, refuse or [])
         if takes_part is not None or refuse:
             choice = store.changed(store.choice(ALONE), takes_part, refuse or [], [])
             UserDoor(store).choose(ALONE, choice)
@@ -91,8 +90,7 @@ def join(
                 delivery = _deliver(store)
         if not as_json and (takes_part is not None or refuse or chosen):
             settings = directory.settings
-            words = _choice_words if technical else _plain_choice
-            output.show(*words(choice, store.readers(ALONE), settings, path))
+            output.show(*_plain_choice(choice, store.readers(ALONE), settings, path))
     if as_json:
         output.emit(
             {
@@ -124,14 +122,11 @@ def _joined_words(store: UserStore, path: Path, names: list[str]) -> None:
     output.show(*output.told(*found))
 
 
-def _ask_part(
-    store: UserStore, names: list[str], refuse: list[str], technical: bool
-) -> tuple[bool, list[str]]:
+def _ask_part(store: UserStore, names: list[str], refuse: list[str]) -> tuple[bool, list[str]]:
     """Whether she takes part, and which of the data owners may read; asked on a terminal."""
-    words = _choice_words if technical else _plain_choice
     number = store.users[0]
     settings = store.world.directory.settings
-    output.show(*words(store.choice(number), store.readers(number), settings, None))
+    output.show(*_plain_choice(store.choice(number), store.readers(number), settings, None))
     part = output.joined(said("field.takes_part.label"))
     if not typer.confirm(f"{part}?", default=False):
         return False, refuse

@@ -13,8 +13,8 @@ import typer
 
 from sottovoce.cli import output
 from sottovoce.cli.options import AgentsServer, Json, PlaintextTrial
-from sottovoce.core.words import LANGUAGES, said, say
-from sottovoce.errors import SottovoceError, UsageError
+from sottovoce.core.words import said
+from sottovoce.errors import SottovoceError
 
 if TYPE_CHECKING:
     from sottovoce.web.centre import Centre
@@ -30,12 +30,6 @@ def page(
     opens: Annotated[
         bool, typer.Option("--open/--no-open", help="Whether to open the page in a browser.")
     ] = True,
-    language: Annotated[
-        str | None,
-        typer.Option(
-            metavar="|".join(LANGUAGES), help="The page's language. By default it is the browser's."
-        ),
-    ] = None,
     server: AgentsServer = None,
     plaintext: PlaintextTrial = False,
     as_json: Json = False,
@@ -45,15 +39,15 @@ def page(
     The page is served on this machine alone, to one browser, until Ctrl-C. It opens by a link that
     works once, within five minutes. Press Enter in the terminal for a new link; a page that was
     open before then closes. Without a request for half an hour it closes as well. With --json the
-    link is printed as {"url": ..., "pid": ...} when it can be opened, and no browser is.
+    link is printed as {"url": ..., "pid": ...} when it can be opened, and no browser is. The page
+    has the browser's language, or that of SOTTOVOCE_LANGUAGE (en or it).
 
     \b
     Examples:
       sottovoce device page ~/recommendations
-      sottovoce device page ~/recommendations ~/town --no-open --language it
+      sottovoce device page ~/recommendations ~/town --no-open
     """
-    if language is not None and language not in LANGUAGES:
-        raise UsageError(f"--language is {' or '.join(LANGUAGES)}, not {language!r}")
+    language = output.language_asked()
     from sottovoce.web.centre import Centre
     from sottovoce.web.process import PageProcess
 
@@ -61,8 +55,8 @@ def page(
         if as_json:
             output.emit({"url": url, "pid": os.getpid()})
             return
-        lines = ["terminal.link", "terminal.again"] if sys.stdin.isatty() else ["terminal.link"]
-        output.show(*(say(said(key, url=url), language or LANGUAGES[0]) for key in lines))
+        keys = ["terminal.link", "terminal.again"] if sys.stdin.isatty() else ["terminal.link"]
+        output.show(*output.told(*(said(key, url=url) for key in keys)))
 
     with Centre(stores, server=server, plaintext=plaintext) as centre:
         # The first answer can take seconds (nothing is compiled yet): begin before it is asked.

@@ -31,9 +31,6 @@ def agree(
             "--terms", metavar="DIGEST", help="Agree to the terms with this digest, which you saw."
         ),
     ] = None,
-    look: Annotated[bool, typer.Option("--look", help="Only show; so does leaving all out.")] = (
-        False
-    ),
     technical: Technical = False,
     as_json: Json = False,
 ) -> None:
@@ -51,8 +48,6 @@ def agree(
     from sottovoce.stores.opening import open_cohort
     from sottovoce.stores.session import DeviceSession
 
-    if look and digest is not None:
-        raise UsageError("choose one of --look and --terms")
     with open_cohort(path, readonly=digest is None) as store:
         hosted, gateway = DeviceSession(store), is_gateway(store)
         before, pending = hosted.terms, hosted.pending

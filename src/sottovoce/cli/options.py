@@ -32,14 +32,6 @@ User = Annotated[
     ),
 ]
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a finished run.")]
-Seed = Annotated[
-    int | None,
-    typer.Option(
-        metavar="N",
-        help="Take this seed of a run with several. By default it is the first.",
-        show_default=False,
-    ),
-]
 ExperimentFile = Annotated[
     str | None,
     typer.Option(metavar="FILE", help="Make the federation of this experiment file first."),

@@ -111,6 +111,11 @@ def language() -> str:
     return wanted
 
 
+def language_asked() -> str | None:
+    """The language that `SOTTOVOCE_LANGUAGE` asks for; none if it is not set."""
+    return language() if os.environ.get(LANGUAGE_VARIABLE, "").strip() else None
+
+
 def told(*sentences: Said) -> list[str]:
     """The sentences in the reader's language, a line each."""
     spoken = language()

@@ -13,9 +13,11 @@ from sottovoce.cli.options import Json, Out, Threads
 
 def reproduce(
     name: Annotated[
-        str | None, typer.Argument(metavar="NAME", help="A published table or figure.")
+        str | None,
+        typer.Argument(
+            metavar="[NAME]", help="A published table or figure; without it, which there are."
+        ),
     ] = None,
-    listing: Annotated[bool, typer.Option("--list", help="Say which there are.")] = False,
     quick: Annotated[
         bool,
         typer.Option(
@@ -36,7 +38,7 @@ def reproduce(
 ) -> None:
     """Set one published table or figure beside our figures, and test its claims.
 
-    NAME is one of `sottovoce reproduce --list`. What is trained or attacked is kept in `cells`
+    Without NAME it lists those that there are. What is trained or attacked is kept in `cells`
     beside the folder of --out. If the command was stopped, the same command goes on from there.
     Several commands that run side by side share it.
 
@@ -46,7 +48,7 @@ def reproduce(
 
     \b
     Examples:
-      sottovoce reproduce --list
+      sottovoce reproduce
       sottovoce reproduce fpl-table2 --quick
       sottovoce reproduce uc-table2 --device cuda
     """
@@ -54,7 +56,7 @@ def reproduce(
     from sottovoce.core.recommender import default_threads
     from sottovoce.runs.folder import check_writable
 
-    if listing or name is None:
+    if name is None:
         if as_json:
             output.emit({"names": published.NAMES})
         else:

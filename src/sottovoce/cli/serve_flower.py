@@ -351,9 +351,6 @@ def flower(
     only_register: Annotated[
         bool, typer.Option("--register-only", help="Let the nodes in and do no more.")
     ] = False,
-    only_status: Annotated[
-        bool, typer.Option("--status", help="Say where the training stands and do no more.")
-    ] = False,
     as_json: Json = False,
 ) -> None:
     """Train with the nodes of a SuperLink: start a run, or go on from the last checkpoint.
@@ -370,7 +367,6 @@ def flower(
       sottovoce serve flower town --node bakery.pub --numbers 1000-1999 --register-only
       sottovoce serve flower town --release bakery.pub
       sottovoce serve flower town --rounds 200
-      sottovoce serve flower town --status
     """
     from sottovoce.engines.flower.launch import go_on, run_settings
     from sottovoce.engines.flower.superlink import register_nodes
@@ -378,9 +374,6 @@ def flower(
     from sottovoce.stores.server_folder import open_folder
 
     plan = open_folder(folder).plan
-    if only_status:
-        _show_status(folder, as_json)
-        return
     for path in [*(nodes or []), *(release or [])]:
         if path.suffix != ".pub" or not path.is_file():
             raise DataNotFound(f"{path} is no public key; it is the file that ends in .pub")
@@ -414,7 +407,8 @@ def flower(
         go_on(place, folder, run_settings(folder, target, expected), look)
     if read_status(folder).get("state") != "finished":
         raise ServiceError(f"the run has ended, but {folder} does not say how")
-    _show_status(folder, as_json)
+    content, lines = flower_status(folder)
+    output.emit(content) if as_json else output.show(*lines)
 
 
 class _WaitingWords:
@@ -580,7 +574,8 @@ def _running_place(folder: Path) -> SuperLinkPlace:
         ) from None
 
 
-def _show_status(folder: Path, as_json: bool) -> None:
+def flower_status(folder: Path) -> Said:
+    """Where a training over Flower stands, for `serve status`."""
     from sottovoce.stores.allotment import show_ranges
     from sottovoce.stores.conductor import Checkpoint, read_status
 
@@ -589,14 +584,12 @@ def _show_status(folder: Path, as_json: bool) -> None:
         past, refused = checkpoint.rounds(100), checkpoint.refused()
         saved, allotted = checkpoint.load(), checkpoint.allotted()
     done = 0 if saved is None else saved.round
-    if as_json:
-        given = {name: show_ranges(ranges) for name, ranges in allotted.values()}
-        output.emit({**status, "round": done, "refused": refused, "numbers": given, "rounds": past})
-        return
+    given = {name: show_ranges(ranges) for name, ranges in allotted.values()}
+    content = {**status, "round": done, "refused": refused, "numbers": given, "rounds": past}
     lines = [
         f"Round {done} of {status.get('target', '?')}: {status.get('state', 'not started')}",
         f"Nodes: {status.get('nodes', 0)}, devices that take part: {status.get('devices', 0)}",
-        *(f"  {name}: {show_ranges(ranges)}" for name, ranges in allotted.values()),
+        *(f"  {name}: {numbers}" for name, numbers in given.items()),
         f"Refused: {output.words(refused)}",
         *(f"A node says: {sentence}" for sentence in status.get("problems", [])),
     ]
@@ -611,4 +604,4 @@ def _show_status(folder: Path, as_json: bool) -> None:
             f"{record.seconds:.1f} s, {record.reported} of {record.asked} reported; "
             f"missing: {silent}{', …' if len(record.missing) > 20 else ''}"
         )
-    output.show(*lines)
+    return content, lines

@@ -111,9 +111,6 @@ def orchestrator(
             "both sides count, and do no more.",
         ),
     ] = False,
-    only_status: Annotated[
-        bool, typer.Option("--status", help="Say where the federation stands, and do no more.")
-    ] = False,
     superlink_port: Annotated[
         int, typer.Option(min=1, max=65535, help="The SuperLink's port, on loopback only.")
     ] = 9091,
@@ -174,8 +171,8 @@ def orchestrator(
 
     A plain start serves. It starts a SuperLink, whose port stays on loopback, and, if nginx is
     installed, an nginx through which nodes come in. A round is held every so many seconds. A data
-    owner that does not answer is left out of a round, and --status names it. Everything that was
-    acknowledged survives a crash, and the next start goes on with the round that was open.
+    owner that does not answer is left out of a round, and `serve status` names it. Everything that
+    was acknowledged survives a crash, and the next start goes on with the round that was open.
 
     DIR/orchestrator.json says where it listens. Logs are JSON lines on standard error and name no
     user. /health says whether it runs; /metrics counts for Prometheus and needs the token in
@@ -192,7 +189,6 @@ def orchestrator(
       sottovoce serve orchestrator town --invite 20 --url https://town.example.org:8446
       sottovoce serve orchestrator town --host 0.0.0.0 --every 300
       sottovoce serve orchestrator town --remove Bakery
-      sottovoce serve orchestrator town --status
     """
     acts = {
         "--make": make,
@@ -200,7 +196,6 @@ def orchestrator(
         "--remove": remove is not None,
         "--invite": invite is not None and not stay,
         "--flush": flush,
-        "--status": only_status,
         "--catalogue": catalogue is not None and not make,
     }
     chosen = [option for option, given in acts.items() if given]
@@ -247,10 +242,8 @@ def orchestrator(
             return _invite(found, store, invite, url, out or Path("invitations"))
         if catalogue is not None:
             return _extend(found, store, catalogue)
-        if flush:
-            request_flush(store)
-            return {"flush_requested": True}, ["The next round ends all streams."]
-        return _status(found, store)
+        request_flush(store)
+        return {"flush_requested": True}, ["The next round ends all streams."]
 
 
 def _make(
@@ -415,11 +408,15 @@ def _extend(folder: OrchestratorFolder, store: OrchestratorStore, file: Path) ->
     ]
 
 
-def _status(folder: OrchestratorFolder, store: OrchestratorStore) -> Said:
+def orchestrator_status(path: Path) -> Said:
+    """Where a federation of data owners stands, for `serve status`."""
     from sottovoce.services.orchestrator import stands
+    from sottovoce.stores.orchestrator_folder import open_orchestrator_folder
 
+    folder = open_orchestrator_folder(path)
     running = folder.running()
-    found = {**stands(store), "running": running is not None}
+    with contextlib.closing(folder.store()) as store:
+        found = {**stands(store), "running": running is not None}
     return {**found, **({"url": running["url"]} if running else {})}, _status_words(found)
 
 

@@ -93,10 +93,6 @@ def owner(
             "her, and do no more.",
         ),
     ] = None,
-    only_status: Annotated[
-        bool,
-        typer.Option("--status", help="Say what it holds and how it is doing, and do no more."),
-    ] = False,
 ) -> Any:
     """Serve a data owner: take users' sealed interactions, take part in the orchestrator's rounds.
 
@@ -118,7 +114,7 @@ def owner(
 
     No crash loses or doubles what was acknowledged to a user. It waits for an orchestrator that is
     away, and for one that does not let the data owner in. You can use --add-items,
-    --withdraw-items, --forget and --status whether or not the service runs.
+    --withdraw-items, --forget and `sottovoce serve status` whether or not the service runs.
 
     DIR/owner.json says where a running service listens. Logs go to standard error, as JSON lines
     but for those of Flower's part, and name no user and no item. At /health it says whether it
@@ -134,7 +130,6 @@ def owner(
           --url https://bakery.example.net:8445 --wait-for admission.json
       sottovoce serve owner bakery --host 0.0.0.0
       sottovoce serve owner bakery --add-items cakes.txt
-      sottovoce serve owner bakery --status
     """
     acts = {
         "--make": make is not None,
@@ -142,7 +137,6 @@ def owner(
         "--add-items": add_items is not None,
         "--withdraw-items": withdraw_items is not None,
         "--forget": forget is not None,
-        "--status": only_status,
     }
     chosen = [option for option, given in acts.items() if given]
     if len(chosen) > 1:
@@ -168,7 +162,7 @@ def owner(
             return _keep(found, admission)
         if add_items is not None or withdraw_items is not None:
             return _change(found, add_items, withdraw_items, federation)
-        return _ask(found, forget)
+        return _forget(found, forget or 0)
     from sottovoce.engines.flower.silo_node import Participation, require_flower
     from sottovoce.services.owner import OwnerService
 
@@ -259,13 +253,20 @@ def _change(
     return {"items": left}, [words + "it in the next round."]
 
 
-def _ask(folder: OwnerFolder, forget: int | None) -> Said:
+def _forget(folder: OwnerFolder, user: int) -> Said:
     from sottovoce.services.owner import desk
 
     with desk(folder) as owner:
-        if forget is not None:
-            owner.forget(forget)
-            return {"forgotten": True}, ["Nothing of this user remains here."]
+        owner.forget(user)
+    return {"forgotten": True}, ["Nothing of this user remains here."]
+
+
+def owner_status(path: Path) -> Said:
+    """What a data owner holds and how it is doing, for `serve status`."""
+    from sottovoce.services.owner import desk
+    from sottovoce.stores.owner_folder import open_owner_folder
+
+    with desk(open_owner_folder(path)) as owner:
         found = dict(owner.status())
     service = "runs" if found["running"] else "does not run"
     words = [

@@ -353,18 +353,8 @@ def _urls(folder: ServerFolder) -> tuple[str, ...]:
     return () if link is None else link.urls
 
 
-@says
-def status(where: Where, ca: OperatorCa = None, token: OperatorToken = None) -> Said:
-    """Say where a federation stands: rounds, devices, for whom it waits, what was refused.
-
-    A folder is looked at whether or not its server runs. An address needs two files of the folder's
-    keys, and nothing else of it.
-
-    \b
-    Examples:
-      sottovoce serve status town
-      sottovoce serve status https://example.org:8443 --ca ca.crt --token operator.token
-    """
+def server_status(where: str, ca: Path | None, token: Path | None) -> Said:
+    """Where a federation of devices stands, for `serve status`."""
     content = status_of(where, ca, token)
     words = (
         f"Round {content['round']} of {content['target']}, attempt {content['attempt']}: "

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from sottovoce.experiment import Experiment
     from sottovoce.runs.topology import RunOutcome
 
+_MOST_SERVICES = 256
+"""Agents or gateways on this machine."""
+
 
 def run(
     file: Annotated[
@@ -45,19 +48,10 @@ def run(
         typer.Option(
             metavar="N",
             min=1,
-            max=256,
-            help="How many device agents (https, 8 by default) or gateways (flower, 3 by default).",
-            show_default=False,
-        ),
-    ] = None,
-    ranks: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N",
-            min=1,
             max=1024,
-            help="With --engine distributed: processes among which the users are divided. Not "
-            "needed if torchrun starts them.",
+            help="How many device agents (https, 8 by default), gateways (flower, 3 by default) or "
+            "ranks among which the users are divided (distributed; not needed if torchrun starts "
+            "them).",
             show_default=False,
         ),
     ] = None,
@@ -105,7 +99,7 @@ def run(
     are in the run's folder, under services/. They are meant for a trial with some dozen users;
     simulation is made for more.
 
-    With --engine distributed --ranks N the users are divided among N processes, each with its share
+    With --engine distributed --processes N the users are divided among N ranks, each with its share
     of histories, vectors, budgets and ledger. Model, vectors, ledger and figures are the same bit
     for bit, whatever N is. On several machines, start it by `torchrun --nnodes 2 --nproc-per-node 8
     … -m sottovoce run FILE --engine distributed`, with --out on a disk that all of them see. A rank
@@ -122,7 +116,7 @@ def run(
     With --seeds (or seeds = [1, 2, 3] in the file) the experiment is run once for each seed, one
     after the other. The folder has an ordinary run for each, and figures are means with their
     spread over seeds. With --resume it goes on in the part where it was. `recommend`, `ledger` and
-    `attack` take the first seed of such a folder, or the one of --seed.
+    `attack` take the first seed of such a folder, or the part that is named, runs/NAME/seed-2.
 
     \b
     Examples:
@@ -132,7 +126,7 @@ def run(
       sottovoce run my.toml --set algorithm.epochs=5 --set consent.share_positives=0.1
       sottovoce run my.toml --out runs/mine --resume
       sottovoce run presets/pfpl-plus --set town.residents=8 --engine https
-      sottovoce run presets/pfpl-plus --set town.residents=1000000 --engine distributed --ranks 4
+      sottovoce run my.toml --engine distributed --processes 4
       sottovoce run drift/movielens-100k --set algorithm.theta=8
     """
     from sottovoce.core.recommender import default_threads
@@ -143,22 +137,22 @@ def run(
     from sottovoce.runs.tables import hints, results_table
     from sottovoce.runs.train import run_experiment
 
-    if processes is not None and engine in ("simulation", "distributed"):
-        raise UsageError("--processes is for --engine https and --engine flower")
-    place = None
+    if processes is not None and engine == "simulation":
+        raise UsageError("--processes is for --engine https, flower and distributed")
+    if processes is not None and processes > _MOST_SERVICES and engine != "distributed":
+        raise UsageError(f"--processes is at most {_MOST_SERVICES} with --engine {engine}")
+    place = ranks = None
     if engine == "distributed":
         from sottovoce.engines import distributed
 
-        place = distributed.RankPlace.found()
+        place, ranks, processes = distributed.RankPlace.found(), processes, None
         if place is None and ranks is None:
             raise UsageError(
-                "say among how many processes the users are divided (--ranks 4), or start them by "
-                "torchrun"
+                "say among how many processes the users are divided (--processes 4), or start them "
+                "by torchrun"
             )
         if place is not None and ranks not in (None, place.size):
-            raise UsageError(f"torchrun has started {place.size} ranks, and --ranks is {ranks}")
-    elif ranks is not None:
-        raise UsageError("--ranks is for --engine distributed")
+            raise UsageError(f"torchrun has started {place.size} ranks, and --processes is {ranks}")
     experiment = Experiment.from_file(find_experiment(file), settings or [])
     if seeds is not None:
         experiment = experiment.with_seeds(seeds_asked(seeds, experiment.seed))

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import typer
 
 from sottovoce.cli import output
-from sottovoce.cli.options import Json, Out, Run, Seed, Threads
+from sottovoce.cli.options import Json, Out, Run, Threads
 from sottovoce.errors import UsageError
 
 
@@ -32,13 +32,12 @@ def recommend(
         ),
     ] = None,
     n: Annotated[int, typer.Option("-n", help="How many items.")] = 10,
-    seed: Seed = None,
     as_json: Json = False,
 ) -> None:
     """Recommend to one user, or to a new person, as her device does.
 
-    RUN is the folder of a finished run. If it has several seeds, the first is taken, or that of
-    --seed.
+    RUN is the folder of a finished run. If it has several seeds, the first is taken, or the
+    one whose folder is named (RUN/seed-2).
 
     It uses the published model and the user's own vector and history, which a simulation keeps in
     the run folder. In DRIFT it is the orchestrator that holds her vector and recommends, if she
@@ -68,7 +67,7 @@ def recommend(
         from sottovoce.data.importers.table import read_history
 
         told = read_history(history)
-    opened = FinishedRun.open(part_of(folder, seed))
+    opened = FinishedRun.open(part_of(folder))
     if user is not None:
         found = opened.recommend(user, n)
     else:
@@ -91,13 +90,12 @@ def ledger(
         typer.Option(help="How to sum all users' releases."),
     ] = "choice",
     csv: Annotated[bool, typer.Option("--csv", help="Print CSV, every line of it.")] = False,
-    seed: Seed = None,
     as_json: Json = False,
 ) -> None:
     """Say what left the devices: releases, rows or randomised reports, bytes, privacy cost.
 
-    RUN is the folder of a finished run. If it has several seeds, the first is taken, or that of
-    --seed.
+    RUN is the folder of a finished run. If it has several seeds, the first is taken, or the
+    one whose folder is named (RUN/seed-2).
 
     The cost ε is the bound that the releases can vouch for: "none" (null in JSON) for every FPL or
     FCF release, and 0 if nothing was sent. With --user, randomised reports have two certificates:
@@ -121,7 +119,7 @@ def ledger(
 
     if csv and as_json:
         raise UsageError("choose one of --csv and --json")
-    opened = FinishedRun.open(part_of(folder, seed))
+    opened = FinishedRun.open(part_of(folder))
     number = None if user is None else opened.user(user)
     totals = ledgers.totals_of(opened.ledger(number))
     grouping, lines = (by, opened.ledger_by(by)) if number is None else opened.ledger_of(number)

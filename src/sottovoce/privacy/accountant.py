@@ -24,7 +24,7 @@ assumes
   earlier batches (adaptive composition) but on nothing else that is private.
 
 **With a chain of m shufflers** of which j work with the server, the figure is that with a proxy as
-long as j < m, and that without one if j = m (`holding`). One honest shuffler is enough, wherever it
+long as j < m, and that without one if j = m. One honest shuffler is enough, wherever it
 stands: it gets whole batches and sends each on as a whole, in an order that it alone knows, and
 nobody else can take its layer off; its key must stay secret, also later. What dishonest ones, or
 the server, still can do:
@@ -44,17 +44,15 @@ to some randomisers, and we have not shown ours to be one: compare with it, neve
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-from sottovoce.core.links import MOST_SHUFFLERS
 from sottovoce.errors import ConfigError
 from sottovoce.privacy.clones import (
     MOST_REPORTS,
     LossDistribution,
     clone_rate,
     composed_epsilon,
-    first_below,
     jointly_composed_epsilon,
     optimistic_rate,
     shuffled_report,
@@ -86,15 +84,6 @@ class Certificate:
 
 
 @dataclass(frozen=True, slots=True)
-class Holding:
-    """What holds for one user if so many shufflers of a chain work with the server."""
-
-    dishonest: int
-    epsilon: float
-    delta: float
-
-
-@dataclass(frozen=True, slots=True)
 class Sent:
     """Reports that one user has sent."""
 
@@ -114,16 +103,6 @@ class Account:
     without_proxy: float
     with_proxy: float
     delta: float
-
-
-@dataclass(frozen=True, slots=True)
-class RoundsWithin:
-    """How many rounds keep each figure at or below `limit`."""
-
-    limit: float
-    without_proxy: int
-    with_proxy: int
-    optimistic: int
 
 
 def plain_composition(epsilon: float, reports: int, rounds: int) -> float:
@@ -157,17 +136,6 @@ def certificates(
         )
         found.append(Certificate(epsilon, reports, number, users, delta, plain, mixed, hoped))
     return found
-
-
-def holding(asked: Certificate, shufflers: int) -> list[Holding]:
-    """What holds with j = 0, 1, … dishonest ones in a chain of so many: the certificate with a
-    proxy as long as one is honest, and then that without."""
-    if not 1 <= shufflers <= MOST_SHUFFLERS:
-        raise ConfigError(
-            f"a chain has between 1 and {MOST_SHUFFLERS} shufflers, not {shufflers:,}"
-        )
-    mixed = [Holding(j, asked.with_proxy, asked.delta) for j in range(shufflers)]
-    return [*mixed, Holding(shufflers, asked.without_proxy, 0.0)]
 
 
 def account(sent: Iterable[Sent], delta: float = DELTA) -> Account:
@@ -213,50 +181,11 @@ def rounded_up(epsilon: float) -> float:
     return math.ceil(round(epsilon * 1000, 6)) / 1000 if math.isfinite(epsilon) else epsilon
 
 
-def rounds_within(
-    limit: float, epsilon: float, reports: int, users: int, delta: float = DELTA
-) -> RoundsWithin:
-    """The largest numbers of rounds whose cost stays at or below `limit`.
-
-    Never more than MOST_REPORTS reports in all.
-    """
-    _check(epsilon, reports, 1, users, delta)
-    if not (math.isfinite(limit) and limit > 0):
-        raise ConfigError(f"the limit on ε must be above 0 and finite, not {limit:g}")
-    most = MOST_REPORTS // reports
-    clones, stronger = _losses(epsilon, users, delta)
-    return RoundsWithin(
-        limit,
-        # The small number: 0.3 / 0.1 is three rounds.
-        without_proxy=min(most, math.floor(limit / (reports * epsilon) * (1 + 1e-12))),
-        with_proxy=_most(lambda t: composed_epsilon(clones, reports * t, delta), limit, most),
-        optimistic=_most(lambda t: composed_epsilon(stronger, reports * t, delta), limit, most),
-    )
-
-
 def _losses(epsilon: float, users: int, delta: float) -> tuple[LossDistribution, LossDistribution]:
     return (
         shuffled_report(users, epsilon, delta, clone_rate),
         shuffled_report(users, epsilon, delta, optimistic_rate),
     )
-
-
-def _most(cost: Callable[[int], float], limit: float, most: int) -> int:
-    """The largest number of rounds up to `most` that costs no more than `limit`; may be 0."""
-
-    def spare(rounds: int) -> float:
-        return math.log(limit / max(cost(rounds), 1e-300))
-
-    good, bad = 0, 1
-    while bad <= most and spare(bad) >= 0:
-        good, bad = bad, 8 * bad
-    if good == 0:
-        return 0
-    if bad > most:
-        bad = most
-        if spare(bad) >= 0:
-            return most
-    return first_below(spare, good, bad) - 1
 
 
 def _check(epsilon: float, reports: int, rounds: int, users: int = 1, delta: float = DELTA) -> None:

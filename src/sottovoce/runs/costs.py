@@ -209,4 +209,4 @@ def _draw(path: Path, costs: list[TierCost]) -> plots.Figures:
             curves.append((rounds, Curve(f"{tier}, {how}", values, colour, style, marker)))
     most = max(cost.rounds for cost in costs)
     ticks = [t for t in (1, 2, 5, 10, 20, 50, 100, 1000, 10_000, 100_000) if t <= most]
-    return draw_totals(path, "Cost of all reports so far", curves, ticks, DELTA, small=True)
+    return draw_totals(path, "Cost of all reports so far", curves, ticks, DELTA)

@@ -263,7 +263,7 @@ def check_engine(options: RunOptions, federation: Federation, users: int) -> Non
 def _check_ranks(options: RunOptions, federation: Federation) -> None:
     """Raises where ranks cannot do what one process can."""
     if not options.ranks.together:
-        raise ConfigError("the distributed engine runs in ranks; see `sottovoce run --ranks`")
+        raise ConfigError("the distributed engine runs in ranks; see `sottovoce run --processes`")
     if options.transcript:
         raise ConfigError(
             "a transcript needs every message written out in one place: leave it on --engine "

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import httpx2
 
@@ -67,10 +67,10 @@ _BEGIN = "there is no such session here, or no more; begin another one"
 class OwnerLimits(AskingLimits):
     waiting: int = 256
     """Requests that wait for the disk."""
-    receiving: int = 128 << 20
+    receiving: ClassVar[int] = 128 << 20
     """Bytes that are here of requests being received. Anybody can begin one and be slow about it,
     so there is room for many."""
-    receiving_per_address: int = 16 << 20
+    receiving_per_address: ClassVar[int] = 16 << 20
     in_flight: int = 4 << 20
     """Bytes of requests that wait for the disk: what one transaction has to take at most."""
     sessions: int = 128

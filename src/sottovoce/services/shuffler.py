@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from sottovoce.core.links import LAYER_BYTES
 from sottovoce.services.kit.answers import (
@@ -67,15 +67,15 @@ class ShufflerLimits(Limits):
     """Submissions that wait for the disk."""
     in_flight: int = 64 << 20
     """Bytes of accounts' submissions that wait for the disk."""
-    unproven: int = 64 << 20
+    unproven: ClassVar[int] = 64 << 20
     """Bytes that are here of submissions being received of which nobody knows yet who sends
     them."""
-    unproven_per_address: int = 16 << 20
+    unproven_per_address: ClassVar[int] = 16 << 20
     lag_seconds: float = 0.2
     """A shuffler that is so late with its own work takes nothing more on."""
-    enrolments: int = 64
+    enrolments: ClassVar[int] = 64
     """Enrolments that wait."""
-    parts: int = 4
+    parts: ClassVar[int] = 4
     """Parts of the shuffler before that are received or wait for the disk."""
 
 

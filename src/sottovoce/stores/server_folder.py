@@ -357,8 +357,7 @@ class ServerFolder:
         return database
 
     def kept_in(self) -> str | None:
-        """Where the state is; "nowhere" or, in folders of earlier releases, None where that is not
-        known yet."""
+        """Where the state is; "nowhere" before there is one, None where no file says it."""
         place = self.path / "state.json"
         if not place.exists():
             return None

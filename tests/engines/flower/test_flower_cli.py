@@ -265,7 +265,7 @@ def operator(town, tmp_path, monkeypatch):
 
 def given(folder, capsys):
     capsys.readouterr()
-    call("flower", folder, "--status", "--json")
+    assert cli.call(["serve", "status", str(folder), "--json"]) == 0
     return json.loads(capsys.readouterr().out)["numbers"]
 
 
@@ -288,7 +288,7 @@ def test_a_node_is_let_in_with_numbers_of_its_own(operator, capsys):
         call(*let_in, "--numbers", "many")
     call(*let_in, "--node", "school.pub", "--numbers", "3000-3999", "--numbers", "7,1000-1999")
     assert given(operator, capsys) == {"library": "3000-3999", "school": "7, 1000-1999"}
-    call("flower", operator, "--status")
+    assert cli.call(["serve", "status", str(operator)]) == 0
     assert "  school: 7, 1000-1999\n" in capsys.readouterr().out
 
 

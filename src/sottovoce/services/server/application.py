@@ -7,7 +7,7 @@ import asyncio
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 from urllib.parse import parse_qs
 
 from sottovoce.errors import MessageError, ServiceError
@@ -95,7 +95,7 @@ class ServerLimits(Limits):
     unproven: int = 64 << 20
     """Bytes that are here of messages being received of which nobody knows yet who sends them."""
     unproven_per_address: int = 16 << 20
-    cache: int = 256 << 20
+    cache: ClassVar[int] = 256 << 20
     """Bytes of encoded models kept besides those that are always there."""
     retry_seconds: int = 5
     queries: int = 64
