@@ -338,7 +338,8 @@ def test_plain_bytes_are_for_services_alone():
 
 
 def test_a_device_reaches_the_network_by_its_client_alone():
-    network = {"aiohttp", "flwr", "h11", "http", "httpx", "httpx2", "requests", "socket", "ssl"}
+    network = {"aiohttp", "flwr", "h11", "http", "httpcore", "httpcore2", "httpx", "httpx2"}
+    network |= {"requests", "socket", "ssl", "urllib3"}
     at_home = (
         *("parties/", "services/agent/", "engines/flower/node.py"),
         *("stores/device", "stores/user", "stores/session", "stores/prepared", "stores/encrypted"),
@@ -352,7 +353,7 @@ def test_a_device_reaches_the_network_by_its_client_alone():
             assert not found & network, path
             assert "urllib.request" not in imports(path), path
     assert not naming(r"\._(twice|exchange)\(") & naming(r"engines\.client\b")
-    assert naming(r"\bWebConnection\b") == {"engines/client.py", "engines/connection.py"}
+    assert naming(r"\bimport httpcore2\b") == {"engines/client.py", "engines/connection.py"}
 
 
 def builders(name):
@@ -405,7 +406,7 @@ def test_simulation_and_its_commands_need_no_extra():
 
 
 EXTRAS = [
-    *("apsw", "backports", "cryptography", "flwr", "h11", "httptools", "httpx2", "msgspec"),
+    *("apsw", "backports", "cryptography", "flwr", "httpcore2", "httptools", "httpx2", "msgspec"),
     *(
         "prometheus_client",
         "psycopg",

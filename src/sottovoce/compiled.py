@@ -2,7 +2,7 @@
 
 `njit` here takes numba's options and gives a `Kernel`. Called, it is compiled; within a compiled
 loop it is what numba's own would be. The compiler takes some 70 MB and a second, which a device
-that learns from one person's history does not need: after `leave_out` kernels that say so (`alone`)
+that learns from one person's history does not need: within `left_out` kernels that say so (`alone`)
 run as the Python they are written in, over NumPy's numbers, or in a form over whole arrays that is
 given beside them. Both give the same bits, to which tests/contracts/test_alone.py holds every one
 of them. All others are compiled in any process.
@@ -24,12 +24,6 @@ Function = Callable[..., Any]
 _turn = threading.RLock()
 _without = False
 _inside = threading.local()
-
-
-def leave_out() -> None:
-    """From now on this process does without the compiler where it can: it is one device."""
-    global _without
-    _without = True
 
 
 @contextlib.contextmanager

@@ -311,7 +311,7 @@ def test_faults_and_redirects_are_one_sentence(serve, ca, status):
         b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n",
         b"HTTP/1.1 200 OK\r\nx: " + b"y" * 10**6 + b"\r\n\r\n",
         b"HTTP/1.1 200 OK\r\ncontent-encoding: zstd\r\n\r\nnot zstd at all",
-        b"HTTP/1.1 200 OK\r\ncontent-encoding: gzip\r\n\r\nnot gzip at all",
+        b"HTTP/1.1 200 OK\r\ncontent-encoding: gzip\r\n\r\n" + gzip.compress(b"{}"),
         b"HTTP/1.1 200 OK\r\ncontent-encoding: br\r\n\r\nx",
         b"HTTP/1.1 101 Switching\r\n\r\n",
     ],
@@ -371,11 +371,9 @@ def test_an_endless_answer_is_thrown_away(serve, ca):
     assert "far more" in trouble(Client(server.url, ca), lambda c: c.get("/v1/round"))
 
 
-@pytest.mark.parametrize("encoding", ["zstd", "gzip"])
-def test_a_small_answer_that_unpacks_to_much_is_thrown_away(serve, ca, encoding):
-    bomb = bytes(50_000_000)
-    packed = gzip.compress(bomb) if encoding == "gzip" else zstd(bomb)
-    server = serve(lambda r: Reply(200, packed, {"Content-Encoding": encoding}))
+def test_a_small_answer_that_unpacks_to_much_is_thrown_away(serve, ca):
+    packed = zstd(bytes(50_000_000))
+    server = serve(lambda r: Reply(200, packed, {"Content-Encoding": "zstd"}))
     assert "far more" in trouble(Client(server.url, ca), lambda c: c.get("/v1/round", packed=True))
 
 
@@ -401,10 +399,9 @@ def parts(content, encoding="", etag='"v1"', cuts=()):
     return answer
 
 
-@pytest.mark.parametrize("encoding", ["", "zstd", "gzip"])
+@pytest.mark.parametrize("encoding", ["", "zstd"])
 def test_an_interrupted_download_goes_on_where_it_stopped(serve, ca, encoding):
-    pack = {"": bytes, "zstd": zstd, "gzip": gzip.compress}[encoding]
-    content = pack(LARGE)
+    content = zstd(LARGE) if encoding else LARGE
     server = serve(parts(content, encoding, cuts=[100_000, 50_000]))
     client = Client(server.url, ca)
     (answer,) = ask(client, lambda c: c.download("/v1/model/3", len(LARGE)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -17,7 +18,6 @@ from sottovoce.cli.commands import Root
 from sottovoce.core.installed import EXTRA_OF, needs
 from sottovoce.core.words import Said
 from sottovoce.errors import RunError, SottovoceError, Told, UsageError
-from sottovoce.services.agent.alone import speak_anywhere
 
 app = typer.Typer(
     name="sottovoce",
@@ -32,9 +32,11 @@ app = typer.Typer(
 
 
 def main(arguments: Sequence[str] | None = None, *, may_become: bool = False) -> None:
-    """The `sottovoce` command. With `may_become` the process is nobody else's, and a long service
-    may replace what it has loaded (`serve_device`)."""
-    speak_anywhere()
+    """The `sottovoce` command. With `may_become` the process is nobody else's, and may become that
+    of another command (`device join --stay`)."""
+    for stream in (sys.stdout, sys.stderr):  # a terminal without π shows "?", not a traceback
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
     given = list(sys.argv[1:] if arguments is None else arguments)
     sys.exit(call(given, may_become=may_become))
 

@@ -4,6 +4,7 @@ anything leaves."""
 from __future__ import annotations
 
 import math
+import os
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
@@ -23,7 +24,6 @@ from sottovoce.cli.options import (
 )
 from sottovoce.core.words import Said, said
 from sottovoce.errors import ConsentError, MessageError, ServiceError, UsageError
-from sottovoce.services.agent import alone
 
 if TYPE_CHECKING:
     from sottovoce.core.choice import DrawnField
@@ -127,8 +127,24 @@ def join(
         if as_json:
             output.emit(told)
     if stay:
-        replaced = bool(click.get_current_context().obj)
-        alone.stay(path, {"server": server, "plaintext": plaintext}, replace=replaced)
+        _stay(path, server, plaintext)
+
+
+def _stay(path: Path, server: str | None, plaintext: bool) -> None:
+    """Serve the store from now on. Where this process may be another command's, it has then loaded
+    nothing that is for joining alone. Windows cannot replace a process: the caller would believe
+    that it has ended."""
+    from sottovoce.engines.processes import sottovoce_command
+    from sottovoce.services.agent.process import Options, serve_devices
+
+    if click.get_current_context().obj and os.name == "posix":
+        words = ["--server", server] if server else []
+        words += ["--plaintext"] if plaintext else []
+        command = sottovoce_command("serve", "device", path.resolve(), *words)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os.execv(command[0], command)
+    serve_devices([path], Options(server, plaintext))
 
 
 def _is_of_owners(path: Path, file: Path | None) -> bool:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
-import click
 import typer
 
 from sottovoce.cli import output
 from sottovoce.cli.options import AgentsServer, Json, PlaintextTrial
-from sottovoce.services.agent import alone
 
 
 def device(
@@ -57,20 +55,9 @@ def device(
       sottovoce serve device ~/recommendations
       sottovoce serve device ~/recommendations --once
     """
-    options: dict[str, Any] = {
-        "server": server,
-        "plaintext": plaintext,
-        "poll": poll,
-        "once": once,
-        "until_finished": until_finished,
-        "foreseen": agree,
-    }
-    if len(stores) == 1:
-        replace = bool(click.get_current_context().obj)
-        served = alone.stay(stores[0], options, as_json=as_json, replace=replace)
-    else:
-        from sottovoce.services.agent.process import Options, serve_devices
+    from sottovoce.services.agent.process import Options, serve_devices
 
-        served = serve_devices(stores, Options(**options))
+    options = Options(server, plaintext, poll, once, until_finished, foreseen=agree)
+    served = serve_devices(stores, options)
     if as_json:
         output.emit({"stores": served})

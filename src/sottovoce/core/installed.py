@@ -26,8 +26,8 @@ EXTRA_OF = {
     **dict.fromkeys(("implicit", "cornac"), "dev"),
     **dict.fromkeys(
         (
-            *("apsw", "cryptography", "h11", "httptools", "httpx2", "prometheus_client", "psycopg"),
-            *("sqlalchemy", "starlette", "structlog", "uvicorn", "uvloop"),
+            *("apsw", "cryptography", "httpcore2", "httptools", "httpx2", "prometheus_client"),
+            *("psycopg", "sqlalchemy", "starlette", "structlog", "uvicorn", "uvloop"),
         ),
         "web",
     ),

@@ -16,20 +16,14 @@ import dataclasses
 import ipaddress
 import json
 import ssl
-import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-from sottovoce.engines.connection import (
-    Address,
-    AnswerHead,
-    NoConnection,
-    NotHttp,
-    Timeouts,
-    WebConnection,
-)
+import httpcore2
+
+from sottovoce.engines.connection import Address, Line, Timeouts, Traffic, size_of
 from sottovoce.errors import (
     KeyTrouble,
     SottovoceError,
@@ -45,10 +39,17 @@ from sottovoce.wire import zstd
 
 SMALL = 1 << 16
 """Limit of an answer that should be short, in bytes."""
+_CODING = "zstd"
+"""What a server may compress with: the same for every device."""
 _TRIES = 3
 _STEP = 1 << 20
 """A later call for the same document asks for its rest from a multiple of so many bytes."""
 _LONGEST_WAIT = 86400.0
+_OF_THE_WAY = (
+    *(OSError, httpcore2.NetworkError),
+    *(httpcore2.TimeoutException, httpcore2.ProtocolError),
+)
+"""What ends a request on its way."""
 
 
 class Busy(Unreachable):
@@ -61,22 +62,6 @@ class Busy(Unreachable):
 
 class _CutOff(Unreachable):
     """The connection was lost; another one may work."""
-
-
-@dataclass(slots=True)
-class Traffic:
-    """Bytes of HTTP in both directions (TLS adds its own) and requests, since the start."""
-
-    requests: int = 0
-    sent: int = 0
-    received: int = 0
-
-    def __add__(self, other: Traffic) -> Traffic:
-        return Traffic(
-            self.requests + other.requests,
-            self.sent + other.sent,
-            self.received + other.received,
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,20 +152,20 @@ class Client:
         self._context = None if plaintext else device_context(ca_pem)
         self._timeouts = timeouts
         self._longest = longest
-        self._kept: WebConnection | None = None
+        self._kept: httpcore2.AsyncHTTPConnection | None = None
+        self._line: Line | None = None
         self._turn = asyncio.Lock()
         self._part = _Part("")
 
     async def rest(self) -> None:
         """Close the connection. The next request opens another one."""
-        kept, self._kept = self._kept, None
+        kept, self._kept, self._line = self._kept, None, None
         if kept is not None:
-            kept.drop()
-            await asyncio.sleep(0)  # and it is closed
+            await kept.aclose()
 
     async def get(self, path: str, *, limit: int = SMALL, packed: bool = False) -> Answer:
         """The answer. `packed` lets the server compress."""
-        headers = {"accept-encoding": _codings()} if packed else {}
+        headers = {"accept-encoding": _CODING} if packed else {}
         return await self._twice("GET", path, headers, None, limit)
 
     async def post(
@@ -203,7 +188,7 @@ class Client:
         # Where an earlier download broke off was up to the server, which must not know it again.
         del part.body[len(part.body) // _STEP * _STEP :]
         for attempt in range(_TRIES):
-            headers = {"accept-encoding": _codings()}
+            headers = {"accept-encoding": _CODING}
             if part.etag and part.body:
                 headers["range"] = f"bytes={len(part.body)}-"
             else:
@@ -271,45 +256,48 @@ class Client:
     ) -> tuple[int, Mapping[str, str], bytes]:
         """One request and what came back, still packed. The body of a wanted download goes to
         `part`, also as far as it came before the connection was lost."""
-        sent = [("Host", self._address.named), *headers.items()]
-        if body is not None:
-            sent.append(("Content-Length", str(len(body))))
         async with self._turn:
             try:
                 async with asyncio.timeout(self._longest):
-                    there = self._kept = await self._open()
-                    self.traffic.requests += 1
-                    self.traffic.sent += await there.ask(
-                        method, self._address.path + path, sent, body or b""
+                    there = await self._open()
+                    asked = self._address.request(
+                        method, path, headers.items(), body, self._timeouts
                     )
-                    return await self._receive(there, limit, part)
-            except (OSError, ValueError) as error:
+                    self.traffic.requests += 1
+                    before = self.traffic.received
+                    answer = await there.handle_async_request(asked)
+                    found = await self._receive(answer, limit, part)
+                    # What came behind an answer is none to the next request.
+                    if self.traffic.received - before == size_of(answer):
+                        self._line = answer.extensions["network_stream"]
+                    return found
+            except (*_OF_THE_WAY, ValueError) as error:
                 raise _trouble(error, self.url) from None
             finally:
-                if self._kept is not None and not self._kept.ready:
+                if self._kept is not None and not self._kept.is_available():
                     await self.rest()
 
     async def _receive(
-        self, there: WebConnection, limit: int, part: _Part | None
+        self, answer: httpcore2.Response, limit: int, part: _Part | None
     ) -> tuple[int, Mapping[str, str], bytes]:
-        head = await there.head()
-        told = head.headers
-        self.traffic.received += head.size
+        told: dict[str, str] = {}
+        for name, value in answer.headers:
+            key, text = name.decode("latin-1").lower(), value.decode("latin-1")
+            told[key] = f"{told[key]}, {text}" if key in told else text
         body = bytearray()
-        wanted = part is not None and head.status in (200, 206)
+        wanted = part is not None and answer.status in (200, 206)
         if part is not None and wanted:
             body = part.body
-            if head.status == 200:
+            if answer.status == 200:
                 part.clear()
                 tag = told.get("etag", "")
                 part.etag = tag if tag.startswith('"') else ""
                 part.encoding = told.get("content-encoding", "")
-            elif not _continues(head, part):
+            elif not _continues(told, part):
                 part.clear()
                 raise _CutOff(f"the server at {self.url} gave another part than was asked for")
         try:
-            async for chunk in there.parts():
-                self.traffic.received += len(chunk)
+            async for chunk in answer.aiter_stream():
                 body += chunk
                 if len(body) > limit:
                     body.clear()
@@ -317,17 +305,22 @@ class Client:
                         f"the server at {self.url} sends far more than it should; the answer was "
                         "thrown away"
                     )
-        except OSError as error:
+        except _OF_THE_WAY as error:
             raise _CutOff(
                 f"the server at {self.url} broke off in the middle of its answer"
             ) from error
-        return head.status, told, b"" if wanted else bytes(body)
+        finally:
+            await answer.aclose()
+        return answer.status, told, b"" if wanted else bytes(body)
 
-    async def _open(self) -> WebConnection:
-        if self._kept is not None and self._kept.ready:
-            return self._kept
-        await self.rest()
-        return await WebConnection.open(self._address, self._context, self._timeouts)
+    async def _open(self) -> httpcore2.AsyncHTTPConnection:
+        kept, line, self._line = self._kept, self._line, None
+        if kept is not None:
+            if line is not None and not kept.has_expired() and await line.is_quiet():
+                return kept
+            await self.rest()
+        self._kept = self._address.connection(self._context, self.traffic)
+        return self._kept
 
 
 class ServiceClient(Client):
@@ -365,8 +358,7 @@ def _checked(url: str, plaintext: bool) -> Address:
     return dataclasses.replace(address, secure=False) if plaintext else address
 
 
-def _continues(head: AnswerHead, part: _Part) -> bool:
-    told = head.headers
+def _continues(told: Mapping[str, str], part: _Part) -> bool:
     same = told.get("etag", "") == part.etag
     same = same and told.get("content-encoding", "") == part.encoding
     return same and told.get("content-range", "").startswith(f"bytes {len(part.body)}-")
@@ -379,26 +371,16 @@ def _seconds(told: str) -> float:
         return 0.0
 
 
-def _codings() -> str:
-    """What a server may compress with. Nothing is loaded for it alone: gzip does nearly as well."""
-    return "zstd" if zstd.is_loaded() else "gzip"
-
-
 def _unpack(body: bytes, encoding: str, limit: int, url: str) -> bytes:
     """Undo a content encoding, never to more than `limit` bytes."""
     try:
         if encoding in ("", "identity") or not body:
             plain = body
-        elif encoding == "zstd":
+        elif encoding == _CODING:
             plain = zstd.decompress(body, limit + 1)
-        elif encoding == "gzip":
-            opened = zlib.decompressobj(wbits=31)
-            plain = opened.decompress(body, limit + 1)
-            if not opened.eof and len(plain) <= limit:
-                raise zlib.error("cut short")
         else:
             raise Unreachable(f"the server at {url} answers in an encoding nobody asked for")
-    except (ValueError, zlib.error):
+    except ValueError:
         raise Unreachable(f"the server at {url} sent a compressed answer that is broken") from None
     if len(plain) > limit:
         raise Unreachable(f"the server at {url} sends far more than it should")
@@ -438,12 +420,12 @@ def _trouble(error: BaseException, url: str) -> Unreachable | KeyTrouble:
         ):
             return Unreachable(f"what listens at {url} does not speak TLS; nothing was sent to it")
         cause = cause.__cause__ or cause.__context__
-    if isinstance(error, NoConnection):
+    if isinstance(error, httpcore2.ConnectError):
         return Unreachable(f"no server answers at {url}; it may be down, or the address wrong")
-    if isinstance(error, TimeoutError):
+    if isinstance(error, TimeoutError | httpcore2.TimeoutException):
         return Unreachable(f"the server at {url} did not answer in time")
-    if isinstance(error, ValueError):
+    if isinstance(error, ValueError | httpcore2.LocalProtocolError):
         return Unreachable(f"{url} cannot be asked for that")
-    if isinstance(error, NotHttp):
+    if isinstance(error, httpcore2.ProtocolError) and error.__cause__ is not None:
         return Unreachable(f"what listens at {url} does not answer as a web server would")
     return _CutOff(f"the server at {url} closed the connection without an answer")

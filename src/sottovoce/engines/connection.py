@@ -1,40 +1,30 @@
-"""One connection to a web server: HTTP/1.1 over TCP or TLS, a request at a time.
+"""How a device's requests travel: to which address, how long each step may take, and the line that
+their bytes go over.
 
-A device has one server and asks little of it. h11 knows what HTTP is; this moves its bytes, with a
-limit of time for every step and no more in memory than was asked for. What goes wrong on the way is
-an `OSError` (`TimeoutError` among them), `NotHttp` if the other side speaks something else, and
-`Closed` if it hangs up before its answer is there.
+httpcore2, the transport of httpx2, knows HTTP/1.1, TLS and how to connect. It sends the headers
+that it is given and no others, keeps no cookies, follows nothing, reads no environment and repeats
+no request. What it would leave open is here: a server may answer and hang up before it has read
+everything, and what comes behind an answer is none to the next request.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ssl
-import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 from urllib.parse import urlsplit
 
-import h11
+import httpcore2
 
-_READ_AHEAD = 1 << 18
-_LONGEST_HEAD = 100 * 1024
 _KEPT_SECONDS = 30.0
 """A connection that was idle for longer is not used again: something on the way has closed it."""
-_NEXT_ADDRESS_SECONDS = 0.25
 
-
-class NoConnection(OSError):
-    """Nobody takes the call."""
-
-
-class NotHttp(OSError):
-    """What the other side says is no HTTP."""
-
-
-class Closed(OSError):
-    """The other side has hung up."""
+_PART = 1 << 16
+_STEPS = 3
+"""Of the event loop, after which whoever reads has what was there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +35,22 @@ class Timeouts:
     """To connect, or to hand over what is sent."""
     answer: float = 20.0
     """To wait for the next part of an answer."""
+
+
+@dataclass(slots=True)
+class Traffic:
+    """Bytes of HTTP in both directions (TLS adds its own) and requests, since the start."""
+
+    requests: int = 0
+    sent: int = 0
+    received: int = 0
+
+    def __add__(self, other: Traffic) -> Traffic:
+        return Traffic(
+            self.requests + other.requests,
+            self.sent + other.sent,
+            self.received + other.received,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,175 +79,133 @@ class Address:
         host = f"[{self.host}]" if ":" in self.host else self.host
         return host if self.port is None else f"{host}:{self.port}"
 
+    def connection(
+        self, context: ssl.SSLContext | None, traffic: Traffic
+    ) -> httpcore2.AsyncHTTPConnection:
+        """A connection that is opened with its first request, and counts its bytes there."""
+        return httpcore2.AsyncHTTPConnection(
+            self._url("/").origin,
+            context,
+            keepalive_expiry=_KEPT_SECONDS,
+            network_backend=_Lines(traffic),
+        )
 
-@dataclass(frozen=True, slots=True)
-class AnswerHead:
-    """How an answer begins."""
+    def request(
+        self,
+        method: str,
+        path: str,
+        headers: Iterable[tuple[str, str]],
+        body: bytes | None,
+        timeouts: Timeouts,
+    ) -> httpcore2.Request:
+        """A request with these headers behind the server's name, and the length of its body.
+        Raises `ValueError` where there is none for such a path."""
+        said = [("Host", self.named), *headers]
+        if body is not None:
+            said.append(("Content-Length", str(len(body))))
+        step = timeouts.step
+        return httpcore2.Request(
+            method,
+            self._url(self.path + path),
+            headers=[(name.encode("ascii"), value.encode("ascii")) for name, value in said],
+            content=body or b"",
+            extensions={"timeout": {"connect": step, "write": step, "read": timeouts.answer}},
+        )
 
-    status: int
-    headers: Mapping[str, str]
-    """By names in lower case."""
-    size: int
-    """Bytes that it took on the way."""
-
-
-class WebConnection:
-    """An open connection. One request is answered to its end before the next one is made."""
-
-    def __init__(self, stream: _Stream, timeouts: Timeouts) -> None:
-        self._stream, self._timeouts = stream, timeouts
-        self._http = h11.Connection(h11.CLIENT, max_incomplete_event_size=_LONGEST_HEAD)
-        self._idle_since = time.monotonic()
-
-    @classmethod
-    async def open(
-        cls, address: Address, context: ssl.SSLContext | None, timeouts: Timeouts
-    ) -> WebConnection:
-        """Raises `NoConnection`, from what stood in the way."""
-        loop = asyncio.get_running_loop()
-        port = address.port or (443 if address.secure else 80)
-        # uvloop, on which services run, tries one address after another.
-        hurry: dict[str, Any] = {}
-        if isinstance(loop, asyncio.BaseEventLoop):
-            hurry["happy_eyeballs_delay"] = _NEXT_ADDRESS_SECONDS
-        try:
-            async with asyncio.timeout(timeouts.step):
-                _, stream = await loop.create_connection(
-                    _Stream,
-                    address.host,
-                    port,
-                    ssl=context,
-                    **hurry,
-                )
-        except TimeoutError:
-            raise
-        except OSError as error:
-            raise NoConnection("nobody takes the call") from error
-        return cls(stream, timeouts)
-
-    @property
-    def ready(self) -> bool:
-        """Whether another request can be made. What came behind an answer is none to the next."""
-        if self._http.our_state is not h11.IDLE or self._http.trailing_data[0]:
-            return False
-        return time.monotonic() - self._idle_since < _KEPT_SECONDS and self._stream.quiet
-
-    def drop(self) -> None:
-        """Hang up at once."""
-        self._stream.drop()
-
-    async def ask(self, method: str, path: str, headers: list[tuple[str, str]], body: bytes) -> int:
-        """Send a request; how many bytes it took. Raises `ValueError` where it cannot be made."""
-        try:
-            request = h11.Request(method=method, target=path, headers=headers)
-        except (h11.LocalProtocolError, UnicodeError) as error:
-            raise ValueError("such a request cannot be made") from error
-        sent = self._http.send(request)
-        if body:
-            sent += self._http.send(h11.Data(data=body))
-        sent += self._http.send(h11.EndOfMessage())
-        async with asyncio.timeout(self._timeouts.step):
-            await self._stream.write(sent)
-        return len(sent)
-
-    async def head(self) -> AnswerHead:
-        """How the answer begins."""
-        while not isinstance(event := await self._next(), h11.Response):
-            if not isinstance(event, h11.InformationalResponse) or event.status_code == 101:
-                raise NotHttp("the answer is none to what was asked")
-        told: dict[str, str] = {}
-        size = len(b"HTTP/1.1 200 \r\n\r\n") + len(event.reason)
-        for name, value in event.headers:
-            size += len(name) + len(value) + 4
-            key, text = name.decode("latin-1"), value.decode("latin-1")
-            told[key] = f"{told[key]}, {text}" if key in told else text
-        return AnswerHead(event.status_code, told, size)
-
-    async def parts(self) -> AsyncIterator[bytes]:
-        """The answer's body, as it comes."""
-        while isinstance(event := await self._next(), h11.Data):
-            yield bytes(event.data)
-        if self._http.our_state is h11.DONE and self._http.their_state is h11.DONE:
-            self._http.start_next_cycle()
-            self._idle_since = time.monotonic()
-
-    async def _next(self) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
-        try:
-            while (event := self._http.next_event()) is h11.NEED_DATA:
-                async with asyncio.timeout(self._timeouts.answer):
-                    arrived = await self._stream.read()
-                if not arrived and self._http.their_state is h11.SEND_RESPONSE:
-                    raise Closed("there is no answer")
-                self._http.receive_data(arrived)
-        except h11.RemoteProtocolError as error:
-            raise NotHttp("what comes is no HTTP") from error
-        return event
+    def _url(self, target: str) -> httpcore2.URL:
+        scheme = "https" if self.secure else "http"
+        return httpcore2.URL(
+            scheme=scheme, host=self.host, port=self.port, target=target.encode("ascii")
+        )
 
 
-class _Stream(asyncio.Protocol):
-    """Bytes both ways. What arrived before a connection broke can still be read."""
+class Line(httpcore2.AsyncNetworkStream):
+    """Bytes both ways, counted. A request goes out in one piece, once its answer is waited for, and
+    what comes meanwhile is read."""
 
-    def __init__(self) -> None:
-        self._transport: asyncio.Transport | None = None
-        self._arrived = bytearray()
-        self._over = False
-        self._trouble: Exception | None = None
-        self._changed = asyncio.Event()
-        self._may_write = asyncio.Event()
-        self._may_write.set()
+    def __init__(self, stream: httpcore2.AsyncNetworkStream, traffic: Traffic) -> None:
+        self._stream, self._traffic = stream, traffic
+        self._unsent: list[bytes] = []
+        self._step: float | None = None
+        self._hearing: asyncio.Future[bytes] | None = None
 
-    @property
-    def quiet(self) -> bool:
+    async def write(self, buffer: bytes, timeout: float | None = None) -> None:
+        self._unsent.append(buffer)
+        self._step = timeout
+
+    async def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
+        if self._unsent:
+            part = await self._converse(timeout)
+        else:
+            part = await self._stream.read(max_bytes, timeout)
+        self._traffic.received += len(part)
+        return part
+
+    async def _converse(self, timeout: float | None) -> bytes:
+        """Send what is to be sent; the beginning of the answer."""
+        sent, self._unsent = b"".join(self._unsent), []
+        self._traffic.sent += len(sent)
+        hearing = self._hear()
+        with contextlib.suppress(httpcore2.WriteError):  # there may be an answer
+            await self._stream.write(sent, self._step)
+        await asyncio.wait([hearing], timeout=timeout)
+        if not hearing.done():
+            raise httpcore2.ReadTimeout
+        self._hearing = None
+        return hearing.result()
+
+    def _hear(self) -> asyncio.Future[bytes]:
+        """The next part of what comes."""
+        if self._hearing is None:
+            self._hearing = asyncio.ensure_future(self._stream.read(_PART))
+        return self._hearing
+
+    async def is_quiet(self) -> bool:
         """Whether it is open and nothing has come that nobody asked for."""
-        return not self._over and not self._arrived
+        hearing = self._hear()
+        for _ in range(_STEPS):
+            await asyncio.sleep(0)
+        return not hearing.done()
 
-    async def write(self, content: bytes) -> None:
-        """Hand over all of it. A server may answer and hang up before it has read everything: its
-        answer is there to be read, or else what went wrong."""
-        if self._transport is not None and not self._over:
-            self._transport.write(content)
-            await self._may_write.wait()
+    async def aclose(self) -> None:
+        try:
+            if self._hearing is not None:
+                self._hearing.cancel()
+                await asyncio.gather(self._hearing, return_exceptions=True)
+        finally:
+            await self._stream.aclose()
 
-    async def read(self) -> bytes:
-        """What has come; nothing when there will be no more."""
-        while not self._arrived and not self._over:
-            self._changed.clear()
-            await self._changed.wait()
-        if not self._arrived and self._trouble is not None:
-            raise self._trouble
-        content = bytes(self._arrived)
-        self._arrived.clear()
-        if self._transport is not None and not self._over:
-            self._transport.resume_reading()
-        return content
+    async def start_tls(
+        self,
+        ssl_context: ssl.SSLContext,
+        server_hostname: str | None = None,
+        timeout: float | None = None,
+    ) -> Line:
+        try:
+            secret = await self._stream.start_tls(ssl_context, server_hostname, timeout)
+        except BaseException:
+            await self._stream.aclose()
+            raise
+        return Line(secret, self._traffic)
 
-    def drop(self) -> None:
-        if self._transport is not None:
-            self._transport.abort()
+    def get_extra_info(self, info: str) -> Any:
+        return self._stream.get_extra_info(info)
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)
 
-    def data_received(self, data: bytes) -> None:
-        self._arrived += data
-        if len(self._arrived) > _READ_AHEAD and self._transport is not None:
-            self._transport.pause_reading()
-        self._changed.set()
+class _Lines(httpcore2.AnyIOBackend):
+    def __init__(self, traffic: Traffic) -> None:
+        self._traffic = traffic
 
-    def eof_received(self) -> None:
-        self._end(None)
+    async def connect_tcp(self, *place: Any, **options: Any) -> Line:
+        return Line(await super().connect_tcp(*place, **options), self._traffic)
 
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._end(exc)
 
-    def pause_writing(self) -> None:
-        self._may_write.clear()
-
-    def resume_writing(self) -> None:
-        self._may_write.set()
-
-    def _end(self, trouble: Exception | None) -> None:
-        if not self._over:
-            self._over, self._trouble = True, trouble
-        self._changed.set()
-        self._may_write.set()
+def size_of(answer: httpcore2.Response) -> int:
+    """Bytes that an answer takes on the way, if it is written as it usually is."""
+    size = len(b"HTTP/1.1 200 \r\n\r\n") + len(answer.extensions["reason_phrase"])
+    length = b"0"
+    for name, value in answer.headers:
+        size += len(name) + len(value) + len(b": \r\n")
+        if name.lower() == b"content-length":
+            length = value
+    return size + int(length)

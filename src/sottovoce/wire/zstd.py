@@ -1,6 +1,5 @@
-"""zstd, by whatever brings it: Python itself since 3.14, the same library for earlier ones, which
-comes with the services, or pyarrow, which every installation has and which takes 25 MB of memory.
-What one of them reads the others read, to the same bytes: one frame, and nothing behind it."""
+"""zstd on the wire: one frame, and nothing behind it, unpacked by Python's own module, which
+`backports.zstd` is before Python 3.14."""
 
 from __future__ import annotations
 
@@ -9,7 +8,7 @@ import sys
 from importlib import import_module
 from typing import Any
 
-_LIBRARIES = ("compression.zstd", "backports.zstd")
+_LIBRARY = "compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd"
 _LEVEL = 3
 _WINDOW = 23
 """Logarithm of the memory that unpacking may take, 8 MB: what every reader of zstd should grant
@@ -24,14 +23,7 @@ _BROKEN = "what was compressed is broken, is not whole, or has something behind 
 
 
 def compress(plain: bytes) -> bytes:
-    library = _library()
-    packed: bytes
-    if library is None:
-        import pyarrow as pa
-
-        packed = pa.Codec("zstd", compression_level=_LEVEL).compress(plain, asbytes=True)
-    else:
-        packed = library.compress(plain, level=_LEVEL)
+    packed: bytes = _library().compress(plain, level=_LEVEL)
     return packed
 
 
@@ -39,21 +31,11 @@ def decompress(packed: bytes, most: int) -> bytes:
     """What was packed, or its first `most` bytes. Raises `ValueError` where it is broken."""
     _check_frame(packed, most)
     library = _library()
-    plain: bytes
-    if library is None:
-        import pyarrow as pa
-
-        try:
-            with pa.CompressedInputStream(pa.BufferReader(packed), "zstd") as source:
-                plain = source.read(most)
-        except (OSError, pa.ArrowException) as error:
-            raise ValueError(_BROKEN) from error
-        return plain
     opened = library.ZstdDecompressor(
         options={library.DecompressionParameter.window_log_max: _WINDOW}
     )
     try:
-        plain = opened.decompress(packed, most)
+        plain: bytes = opened.decompress(packed, most)
     except library.ZstdError as error:
         raise ValueError(_BROKEN) from error
     if len(plain) < most and not opened.eof:
@@ -61,14 +43,9 @@ def decompress(packed: bytes, most: int) -> bytes:
     return plain
 
 
-def is_loaded() -> bool:
-    """Whether somebody has had to do with zstd already."""
-    return any(name in sys.modules for name in (*_LIBRARIES, "pyarrow"))
-
-
 def _check_frame(packed: bytes, most: int) -> None:
     """Raises `ValueError` where this is not one frame (RFC 8878, 3.1.1) that asks for little
-    memory. The libraries differ in what else they take."""
+    memory. The library would say so only after it has read on."""
     if len(packed) < 6 or packed[:4] != _MAGIC:
         raise ValueError(_BROKEN)
     told = packed[4]
@@ -94,10 +71,5 @@ def _check_frame(packed: bytes, most: int) -> None:
 
 @functools.cache
 def _library() -> Any:
-    """The library for zstd alone, or None."""
-    for name in _LIBRARIES:
-        try:
-            return import_module(name)
-        except ModuleNotFoundError:
-            pass
-    return None
+    """Loaded where something is packed: most of the package does without."""
+    return import_module(_LIBRARY)

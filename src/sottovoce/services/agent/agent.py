@@ -26,7 +26,8 @@ from sottovoce.core.links import has_noise
 from sottovoce.core.messages import ModelView
 from sottovoce.core.waiting import ROUNDS, words
 from sottovoce.core.words import say
-from sottovoce.engines.client import Answer, Busy, Client, Traffic, good
+from sottovoce.engines.client import Answer, Busy, Client, good
+from sottovoce.engines.connection import Traffic
 from sottovoce.errors import (
     ConsentError,
     KeyTrouble,

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from sottovoce.engines.client import Busy, Client, Traffic, loopback
+from sottovoce.engines.client import Busy, Client, loopback
+from sottovoce.engines.connection import Traffic
 from sottovoce.errors import (
     ConsentError,
     ServiceError,

@@ -15,6 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sottovoce import compiled
 from sottovoce.errors import SottovoceError, UsageError
 from sottovoce.services.agent.asking import AskingAgent
 from sottovoce.services.agent.loop import Log, Loop
@@ -54,7 +55,8 @@ class Served:
 
 def serve_devices(paths: Sequence[Path], options: Options) -> list[Served]:
     """Serve these stores until SIGTERM, SIGINT or the end that `options` names. Every store is
-    opened before the first one is served, so that nothing starts where one is in use."""
+    opened before the first one is served, so that nothing starts where one is in use. One store
+    alone is served without the compiler, which takes more than all the rest."""
     folders = [path.resolve() for path in paths]
     if len(set(folders)) != len(folders):
         raise UsageError("a store is named twice")
@@ -63,7 +65,8 @@ def serve_devices(paths: Sequence[Path], options: Options) -> list[Served]:
         for path in paths:
             stores.append(store := open_store(path, agent=True))
             opened.callback(store.close)
-        return asyncio.run(_serve(stores, options))
+        with compiled.left_out(len(stores) == 1):
+            return asyncio.run(_serve(stores, options))
 
 
 def visit_once(path: Path, options: Options) -> None:

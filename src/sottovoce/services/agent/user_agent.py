@@ -19,7 +19,8 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.engines.client import Answer, Client, Traffic, good
+from sottovoce.engines.client import Answer, Client, good
+from sottovoce.engines.connection import Traffic
 from sottovoce.errors import (
     ConsentError,
     KeyTrouble,

@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
-from sottovoce.engines.client import Answer, Client, Traffic, good
+from sottovoce.engines.client import Answer, Client, good
+from sottovoce.engines.connection import Traffic
 from sottovoce.errors import (
     DataError,
     KeyTrouble,

@@ -1,6 +1,6 @@
-"""`sottovoce serve device STORE` becomes another process: its exit code, its signals and its words
-are those of the command."""
+"""The agent as a process: its exit code, its signals and its words."""
 
+import contextlib
 import json
 import os
 import signal
@@ -12,13 +12,8 @@ import pytest
 from fake_federation import TERMS, Federation, make_store
 from talk import until
 
-import sottovoce.__main__ as command
-from sottovoce.cli import output
-from sottovoce.errors import RunError, StoreError
-from sottovoce.services.agent import alone
+from sottovoce.errors import StoreError
 from sottovoce.stores import keys
-
-pytestmark = pytest.mark.skipif(os.name != "posix", reason="there is nothing like it elsewhere")
 
 
 @pytest.fixture(scope="module")
@@ -37,15 +32,7 @@ def start(*words):
     )
 
 
-def has_become(process):
-    try:
-        words = Path(f"/proc/{process.pid}/cmdline").read_text().split("\0")
-    except OSError:  # no Linux
-        return True
-    return alone.WORD in words
-
-
-def test_it_ends_as_the_command_would(folder, tmp_path):
+def test_it_ends_when_told_and_says_why(folder, tmp_path):
     """All at once: each takes its time to start."""
     ca = keys.authority_pem(folder)
     ongoing, over = Federation(rounds=2, devices=2), Federation(rounds=1, devices=1)
@@ -70,7 +57,6 @@ def test_it_ends_as_the_command_would(folder, tmp_path):
         unknown = start(tmp_path / "nothing", "--server", "x", "--fish")
         until(lambda: len(ongoing.enrolments) == 2)
         for number, process in stopped.items():
-            assert has_become(process)
             process.send_signal(number)
         for process in stopped.values():
             out, err = process.communicate(timeout=120)
@@ -90,63 +76,9 @@ def test_it_ends_as_the_command_would(folder, tmp_path):
     assert err.startswith("error: No such option")
 
 
-class TestWithin:
-    """What the new process does, without one."""
-
-    GIVEN = '{"store": "x", "options": {}, "json": true}'
-
-    def ends(self, monkeypatch, capsys, raised):
-        def serve(given):
-            raise raised
-
-        monkeypatch.setattr(sys, "argv", ["sottovoce", alone.WORD, self.GIVEN])
-        monkeypatch.setattr(alone, "serve", serve)
-        with pytest.raises(SystemExit) as ended:
-            command.main()
-        return ended.value.code, json.loads(capsys.readouterr().out)
-
-    def test_an_error_is_one_object(self, monkeypatch, capsys):
-        code, said = self.ends(monkeypatch, capsys, StoreError("it is broken"))
-        assert (code, said["error"], said["kind"]) == (7, "it is broken", "StoreError")
-
-    def test_control_c_while_it_starts_is_no_traceback(self, monkeypatch, capsys):
-        code, said = self.ends(monkeypatch, capsys, KeyboardInterrupt())
-        assert code == said["exit_code"] == output.Interrupted.exit_code
-
-    def test_a_full_disk_is_a_sentence(self, monkeypatch, capsys):
-        code, said = self.ends(monkeypatch, capsys, OSError(28, "No space left on device"))
-        assert (code, "free some space" in said["error"]) == (RunError.exit_code, True)
-
-    def test_a_fault_is_not_hidden(self, monkeypatch, capsys):
-        monkeypatch.setattr(sys, "argv", ["sottovoce", alone.WORD, self.GIVEN])
-        monkeypatch.setattr(alone, "serve", lambda given: 1 // 0)
-        with pytest.raises(ZeroDivisionError):
-            command.main()
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        [],
-        [alone.WORD],
-        [alone.WORD, "{"],
-        [alone.WORD, "[]"],
-        [alone.WORD, "{}"],
-        [alone.WORD, "[" * 99_999],
-        ["serve", TestWithin.GIVEN],
-        [alone.WORD, TestWithin.GIVEN, "more"],
-    ],
-)
-def test_the_words_of_somebody_else_are_left_to_the_command(words):
-    assert alone.given(words) is None
-
-
-def test_what_is_asked_for_arrives():
-    assert alone.given([alone.WORD, TestWithin.GIVEN])["store"] == "x"
-
-
-def test_joining_and_staying_becomes_the_agent_too(folder, tmp_path):
-    """What reads commands is as heavy as an agent several times over."""
+@pytest.mark.skipif(os.name != "posix", reason="a process cannot be replaced elsewhere")
+def test_joining_and_staying_becomes_the_agent(folder, tmp_path):
+    """What is for joining takes more than the agent, which runs for weeks."""
     town = Federation(rounds=2, devices=1)
     town.poll_seconds = 60
     with town.serve(keys.server_context(folder)) as server:
@@ -162,7 +94,9 @@ def test_joining_and_staying_becomes_the_agent_too(folder, tmp_path):
         while '"event": "serving"' not in said:
             said = process.stderr.readline()
             assert said, "it has ended"
-        assert has_become(process)
+        with contextlib.suppress(OSError):  # no Linux
+            words = Path(f"/proc/{process.pid}/cmdline").read_text().split("\0")
+            assert words[-4:] == ["serve", "device", str(store), ""]
         process.send_signal(signal.SIGTERM)
         _, err = process.communicate(timeout=30)
     assert process.returncode == 0, err
