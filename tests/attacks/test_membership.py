@@ -126,6 +126,7 @@ def test_pairwise_models_and_reports_are_attacked_alike():
     assert found.verdict == "underpowered"
 
 
+@pytest.mark.slow
 def test_a_filtered_model_is_attacked_as_well(monkeypatch):
     pytest.importorskip("torch")
     few = MemberPairs.held_or_not(TRAIN, TEST, RNG)

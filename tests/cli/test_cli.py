@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import click
+import forked
 import numpy as np
 import pytest
 import typer.main
@@ -474,16 +475,8 @@ def whole(tmp_path_factory):
     return root
 
 
-def start(command, root, out):
-    arguments = ["run", str(root / "long.toml"), "--threads", "1", "--out", str(out)]
-    return subprocess.Popen(
-        [*command, *arguments],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        # A background shell may have told its children to ignore Ctrl-C.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-    )
+def start(program, root, out):
+    return forked.ForkedProcess(program, "run", root / "long.toml", "--threads", "1", "--out", out)
 
 
 def wait_for(process, condition):
@@ -508,7 +501,7 @@ def assert_same_run(one, other):
 
 def test_a_killed_run_resumes_to_the_same_numbers(sottovoce_, whole, tmp_path):
     out = tmp_path / "killed"
-    process = start([sys.executable, "-c", EAGER], whole, out)
+    process = start(EAGER, whole, out)
     wait_for(process, (out / "checkpoint.npz").exists)
     process.kill()
     process.communicate()
@@ -520,12 +513,12 @@ def test_a_killed_run_resumes_to_the_same_numbers(sottovoce_, whole, tmp_path):
     assert_same_run(whole / "whole", out)
 
 
-@pytest.mark.parametrize("command", [COMMAND, [sys.executable, "-c", EAGER]])
+@pytest.mark.parametrize("program", [forked.COMMAND, EAGER], ids=["as it is", "eager"])
 def test_an_interrupted_run_says_how_to_go_on_and_resumes_to_the_same_numbers(
-    sottovoce_, whole, tmp_path, command
+    sottovoce_, whole, tmp_path, program
 ):
     out = tmp_path / "interrupted"
-    process = start(command, whole, out)
+    process = start(program, whole, out)
     wait_for(process, lambda: (out / "metrics.jsonl").exists() and RunFolder(out).metrics())
     process.send_signal(signal.SIGINT)
     text, errors = process.communicate(timeout=60)

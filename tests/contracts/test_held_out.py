@@ -114,7 +114,10 @@ def test_no_baseline_sees_what_is_held_out(tmp_path, monkeypatch):
         assert not np.array_equal(ranked[0][name], ranked[2][name]), name
 
 
-@pytest.mark.parametrize("name", RIVALS)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=pytest.mark.slow) if n in ("fedrap", "fedncf") else n for n in RIVALS],
+)
 def test_fair_rivals_see_nothing_and_leaking_ones_do(name):
     made = [Experiment.from_table({"data": {"split": "published"}}).split(one) for one in WORLDS]
     settings = rival_of({"name": name, "rounds": 2})

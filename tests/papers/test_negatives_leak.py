@@ -39,6 +39,7 @@ def found(tmp_path_factory):
     return negatives_leak(made, place / "out"), place
 
 
+@pytest.mark.slow
 def test_counting_finds_the_answer_with_the_leak_alone(found):
     rows = {(row["system"], row["way"]): row for row in found[0]["rows"]}
     assert rows["counts", "leak"]["sampled HR@10"] > 0.95
@@ -50,6 +51,7 @@ def test_counting_finds_the_answer_with_the_leak_alone(found):
     json.dumps({k: v for k, v in found[0].items() if k != "tables"})
 
 
+@pytest.mark.slow
 def test_nothing_is_trained_twice(found, monkeypatch):
     monkeypatch.setattr(LeakStudy, "_measured", lambda *_: pytest.fail("trained again"))
     again = study(found[1] / "cells", [SYSTEMS[0], SYSTEMS[2]]).rows("town")

@@ -582,7 +582,7 @@ class Purse(RuleBasedStateMachine):
 
 
 class TestPurse(Purse.TestCase):
-    settings = settings(max_examples=15, stateful_step_count=25, deadline=None)
+    settings = settings(max_examples=6, stateful_step_count=25, deadline=None)
 
 
 @pytest.mark.slow
