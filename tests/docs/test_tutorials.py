@@ -317,7 +317,7 @@ done
 ```
 """
     walk = Walk(docs.Page("docs/how-to/x.md", page), tmp_path)
-    with pytest.raises(AssertionError, match=r"x\.md:20 shows '41'; printed was:\n42"):
+    with pytest.raises(AssertionError, match=r"x\.md:21 shows '41'; printed was:\n42"):
         walk.through()
     assert walk.said == ["ready\n", "done\n", "42\n"]
     with pytest.raises(ProcessLookupError):

@@ -13,7 +13,7 @@ from checked_world import TOKENS, AggregatorApp, checked_folders
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from fuzz_choices import Choices
 from fuzz_targets import POST, ServiceTarget, table
-from fuzz_watch import Here, Trouble
+from fuzz_watch import Trouble, here
 from hop_world import ACCEPTS, layered, random_records, second_of
 from orchestrator_world import ITEMS as FILMS
 from orchestrator_world import App as OrchestratorApp
@@ -47,6 +47,18 @@ _PLAIN = struct.Struct("<IIqBQ")
 class PartyTarget(ServiceTarget):
     operator = ""
 
+    def served(self, *addresses):
+        """Raise if somebody honest is refused at one of these addresses."""
+        for address in addresses:
+            answer = self.send_good(address)
+            if answer.status not in self.expected.get(address, (200, 204)):
+                raise Trouble("honest", f"somebody honest is refused: {answer}")
+
+    def counted(self, stored):
+        """Raise if something else is stored than was acknowledged."""
+        if stored != self.acknowledged:
+            raise Trouble("counts", f"{self.acknowledged} were acknowledged, {stored} are stored")
+
     def token(self, address):
         return "" if address[0] == POST and "operator" not in address[1] else self.operator
 
@@ -59,10 +71,6 @@ class PartyTarget(ServiceTarget):
 # --- the proxy that shuffles ----------------------------------------------------------------------
 
 
-class FuzzedProxy(ProxyApp, Here):
-    pass
-
-
 class Shuffler(PartyTarget):
     name = "shuffler"
     DEVICES = 12
@@ -71,7 +79,7 @@ class Shuffler(PartyTarget):
     def opened(self, path, stack):
         # Asks seldom by itself: `tick` says when there is something to hear.
         self.server, folder = stack.enter_context(proxied(path, poll_seconds=8.0))
-        app = stack.enter_context(FuzzedProxy(folder))
+        app = stack.enter_context(here(ProxyApp)(folder))
         self.operator = operator_token(folder.keys)
         self.app = app
         self._until(lambda: app.store.position.round >= 0)
@@ -126,16 +134,11 @@ class Shuffler(PartyTarget):
     def check(self):
         held = sum(held.devices for held in self.app.store.held() if held.state != "over")
         ended = sum(count for _, _, count in self.app.store.outcomes())
-        if held + ended != self.acknowledged:
-            raise Trouble(
-                "counts", f"{self.acknowledged} were acknowledged, {held} are held, {ended} ended"
-            )
+        self.counted(held + ended)
 
     def honest(self):
         self.tick()
-        answer = self.send_good(self.SUBMIT)
-        if answer.status != 204:
-            raise Trouble("honest", f"an honest device is refused: {answer}")
+        self.served(self.SUBMIT)
 
     def _until(self, holds, seconds=120):
         end = time.monotonic() + seconds
@@ -153,7 +156,7 @@ class LaterShuffler(Shuffler):
 
     def opened(self, path, stack):
         self.server, folder = stack.enter_context(second_of(path, poll_seconds=8.0))
-        self.app = app = stack.enter_context(FuzzedProxy(folder))
+        self.app = app = stack.enter_context(here(ProxyApp)(folder))
         self.operator = operator_token(folder.keys)
         self._until(lambda: app.store.position.round >= 0)
         self.makers[self.BATCHES] = self.part
@@ -192,9 +195,7 @@ class LaterShuffler(Shuffler):
 
     def honest(self):
         self.tick()
-        answer = self.send_good(self.BATCHES)
-        if answer.status != 204:
-            raise Trouble("honest", f"an honest shuffler is refused: {answer}")
+        self.served(self.BATCHES)
 
 
 def nearly_nothing(choices):
@@ -205,10 +206,6 @@ def nearly_nothing(choices):
 # --- the proxy of a secure sum --------------------------------------------------------------------
 
 
-class FuzzedMasker(MaskerApp, Here):
-    pass
-
-
 class Masker(PartyTarget):
     name = "masker"
     SUMS, SEEDS = (POST, "/v1/sums"), (POST, "/v1/seeds")
@@ -216,7 +213,7 @@ class Masker(PartyTarget):
 
     def opened(self, path, stack):
         folder = masker_folder(path / "masker")
-        app = stack.enter_context(FuzzedMasker(folder))
+        app = stack.enter_context(here(MaskerApp)(folder))
         self.terms, self.operator = folder.introduction.terms, operator_token(folder.keys)
         self.devices = [SeedKeeper() for _ in range(LEAST)]
         self.round, self._records = 0, {}
@@ -296,21 +293,13 @@ class Masker(PartyTarget):
             self.round = self.app.service._answering.round + 1
 
     def check(self):
-        told = self.app.service._answering.told.times
-        if told != self.acknowledged:
-            raise Trouble("counts", f"{self.acknowledged} sums were heard, {told} told")
+        self.counted(self.app.service._answering.told.times)
 
     def honest(self):
-        answer = self.send_good(self.SUMS)
-        if answer.status != 200:
-            raise Trouble("honest", f"an honest server is refused: {answer}")
+        self.served(self.SUMS)
 
 
 # --- an aggregator of a checked sum ---------------------------------------------------------------
-
-
-class FuzzedAggregator(AggregatorApp, Here):
-    pass
 
 
 class Aggregator(PartyTarget):
@@ -323,7 +312,7 @@ class Aggregator(PartyTarget):
     def opened(self, path, stack):
         self.terms, folders = checked_folders(path, items=self.NUMBERS - 1)
         folder = folders[1]
-        app = stack.enter_context(FuzzedAggregator(folder))
+        app = stack.enter_context(here(AggregatorApp)(folder))
         self.operator = operator_token(folder.keys)
         self.keys = [Ed25519PrivateKey.generate() for _ in range(CHECKED_LEAST + 1)]
         self.round, self._sent = 0, {}
@@ -412,21 +401,13 @@ class Aggregator(PartyTarget):
             self.round = self.app.answering.round + 2
 
     def check(self):
-        told = self.app.answering.told.times
-        if told != self.acknowledged:
-            raise Trouble("counts", f"{self.acknowledged} parts were heard, {told} told")
+        self.counted(self.app.answering.told.times)
 
     def honest(self):
-        answer = self.send_good(self.PARTS)
-        if answer.status != 200:
-            raise Trouble("honest", f"an honest server is refused: {answer}")
+        self.served(self.PARTS)
 
 
 # --- data owners ----------------------------------------------------------------------------------
-
-
-class FuzzedOwner(OwnerApp, Here):
-    pass
 
 
 class Owner(PartyTarget):
@@ -439,7 +420,7 @@ class Owner(PartyTarget):
     def opened(self, path, stack):
         self.world = World(path, settings=self.settings)
         limits = {"per_minute": 1_000_000}
-        app = self.app = stack.enter_context(FuzzedOwner(self.world.folder, limits=limits))
+        app = self.app = stack.enter_context(here(OwnerApp)(self.world.folder, limits=limits))
         self.operator = operator_token(self.world.folder.keys)
         self.public = self.world.folder.application.public
         self.next_user, self.users = 100, []
@@ -585,9 +566,7 @@ class Owner(PartyTarget):
             self._newcomers()
 
     def check(self):
-        taken = self.app.owner.counts()["taken"]
-        if taken != self.acknowledged:
-            raise Trouble("counts", f"{self.acknowledged} were acknowledged, {taken} are stored")
+        self.counted(self.app.owner.counts()["taken"])
 
     def honest(self):
         user = self.world.user(self.next_user)
@@ -615,10 +594,6 @@ def asked(choices, purpose, user, federation, public, content=b""):
 # --- orchestrators --------------------------------------------------------------------------------
 
 
-class FuzzedOrchestrator(OrchestratorApp, Here):
-    pass
-
-
 class Orchestrator(PartyTarget):
     name = "orchestrator"
     settings = DRIFTConfig(theta=2)
@@ -629,7 +604,7 @@ class Orchestrator(PartyTarget):
     def opened(self, path, stack):
         limits = {"per_minute": 1_000_000, "guess_seconds": 0.0}
         folder = create_orchestrator_folder(path / "town", FILMS, self.settings, root_key=77)
-        app = self.app = stack.enter_context(FuzzedOrchestrator(folder, **limits))
+        app = self.app = stack.enter_context(here(OrchestratorApp)(folder, **limits))
         let_in(folder, app.store, path, "Bakery", range(5))
         self.operator = operator_token(folder.keys)
         self.public = folder.users_identity().public
@@ -709,10 +684,7 @@ class Orchestrator(PartyTarget):
             raise Trouble("counts", f"{len(self.inside)} were let in, {stored} are stored")
 
     def honest(self):
-        for address in (self.RECOMMEND, self.ENROL):
-            answer = self.send_good(address)
-            if answer.status not in self.expected.get(address, (200,)):
-                raise Trouble("honest", f"an honest user is refused: {answer}")
+        self.served(self.RECOMMEND, self.ENROL)
 
 
 class AggregatedOrchestrator(Orchestrator):

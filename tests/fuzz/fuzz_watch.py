@@ -99,6 +99,11 @@ class Here(InProcess):
         self.unforeseen.append(found)
 
 
+def here(application):
+    """The class of this application in tests, run here."""
+    return type(f"Fuzzed{application.__name__}", (application, Here), {})
+
+
 class ErrorLog(logging.Handler):
     """What libraries log as an error, and what ends a thread."""
 

@@ -67,7 +67,7 @@ def page_colours() -> tuple[Mapping[str, str], Mapping[str, str]]:
 INK, SOFT = (page_colours()[0][name] for name in ("ink", "soft"))
 
 
-def _with_dark(svg: str) -> str:
+def with_dark(svg: str) -> str:
     """Add the dark page's colours to an SVG, for each colour that is in it."""
     light, dark = page_colours()
     known = {light[name]: dark[name] for name in ("ink", "soft", "line", "accent", "paper")}
@@ -120,7 +120,7 @@ def drawing(path: Path, title: str, size: tuple[float, float]) -> Iterator[tuple
         figure.set_layout_engine("none")  # it is laid out by now
         drawn = io.StringIO()
         figure.savefig(drawn, format="svg", metadata={"Date": None, "Creator": None})
-        target.svg.write_text(_with_dark(drawn.getvalue()), encoding="utf-8")
+        target.svg.write_text(with_dark(drawn.getvalue()), encoding="utf-8")
 
 
 def _number_formatter() -> Formatter:
