@@ -6,7 +6,7 @@ speed), hence `score_panel`, which is written for it.
 """
 
 # Kernels, LLVM's builder and numba's hooks carry no types.
-# mypy: disable-error-code="no-untyped-def, no-untyped-call"
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, call-arg, unreachable"
 
 from __future__ import annotations
 

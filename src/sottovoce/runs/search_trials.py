@@ -22,7 +22,7 @@ from sottovoce.evaluation.metrics import every_metric
 from sottovoce.experiment import Experiment, PreparedExperiment
 from sottovoce.runs.devices import DeviceTopology
 from sottovoce.runs.search_cost import Charge, charge_of
-from sottovoce.runs.space import Settings, Space, Value, as_it_is, changed
+from sottovoce.runs.space import Settings, Space, Value, changed
 from sottovoce.runs.topology import RunOptions
 from sottovoce.runs.train import begun
 
@@ -199,7 +199,7 @@ def proposed(world: SearchWorld, past: Sequence[Training]) -> list[dict[str, Val
     )
     study, found = _study(world, past, sampler), list[dict[str, Value]]()
     for n in range(start, start + batch):
-        inside = world.space.inside(as_in_file(world)) if n == 0 else None
+        inside = world.space.inside(world.space.values(world.experiment, {})) if n == 0 else None
         if inside is not None:
             study.enqueue_trial(inside)
         if n or inside is not None:
@@ -208,19 +208,13 @@ def proposed(world: SearchWorld, past: Sequence[Training]) -> list[dict[str, Val
     return found
 
 
-def as_in_file(world: SearchWorld) -> dict[str, Any]:
-    """Return the searched settings as the experiment has them."""
-    names = [name for one in world.space.ranges for name in one.settings]
-    return {name: as_it_is(world.experiment, name) for name in names}
-
-
 def as_trial(world: SearchWorld, one: Training) -> optuna.trial.FrozenTrial:
     """Return a training as a trial of Optuna. It has no parameters if it lies outside of the
     searched ranges, as the file's own settings may. A training that failed counts as pruned, so
     that the sampler avoids its like."""
     import optuna
 
-    inside = world.space.inside({**as_in_file(world), **one.settings})
+    inside = world.space.inside(world.space.values(world.experiment, one.settings))
     ended = one.state == "finished"
     states = optuna.trial.TrialState
     return optuna.trial.create_trial(

@@ -104,6 +104,11 @@ class Space:
         """By the names of settings, from values by the names of ranges."""
         return {name: found[one.name] for one in self.ranges for name in one.settings}
 
+    def values(self, experiment: Experiment, settings: Settings) -> dict[str, Any]:
+        """Return all searched settings by name, as the experiment has them if not given."""
+        names = (name for one in self.ranges for name in one.settings)
+        return {name: settings.get(name, as_it_is(experiment, name)) for name in names}
+
     def inside(self, settings: Mapping[str, object]) -> dict[str, Value] | None:
         """By the names of ranges, from values by the names of settings; None where one of them is
         outside of its range, or settings of one range differ."""

@@ -31,8 +31,9 @@ import os
 import signal
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
 from multiprocessing import get_context
@@ -326,10 +327,10 @@ def workers(world: SearchWorld) -> Iterator[Train]:
     table = json.dumps(dict(world.experiment.table))
     pool = ProcessPoolExecutor(jobs, spawn, _begin, (ends, table, world.space, world.options))
 
-    def train(tasks: Sequence[TrialTask]) -> Iterator[Training]:
+    def results(asked: Sequence[Future[Any]]) -> Iterator[Any]:
         try:
-            for done in as_completed([pool.submit(_work, task) for task in tasks]):
-                yield done.result()
+            for one in as_completed(asked):
+                yield one.result()
         except BrokenProcessPool:
             raise RunError(
                 "a process of the search has ended, perhaps for want of memory; fewer --jobs need "
@@ -337,7 +338,9 @@ def workers(world: SearchWorld) -> Iterator[Train]:
             ) from None
 
     try:
-        yield train
+        # All of them start before anything is timed.
+        deque(results([pool.submit(os.getpid) for _ in range(jobs)]), maxlen=0)
+        yield lambda tasks: results([pool.submit(_work, task) for task in tasks])
     except BaseException:
         mine.close()  # which ends those that are at work
         raise

@@ -19,8 +19,7 @@ from sottovoce.evaluation.report import (
 )
 from sottovoce.evaluation.tables import Column, Table
 from sottovoce.runs.folder import new_figures, write_text
-from sottovoce.runs.search_trials import Training
-from sottovoce.runs.space import Range, as_it_is, changed
+from sottovoce.runs.space import Range, changed
 from sottovoce.runs.tables import Row
 from sottovoce.runs.tune import SearchOutcome
 
@@ -127,12 +126,11 @@ def importance(found: SearchOutcome) -> dict[str, float]:
     too few trials have ended to say."""
     import optuna
 
-    ended = [one for one in found.trials if one.state == "finished" and one.value is not None]
     study = optuna.create_study(direction="maximize" if found.maximise else "minimize")
     distributions = found.space.distributions()
-    for one in ended:
-        inside = found.space.inside(_as_run(found, one))
-        if inside is not None:
+    for one in found.trials:
+        inside = found.space.inside(found.space.values(found.experiment, one.settings))
+        if inside is not None and one.value is not None:
             study.add_trial(
                 optuna.trial.create_trial(
                     params=dict(inside), distributions=distributions, value=one.value
@@ -173,7 +171,7 @@ def _by_setting(found: SearchOutcome, figures: Path) -> list[Block]:
         blocks.append(Table("Importance", columns, rows, notes=notes))
     for index, one in enumerate(found.space.ranges):
         points = [
-            (_as_run(found, trial).get(one.settings[0]), trial.value)
+            (found.space.values(found.experiment, trial.settings)[one.settings[0]], trial.value)
             for trial in found.trials
             if trial.value is not None
         ]
@@ -199,19 +197,10 @@ def _points(pairs: Any) -> plots.Curve:
     return [x for x, _ in pairs], [y for _, y in pairs]
 
 
-def _as_run(found: SearchOutcome, trial: Training) -> dict[str, Any]:
-    """The searched settings of a trial, those of the file where it has no others."""
-    names = [name for one in found.space.ranges for name in one.settings]
-    return {name: trial.settings.get(name, as_it_is(found.experiment, name)) for name in names}
-
-
 def _settings(found: SearchOutcome, settings: Mapping[str, Any]) -> Row:
-    shown: dict[str, Any] = {}
-    for one in found.space.ranges:
-        name = one.settings[0]
-        value = settings.get(name, as_it_is(found.experiment, name))
-        shown[one.name] = f"{value:.4g}" if isinstance(value, float) else str(value)
-    return shown
+    values = found.space.values(found.experiment, settings)
+    shown = {one.name: values[one.settings[0]] for one in found.space.ranges}
+    return {k: f"{v:.4g}" if isinstance(v, float) else str(v) for k, v in shown.items()}
 
 
 def _setting_columns(found: SearchOutcome) -> list[Column]:
