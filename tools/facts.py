@@ -416,7 +416,7 @@ def interface_figures() -> list[Figure]:
     ours = [kind for kind in files if kind.__module__.startswith(f"{PACKAGE}.")]
     settings = settings_of(ours)
     top = [name for name in ("name", "seed", "seeds", "draws") if name in _names(Experiment)]
-    table = {"an experiment file": top}
+    table: dict[str, list[str]] = {"an experiment file": list(top)}
     table |= {f"{kind.__module__}.{kind.__name__}": names for kind, names in settings.items()}
     return [
         Figure("commands", "commands", len(commands), sorted(commands)),

@@ -33,7 +33,11 @@ EDGE = 20.0
 _LINE = 21.0
 """From one line of text to the next."""
 _LIGHT = page_colours()[0]
-_PLAIN = {"svg.fonttype": "none", "svg.hashsalt": "sottovoce", "font.sans-serif": ["DejaVu Sans"]}
+_PLAIN: dict[Any, Any] = {
+    "svg.fonttype": "none",
+    "svg.hashsalt": "sottovoce",
+    "font.sans-serif": ["DejaVu Sans"],
+}
 
 Row = Mapping[str, Any]
 

@@ -12,7 +12,7 @@ import uvloop
 
 from sottovoce.engines import connection
 from sottovoce.engines.client import Client
-from sottovoce.engines.connection import Address, Line, Timeouts, Traffic
+from sottovoce.engines.connection import Address, CountedStream, Timeouts, Traffic
 from sottovoce.errors import Unreachable
 from sottovoce.parties.leaving import Booked, let_go
 from sottovoce.stores import keys
@@ -357,7 +357,7 @@ class Waiting(httpcore2.AsyncMockStream):
 )
 def test_what_came_behind_an_answer_and_was_not_read_yet_is_heard(stream, quiet):
     async def look():
-        line = Line(stream(), Traffic())
+        line = CountedStream(stream(), Traffic())
         found = await line.is_quiet()
         await line.aclose()
         return found

@@ -7,10 +7,10 @@ from typing import Annotated
 
 import typer
 
-from sottovoce.cli.options import Said, Settings, says
+from sottovoce.cli import output
+from sottovoce.cli.options import Json, Settings
 
 
-@says
 def budget(
     file: Annotated[
         str,
@@ -36,7 +36,8 @@ def budget(
             "permits.",
         ),
     ] = None,
-) -> Said:
+    as_json: Json = False,
+) -> None:
     """Say what an experiment would cost each of its users in all, choice by choice.
 
     Nothing is trained, and no data are needed. FILE says what leaves and which choices users make;
@@ -81,13 +82,17 @@ def budget(
         }
         for row in found.rows
     ]
-    content = {
-        "name": experiment.name,
-        "system": experiment.system,
-        "rows": rows,
-        "words": said,
-        "assumes": found.assumed,
-        "not_protected": found.unprotected,
-    }
+    if as_json:
+        output.emit(
+            {
+                "name": experiment.name,
+                "system": experiment.system,
+                "rows": rows,
+                "words": said,
+                "assumes": found.assumed,
+                "not_protected": found.unprotected,
+            }
+        )
+        return
     table = found.table(f"What {experiment.system} would cost a user of {experiment.name}")
-    return content, [table, *said, *found.unprotected]
+    output.show(table, *said, *found.unprotected)

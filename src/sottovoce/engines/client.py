@@ -23,7 +23,7 @@ from typing import Any
 
 import httpcore2
 
-from sottovoce.engines.connection import Address, Line, Timeouts, Traffic, size_of
+from sottovoce.engines.connection import Address, CountedStream, Timeouts, Traffic, size_of
 from sottovoce.errors import (
     KeyTrouble,
     SottovoceError,
@@ -153,7 +153,7 @@ class Client:
         self._timeouts = timeouts
         self._longest = longest
         self._kept: httpcore2.AsyncHTTPConnection | None = None
-        self._line: Line | None = None
+        self._line: CountedStream | None = None
         self._turn = asyncio.Lock()
         self._part = _Part("")
 

@@ -87,7 +87,7 @@ class Address:
             self._url("/").origin,
             context,
             keepalive_expiry=_KEPT_SECONDS,
-            network_backend=_Lines(traffic),
+            network_backend=_CountedStreams(traffic),
         )
 
     def request(
@@ -119,7 +119,7 @@ class Address:
         )
 
 
-class Line(httpcore2.AsyncNetworkStream):
+class CountedStream(httpcore2.AsyncNetworkStream):
     """Bytes both ways, counted. A request goes out in one piece, once its answer is waited for, and
     what comes meanwhile is read."""
 
@@ -180,24 +180,24 @@ class Line(httpcore2.AsyncNetworkStream):
         ssl_context: ssl.SSLContext,
         server_hostname: str | None = None,
         timeout: float | None = None,
-    ) -> Line:
+    ) -> CountedStream:
         try:
             secret = await self._stream.start_tls(ssl_context, server_hostname, timeout)
         except BaseException:
             await self._stream.aclose()
             raise
-        return Line(secret, self._traffic)
+        return CountedStream(secret, self._traffic)
 
     def get_extra_info(self, info: str) -> Any:
         return self._stream.get_extra_info(info)
 
 
-class _Lines(httpcore2.AnyIOBackend):
+class _CountedStreams(httpcore2.AnyIOBackend):
     def __init__(self, traffic: Traffic) -> None:
         self._traffic = traffic
 
-    async def connect_tcp(self, *place: Any, **options: Any) -> Line:
-        return Line(await super().connect_tcp(*place, **options), self._traffic)
+    async def connect_tcp(self, *place: Any, **options: Any) -> CountedStream:
+        return CountedStream(await super().connect_tcp(*place, **options), self._traffic)
 
 
 def size_of(answer: httpcore2.Response) -> int:

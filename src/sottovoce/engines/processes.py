@@ -48,10 +48,10 @@ def told_to_stop(*more: signal.Signals) -> Iterator[threading.Event]:
             signal.signal(number, handler)
 
 
-def free_port(host: str = "127.0.0.1") -> int:
+def free_port() -> int:
     """A port that nobody listens on now."""
     with socket.socket() as probe:
-        probe.bind((host, 0))
+        probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
@@ -156,7 +156,7 @@ class Child:
                     os.kill(pid, signal.SIGKILL)
 
 
-def wait_until_listening(child: Child, host: str, port: int, seconds: float = 60.0) -> None:
+def wait_until_listening(child: Child, host: str, port: int) -> None:
     """Until somebody accepts connections there. Raises where the child ends or takes too long."""
     there = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
 
@@ -167,7 +167,7 @@ def wait_until_listening(child: Child, host: str, port: int, seconds: float = 60
             return False
         return True
 
-    wait_for(child, listening, seconds)
+    wait_for(child, listening)
 
 
 def wait_for(child: Child, ready: Callable[[], bool], seconds: float = 60.0) -> None:

@@ -362,16 +362,14 @@ Interval = Mapping[str, float]
 """A `value` and the bounds `low` and `high` of its interval."""
 
 
-def quality_of_versions(
-    path: Path, versions: Sequence[Mapping[str, Any]], *, title: str = ""
-) -> Figures:
+def quality_of_versions(path: Path, versions: Sequence[Mapping[str, Any]]) -> Figures:
     """For how many users each version had a hit, beside the one that was published then and
     popularity, with 95 % intervals. White: it was held back."""
     told = [one for one in versions if one.get("quality")]
     _need(dict.fromkeys(str(one["version"]) for one in told))
     place = np.arange(len(told), dtype=np.float64)
     names = {"candidate": "the version", "published": "published then", "popularity": "popularity"}
-    with drawing(path, title, (6.4, 4.2)) as (figure, axes):
+    with drawing(path, "", (6.4, 4.2)) as (figure, axes):
         for index, (name, words) in enumerate(names.items()):
             rates: list[Interval] = [one["quality"][name] for one in told]
             middle = np.array([rate["value"] for rate in rates])

@@ -493,10 +493,10 @@ def _technical(result: Result, setting: CardSetting) -> str:
     return " ".join(parts)
 
 
-def draw_results(path: Path, results: Sequence[Result], title: str = "") -> plots.Figures:
+def draw_results(path: Path, results: Sequence[Result]) -> plots.Figures:
     """A line for each attack: its result with the interval, and the base rate."""
     height, light = 1.6 + 0.42 * len(results), plots.page_colours()[0]
-    with plots.drawing(path, title, (7.6, height)) as (figure, axes):
+    with plots.drawing(path, "", (7.6, height)) as (figure, axes):
         places = range(len(results))[::-1]
         for verdict, name, marker in (
             ("broken", "bad", "D"),

@@ -158,20 +158,20 @@ def charge_of(experiment: Experiment, topology: Topology) -> Charge:
     return Charge(bounded=False)
 
 
-def cost_of(trainings: Sequence[Charged], delta: float = DELTA) -> SearchCost:
+def cost_of(trainings: Sequence[Charged]) -> SearchCost:
     """Of all trainings of a search."""
     charges = [one.charge for one in trainings if one.charge != Charge()]
     losses = [one.loss for one in charges]
     if not losses:
-        return SearchCost(0, 0.0, 0.0, 0.0, delta)
-    dearest = max(losses, key=lambda one: one.epsilon(delta))
-    chosen = selected(dearest, len(losses), delta)
+        return SearchCost(0, 0.0, 0.0, 0.0)
+    dearest = max(losses, key=lambda one: one.epsilon(DELTA))
+    chosen = selected(dearest, len(losses), DELTA)
     total: Loss = reduce(add, losses)
     if any(one.reports for one in charges) and total.bounded:
-        each = [account([one.sent], delta).with_proxy for one in charges]
-        told = account([one.sent for one in charges], delta).with_proxy
-        return SearchCost(len(losses), max(each), told, chosen, delta, True)
-    return SearchCost(len(losses), dearest.epsilon(delta), total.epsilon(delta), chosen, delta)
+        each = [account([one.sent], DELTA).with_proxy for one in charges]
+        told = account([one.sent for one in charges], DELTA).with_proxy
+        return SearchCost(len(losses), max(each), told, chosen, DELTA, True)
+    return SearchCost(len(losses), dearest.epsilon(DELTA), total.epsilon(DELTA), chosen, DELTA)
 
 
 def _shown(epsilon: float) -> str:

@@ -31,7 +31,6 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 import sottovoce
 from sottovoce.errors import UsageError
 from sottovoce.services.copies.copying import backup_place, make_backup
-from sottovoce.services.kit.connections import Limits
 from sottovoce.services.kit.serving import Also, listen
 from sottovoce.services.server import operator
 from sottovoce.services.server.health import PartyHealth
@@ -446,7 +445,7 @@ def _is_nonce(given: object) -> TypeGuard[str]:
     return isinstance(given, str) and bool(re.fullmatch(rf"[0-9a-f]{{{2 * NONCE_BYTES}}}", given))
 
 
-def console_of(port: int = 0, limits: Limits = LIMITS) -> Callable[[RunningServer], Also]:
+def console_of(port: int = 0) -> Callable[[RunningServer], Also]:
     """Makes the console of a server that starts, at this port of loopback or at a free one."""
 
     def make(server: RunningServer) -> Also:
@@ -457,6 +456,6 @@ def console_of(port: int = 0, limits: Limits = LIMITS) -> Callable[[RunningServe
             views = ConsoleViews.of(server)
             return ConsoleApplication(views, server.tokens, entrance, listener.getsockname()[1])
 
-        return Also("console", application, listener, limits, PageConnection)
+        return Also("console", application, listener, LIMITS, PageConnection)
 
     return make

@@ -131,12 +131,12 @@ class Question(Redacted):
 
 
 def shadows(
-    home: Home, question: Question, others: Mask, again: Again, rng: Streams, pairs: int = PAIRS
+    home: Home, question: Question, others: Mask, again: Again, rng: Streams
 ) -> ShadowPairs:
     """Learns them: in each pair a random half of the targets is in the one model, the rest in the
     other, and all of `others` are in both."""
     n, found = len(question.targets), []
-    for number in range(pairs):
+    for number in range(PAIRS):
         first = np.zeros(n, bool)
         first[rng.child("in", number).generator().permutation(n)[: n // 2]] = True
         said = []
