@@ -269,7 +269,7 @@ def test_the_server_does_not_say_that_nobody_is_missing(files, say, monkeypatch)
         "batches": [{"tier": 0, "devices": 4, "parts": 1, "stored": 1}],
         "rounds": [past | {"reported": 8, "asked": 0}],
     }  # fmt: skip
-    monkeypatch.setattr(standing, "_status_in", lambda folder, database: content)
+    monkeypatch.setattr(standing, "_status_in", lambda folder: content)
     told = say("serve", "status", files / "town")
     assert "round 0.0: goal after 3.3 s, 8 devices in batches" in told
     assert "Round 1 of 4, attempt 0: open\n" in told

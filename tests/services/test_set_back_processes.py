@@ -12,8 +12,9 @@ from proxy_world import Link, ProxyProcess, proxied, proxy_terms
 from scipy import stats
 from secure_sum_world import LEAST, NOISY, SUMS, TOKEN, SeedKeeper, masker_folder, question
 from server_world import Client, ServerProcess, program
+from talk import until
 from test_proxy_crash import enrolled
-from test_proxy_service import count, wait_for
+from test_proxy_service import count
 from test_shuffler_set_back import batches
 from test_sums_after_a_rollback import Checked, is_noise_of_both
 
@@ -183,7 +184,7 @@ def test_a_shuffler_that_was_set_back_while_its_round_is_open_hands_no_second_ba
         def send(link, round, devices):
             for device in devices:
                 payload = device.submission(round)
-                wait_for(lambda payload=payload: link.submit(payload).status == 204)
+                until(lambda payload=payload: link.submit(payload).status == 204)
 
         with ProxyProcess(folder, hold_seconds=60.0, goal={"0": 13}) as proxy:
             with Link(folder, proxy.port) as link:
@@ -192,7 +193,7 @@ def test_a_shuffler_that_was_set_back_while_its_round_is_open_hands_no_second_ba
         copy = shutil.copytree(folder.path, tmp_path / "copy")
         with ProxyProcess(folder, **later) as proxy, Link(folder, proxy.port) as link:
             send(link, 0, some[12:])
-            wait_for(lambda: count(folder, "outcomes"))
+            until(lambda: count(folder, "outcomes"))
         assert len(server.batch(0, 0)) == 13 * 4
         put_back(folder, copy)
         server.remembers = False
@@ -203,7 +204,7 @@ def test_a_shuffler_that_was_set_back_while_its_round_is_open_hands_no_second_ba
             assert (got.status, got.error) == (409, "late")
             server.move(1)
             send(link, 1, some)
-            wait_for(lambda: server.batch(1, 0))
+            until(lambda: server.batch(1, 0))
             operator = {"Authorization": f"Bearer {operator_token(folder.keys)}"}
             figures = link.ask("GET", "/metrics", headers=operator).body.decode()
             assert "proxy_set_back_total 1" in figures
