@@ -39,8 +39,8 @@ SMALL: dict[str, dict[str, int]] = {
     "dplcf": {"neighbors": 5},
     "dpals": {"embedding_size": 3, "rounds": 2},
     "saros": {"epochs": 3},
-    "lightgcn": {"embedding_size": 4, "epochs": 3, "threads": 1},
-    "mult-vae": {"hidden_size": 12, "embedding_size": 4, "epochs": 4, "threads": 1},
+    "lightgcn": {"embedding_size": 4, "epochs": 3},
+    "mult-vae": {"hidden_size": 12, "embedding_size": 4, "epochs": 4},
 }
 
 
@@ -70,9 +70,9 @@ def test_another_stream_gives_other_scores(name: str, sparse: Interactions) -> N
     [
         UserKNN(5),
         ItemKNN(5),
-        MultVAE(20, 8, epochs=60, batch_size=10, learning_rate=0.01, threads=1),
+        MultVAE(20, 8, epochs=60, batch_size=10, learning_rate=0.01),
         SLIM(reg=1.0),
-        LightGCN(8, epochs=40, batch_size=64, learning_rate=0.02, threads=1),
+        LightGCN(8, epochs=40, batch_size=64, learning_rate=0.02),
     ],
     ids=["user-knn", "item-knn", "mult-vae", "slim", "lightgcn"],
 )

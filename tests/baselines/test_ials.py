@@ -154,7 +154,6 @@ def test_empty_tables_give_zeros(n_users: int, n_items: int) -> None:
         {"reg": float("nan")},
         {"unobserved": -1.0},
         {"frequency": 3.0},
-        {"init_scale": 0.0},
         {"memory": -1.0},
     ],
 )

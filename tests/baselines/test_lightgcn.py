@@ -75,7 +75,7 @@ def test_negatives_are_drawn_from_everything_else(world):
 
 
 def test_scores_are_of_the_propagated_rows(world):
-    found = LightGCN(4, epochs=1, learning_rate=1e-9, threads=1).fit(world, RNG)
+    found = LightGCN(4, epochs=1, learning_rate=1e-9).fit(world, RNG)
     start = training._initial(world, 4, RNG.child("lightgcn").child("init")).numpy()
     rows = whole(world, 3) @ start
     known = rows[: world.n_users] @ rows[world.n_users :].T
@@ -85,7 +85,7 @@ def test_scores_are_of_the_propagated_rows(world):
 
 def test_wrong_settings_and_data(world, monkeypatch):
     for wrong in ({"layers": -1}, {"embedding_size": 0}, {"reg": -1.0}, {"learning_rate": 0.0},
-                  {"epochs": 0}, {"batch_size": 0}, {"threads": 0}):  # fmt: skip
+                  {"epochs": 0}, {"batch_size": 0}):  # fmt: skip
         with pytest.raises(ConfigError):
             LightGCN(**wrong)
     with pytest.raises(ConfigError, match="device must be"):
@@ -94,4 +94,4 @@ def test_wrong_settings_and_data(world, monkeypatch):
         LightGCN(epochs=1).fit(world.select(np.zeros(world.n_interactions, dtype=bool)), RNG)
     monkeypatch.setattr(training, "batch_loss", lambda start, *_: (start * np.inf).sum())
     with pytest.raises(Diverged, match="lightgcn diverged in epoch 1; use a learning_rate below"):
-        LightGCN(4, epochs=9, threads=1).fit(world, RNG)
+        LightGCN(4, epochs=9).fit(world, RNG)

@@ -21,7 +21,6 @@ TINY: dict[str, Any] = {
     "embedding_size": 4,
     "epochs": 3,
     "batch_size": 16,
-    "threads": 1,
 }
 
 
@@ -116,7 +115,7 @@ def test_every_epoch_draws_anew(sparse: Interactions, monkeypatch: pytest.Monkey
 
 def test_leaves_global_state_alone(sparse: Interactions) -> None:
     state, threads = torch.get_rng_state(), torch.get_num_threads()
-    MultVAE(**TINY | {"threads": threads + 1}).fit(sparse, RNG)
+    MultVAE(**TINY).fit(sparse, RNG)
     assert torch.equal(state, torch.get_rng_state())
     assert torch.get_num_threads() == threads
 
@@ -168,7 +167,6 @@ def test_divergence_is_an_error(sparse: Interactions) -> None:
         ("dropout", -0.1),
         ("kl_weight", -0.2),
         ("anneal_steps", -1),
-        ("threads", 0),
     ],
 )
 def test_refuses_values_out_of_range(name: str, value: float) -> None:

@@ -375,7 +375,7 @@ def test_fpl_learns_a_newcomers_vector_at_home(parts, history_of):
 
 def test_newcomers_of_systems_with_networks(parts, history_of):
     pytest.importorskip("torch")
-    vae = sv.fit(sv.MultVAE(epochs=1, hidden_size=8, embedding_size=4, threads=1), parts)
+    vae = sv.fit(sv.MultVAE(epochs=1, hidden_size=8, embedding_size=4), parts)
     found = vae.recommend(history=history_of("r0003"))
     assert found.items == vae.recommend("r0003").items
     town = sv.split(sv.load("town", residents=60))

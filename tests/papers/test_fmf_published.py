@@ -37,7 +37,7 @@ SMALL = FMFStudyConfig(
     generated=SHAPE,
 )
 SYSTEMS = {
-    "mf-np": FMFSystem("MF-NP", "mf-np", {"embedding_size": 4, "epochs": 4, "threads": 1}),
+    "mf-np": FMFSystem("MF-NP", "mf-np", {"embedding_size": 4, "epochs": 4}),
     "dplcf": FMFSystem("DPLCF", "dplcf", {"epsilon": 2.5}, {"neighbors": [10, 50]}),
     "published": FMFSystem(
         "FMF-LDP", "fmf", {"embedding_size": 3}, {"learning_rate": [0.02, 0.1]}

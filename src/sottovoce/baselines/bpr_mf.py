@@ -50,8 +50,6 @@ class BPRMF(Baseline):
     """The same for positive items; a twentieth."""
     reg_negative: float | None = None
     """The same for negative items; a two-hundredth."""
-    init_scale: float = 0.1
-    """Standard deviation of the initial values."""
 
     def __post_init__(self) -> None:
         self._settings()

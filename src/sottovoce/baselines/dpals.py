@@ -5,7 +5,7 @@ few rounds, the vectors of the H most popular ones, the *head*:
 
     she      x_u = (V'V + Σ_mine v v' + pull I)⁻¹ Σ_mine v, made a unit vector
     curator  A_i = Σ_u w̄ x x',  b_i = Σ_u w̄ x over i's users,  K = Σ_u x x' over all, with noise
-    V        v_i = (A_i + W (unobserved K / tr K + reg I / size))⁻¹ b_i,  W = Σ_head q_i / H
+    V        v_i = (A_i + W (20 K / tr K + 50 I / size))⁻¹ b_i,  W = Σ_head q_i / H
 
 with A_i and K cut to what is positive semi-definite. All w̄ of a user are alike, and their squares
 add up to 1. In the end she solves x_u once more, where later items may weigh more (`memory`), and
@@ -58,6 +58,9 @@ COUNT = 0.1
 """Of the popularity's squared norm: for the number of users."""
 _MARGIN = 1.0 - 1e-6
 """What rounding could add to a norm is taken off before."""
+_UNOBSERVED, _REG = 20.0, 50.0
+"""Weight of all pairs together, as a multiple of that of the positives, and the pull of items'
+vectors to 0 in the same measure."""
 _LEAST_HEAD, _MOST_HEAD = 200, 5_000
 _BLOCK = 256
 """Users worked on at a time. Results do not depend on it."""
@@ -90,10 +93,6 @@ class DPALS(Baseline):
     """Popular items that get a vector. 0: 6.6 √(users / σ), from 200 to 5,000."""
     popularity_share: float = 0.1
     """Of the privacy that is paid, what popularity gets; the rounds get the rest alike."""
-    unobserved: float = 20.0
-    """Weight of all pairs together, as a multiple of that of the positives."""
-    reg: float = 50.0
-    """Pull of items' vectors to 0, in the same measure."""
     memory: float = 0.0
     """An item's weight at home falls by e with so many later ones; 0 weighs all alike."""
 
@@ -104,8 +103,6 @@ class DPALS(Baseline):
         require_whole("embedding_size", self.embedding_size, 1, closed_form.MOST_FACTORS)
         require_whole("head", self.head, 0, _MOST_HEAD)
         require_number("popularity_share", self.popularity_share, 0.0, 0.99)
-        require_number("unobserved", self.unobserved, 0.0, 1e6, above=False)
-        require_number("reg", self.reg, 0.0, 1e6)
         require_number("memory", self.memory, 0.0, 1e9, above=False)
         least, most = (bound / STEPS for bound in (LEAST_SIGMA, MOST_SIGMA))
         if not all(least <= sigma <= most for sigma in self.sigmas()):
@@ -175,8 +172,8 @@ class DPALS(Baseline):
         table = told[: n * (half + size)].reshape(n, half + size)
         own = _positive(_unpacked(table[:, :half] / SHARES[0] ** 0.5, size))
         every = _positive(_unpacked(told[None, -half:] / SHARES[2] ** 0.5, size))[0]
-        left = share * self.unobserved / max(1.0, float(np.trace(every))) * every
-        left = own + left + share * self.reg / size * np.eye(size)
+        left = share * _UNOBSERVED / max(1.0, float(np.trace(every))) * every
+        left = own + left + share * _REG / size * np.eye(size)
         solved = np.linalg.solve(left, table[:, half:, None] / SHARES[1] ** 0.5)
         return np.asarray(solved[..., 0], dtype=np.float32)
 

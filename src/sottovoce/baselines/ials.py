@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sottovoce.algorithms.closed_form import vectors as closed_form
-from sottovoce.algorithms.fcf.system import initial_items
+from sottovoce.algorithms.fcf.system import INIT_SCALE, initial_items
 from sottovoce.baselines.base import BASELINES, Baseline, Progress
 from sottovoce.compiled import njit
 from sottovoce.config import require_number, require_whole
@@ -67,8 +67,6 @@ class IALS(Baseline):
     """How the pull grows with what a row has to explain; ν. 0: it is the same for all."""
     epochs: int = 12
     """Passes over all users and items."""
-    init_scale: float = 0.1
-    """Standard deviation of the initial values."""
     memory: float = 0.0
     """An item's weight at home falls by e with so many later ones; 0 weighs all alike."""
 
@@ -78,13 +76,12 @@ class IALS(Baseline):
         require_number("unobserved", self.unobserved, 0.0, 1e6, above=False)
         require_number("reg", self.reg, 0.0, 1e6, above=False)
         require_number("frequency", self.frequency, 0.0, 2.0, above=False)
-        require_number("init_scale", self.init_scale, 0.0, 1e3)
         require_number("memory", self.memory, 0.0, 1e9, above=False)
 
     def fit(
         self, train: Interactions, rng: Streams, progress: Progress | None = None
     ) -> FactorScorer:
-        items = initial_items(train.n_items, self.embedding_size, self.init_scale, rng)
+        items = initial_items(train.n_items, self.embedding_size, INIT_SCALE, rng)
         vectors = np.zeros((train.n_users, self.embedding_size), dtype=np.float32)
         if train.n_interactions:
             users_of = Interactions.from_pairs(

@@ -63,8 +63,6 @@ class LightGCN(Baseline):
     """Triples per step."""
     device: str = "cpu"
     """Where torch computes: "cpu", "cuda" or "cuda:N"."""
-    threads: int | None = None
-    """CPU threads for torch while fitting; None leaves torch's own setting."""
 
     def __post_init__(self) -> None:
         require_whole("embedding_size", self.embedding_size, 1, 1 << 12)
@@ -73,8 +71,6 @@ class LightGCN(Baseline):
         require_number("reg", self.reg, 0.0, 1e6, above=False)
         require_whole("epochs", self.epochs, 1, 1_000_000)
         require_whole("batch_size", self.batch_size, 1, 1 << 24)
-        if self.threads is not None:
-            require_whole("threads", self.threads, 1)
 
     def check(self) -> None:
         """Raises where torch or the device is missing."""

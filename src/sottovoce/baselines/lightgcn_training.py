@@ -15,7 +15,6 @@ from torch import Tensor
 
 from sottovoce.baselines.base import Progress
 from sottovoce.baselines.mult_vae_training import device_of as device_of
-from sottovoce.baselines.mult_vae_training import torch_threads
 from sottovoce.core.interactions import Interactions
 from sottovoce.core.recommender import FactorScorer
 from sottovoce.errors import DataError, Diverged
@@ -90,35 +89,34 @@ def fit(
     if not len(users):
         raise DataError("lightgcn needs at least one user with a positive and another item")
     rng, device = rng.child("lightgcn"), device_of(config.device)
-    with torch_threads(config.threads):
-        graph = _on(adjacency(train), device)
-        start = _initial(train, config.embedding_size, rng.child("init")).to(device)
-        start.requires_grad_()
-        optimizer = torch.optim.Adam([start], lr=config.learning_rate)
-        for epoch in range(config.epochs):
-            draws = rng.child("epoch", epoch)
-            order = draws.child("order").generator().permutation(len(users))
-            negatives = draw_negatives(train, users, draws.child("negatives").generator())
-            table = np.stack([users, items + train.n_users, negatives + train.n_users])[:, order]
-            triples = torch.from_numpy(table).to(device)
-            total = torch.zeros((), device=device)
-            for first in range(0, len(users), config.batch_size):
-                batch = triples[:, first : first + config.batch_size]
-                optimizer.zero_grad()
-                final = Propagation.apply(graph, start, config.layers)  # type: ignore[no-untyped-call]
-                loss = batch_loss(start, final, batch, config.reg)
-                loss.backward()  # type: ignore[no-untyped-call]
-                optimizer.step()
-                total += loss.detach()
-            if not bool(torch.isfinite(total)):
-                raise Diverged(
-                    f"lightgcn diverged in epoch {epoch + 1}; "
-                    f"use a learning_rate below {config.learning_rate:g}"
-                )
-            if progress is not None:
-                progress(epoch + 1, config.epochs)
-        with torch.no_grad():
-            rows = propagate(graph, start, config.layers).cpu().numpy()
+    graph = _on(adjacency(train), device)
+    start = _initial(train, config.embedding_size, rng.child("init")).to(device)
+    start.requires_grad_()
+    optimizer = torch.optim.Adam([start], lr=config.learning_rate)
+    for epoch in range(config.epochs):
+        draws = rng.child("epoch", epoch)
+        order = draws.child("order").generator().permutation(len(users))
+        negatives = draw_negatives(train, users, draws.child("negatives").generator())
+        table = np.stack([users, items + train.n_users, negatives + train.n_users])[:, order]
+        triples = torch.from_numpy(table).to(device)
+        total = torch.zeros((), device=device)
+        for first in range(0, len(users), config.batch_size):
+            batch = triples[:, first : first + config.batch_size]
+            optimizer.zero_grad()
+            final = Propagation.apply(graph, start, config.layers)  # type: ignore[no-untyped-call]
+            loss = batch_loss(start, final, batch, config.reg)
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            total += loss.detach()
+        if not bool(torch.isfinite(total)):
+            raise Diverged(
+                f"lightgcn diverged in epoch {epoch + 1}; "
+                f"use a learning_rate below {config.learning_rate:g}"
+            )
+        if progress is not None:
+            progress(epoch + 1, config.epochs)
+    with torch.no_grad():
+        rows = propagate(graph, start, config.layers).cpu().numpy()
     vectors = np.where(train.counts[:, None] > 0, rows[: train.n_users], np.float32(0))
     bias = np.zeros(train.n_items, dtype=np.float32)
     return FactorScorer(vectors, rows[train.n_users :].copy(), bias)

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sottovoce.algorithms.closed_form import vectors as closed_form
-from sottovoce.algorithms.fcf.system import adam_step, initial_items
+from sottovoce.algorithms.fcf.system import INIT_SCALE, adam_step, initial_items
 from sottovoce.baselines.base import BASELINES, Baseline, Progress
 from sottovoce.config import require_number, require_whole
 from sottovoce.core.interactions import Interactions
@@ -55,10 +55,6 @@ class MFNP(Baseline):
     """How item vectors are found: in closed form, or by steps along the gradient."""
     learning_rate: float = 0.05
     """Step size of "adam"."""
-    init_scale: float = 0.1
-    """Standard deviation of the initial values."""
-    threads: int | None = None
-    """Processors to use; all where it is not given. Results do not depend on it."""
 
     def __post_init__(self) -> None:
         require_whole("embedding_size", self.embedding_size, 1, closed_form.MOST_FACTORS)
@@ -66,17 +62,14 @@ class MFNP(Baseline):
         require_number("alpha", self.alpha, 0.0, 1e6, above=False)
         require_number("reg", self.reg, 0.0, 1e6)
         require_number("learning_rate", self.learning_rate, 0.0, 10.0)
-        require_number("init_scale", self.init_scale, 0.0, 1e3)
         if self.solver not in ("als", "adam"):
             raise ConfigError(f'solver must be "als" or "adam", not {self.solver!r}')
-        if self.threads is not None:
-            require_whole("threads", self.threads, 1)
 
     def fit(
         self, train: Interactions, rng: Streams, progress: Progress | None = None
     ) -> FactorScorer:
         size = self.embedding_size
-        items = initial_items(train.n_items, size, self.init_scale, rng)
+        items = initial_items(train.n_items, size, INIT_SCALE, rng)
         vectors = np.zeros((train.n_users, size), dtype=np.float32)
         if train.n_users and train.n_items:
             learn = self._exact(train) if self.solver == "als" else self._steps(train)
@@ -100,7 +93,7 @@ class MFNP(Baseline):
         """The best vector of each row, given those of the columns."""
         rows = np.arange(len(indptr) - 1, dtype=np.int64)
         return closed_form.solve(
-            self._confidence(), factors, rows, indptr, entries, self._processors()
+            self._confidence(), factors, rows, indptr, entries, default_threads()
         )
 
     def _exact(self, train: Interactions) -> Epoch:
@@ -116,7 +109,7 @@ class MFNP(Baseline):
         return epoch
 
     def _steps(self, train: Interactions) -> Epoch:
-        confidence, threads = self._confidence(), self._processors()
+        confidence, threads = self._confidence(), default_threads()
         moments = np.zeros((train.n_items, 2 * self.embedding_size), dtype=np.float32)
 
         def epoch(
@@ -133,6 +126,3 @@ class MFNP(Baseline):
 
     def _confidence(self) -> closed_form.Confidence:
         return closed_form.Confidence(1.0 + self.alpha, 1.0, self.reg)
-
-    def _processors(self) -> int:
-        return default_threads() if self.threads is None else self.threads

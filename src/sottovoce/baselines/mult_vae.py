@@ -65,8 +65,6 @@ class MultVAE(Baseline):
     """Batches until β reaches `kl_weight`; 0 starts there."""
     device: str = "cpu"
     """Where torch computes: "cpu", "cuda" or "cuda:N"."""
-    threads: int | None = None
-    """CPU threads for torch while fitting; None leaves torch's own setting."""
 
     def __post_init__(self) -> None:
         for name in ("hidden_size", "embedding_size", "epochs", "batch_size"):
@@ -80,8 +78,6 @@ class MultVAE(Baseline):
             raise ConfigError(f"kl_weight must not be negative, not {self.kl_weight}")
         if self.anneal_steps < 0:
             raise ConfigError(f"anneal_steps must not be negative, not {self.anneal_steps}")
-        if self.threads is not None and self.threads < 1:
-            raise ConfigError(f"threads must be at least 1, not {self.threads}")
         for name in ("hidden_size", "embedding_size"):
             if getattr(self, name) > WIDEST:
                 raise ConfigError(f"{name} must be at most {WIDEST:,}, not {getattr(self, name)}")
@@ -105,8 +101,7 @@ class MultVAE(Baseline):
         return scorer
 
     def fold_in(self, fitted: Any, train: Interactions, histories: Interactions) -> FactorScorer:
-        with _training().torch_threads(self.threads):
-            scorer: FactorScorer = _training().encoded(fitted.network, histories, self.batch_size)
+        scorer: FactorScorer = _training().encoded(fitted.network, histories, self.batch_size)
         return scorer
 
 

@@ -3,8 +3,6 @@ imports this when it fits."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
@@ -142,33 +140,32 @@ def fit(
     rng = rng.child("mult-vae")
     device = device_of(config.device)
     hidden, embedding = config.hidden_size, config.embedding_size
-    with torch_threads(config.threads):
-        network = Network.init(train.n_items, hidden, embedding, rng.child("init"), device)
-        optimizer = torch.optim.Adam(network.tensors(), lr=config.learning_rate, fused=True)
-        step = 0
-        for epoch in range(config.epochs):
-            draws = rng.child("epoch", epoch)
-            order = draws.child("order").generator().permutation(learners)
-            kept = _kept(config.dropout, train.n_interactions, draws.child("dropout"))
-            total = torch.zeros((), device=device)
-            for first in range(0, len(order), config.batch_size):
-                users = order[first : first + config.batch_size]
-                rows = BatchRows.of(train, users, device, kept)
-                noise = draws.child("noise").normal(users, embedding)
-                optimizer.zero_grad()
-                loss = network.loss(rows, noise, config.beta(step))
-                loss.backward()  # type: ignore[no-untyped-call]
-                optimizer.step()
-                total += loss.detach()
-                step += 1
-            if not bool(torch.isfinite(total)):
-                raise Diverged(
-                    f"mult-vae diverged in epoch {epoch + 1}; "
-                    f"use a learning_rate below {config.learning_rate:g}"
-                )
-            if progress is not None:
-                progress(epoch + 1, config.epochs)
-        return encoded(network, train, config.batch_size)
+    network = Network.init(train.n_items, hidden, embedding, rng.child("init"), device)
+    optimizer = torch.optim.Adam(network.tensors(), lr=config.learning_rate, fused=True)
+    step = 0
+    for epoch in range(config.epochs):
+        draws = rng.child("epoch", epoch)
+        order = draws.child("order").generator().permutation(learners)
+        kept = _kept(config.dropout, train.n_interactions, draws.child("dropout"))
+        total = torch.zeros((), device=device)
+        for first in range(0, len(order), config.batch_size):
+            users = order[first : first + config.batch_size]
+            rows = BatchRows.of(train, users, device, kept)
+            noise = draws.child("noise").normal(users, embedding)
+            optimizer.zero_grad()
+            loss = network.loss(rows, noise, config.beta(step))
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            total += loss.detach()
+            step += 1
+        if not bool(torch.isfinite(total)):
+            raise Diverged(
+                f"mult-vae diverged in epoch {epoch + 1}; "
+                f"use a learning_rate below {config.learning_rate:g}"
+            )
+        if progress is not None:
+            progress(epoch + 1, config.epochs)
+    return encoded(network, train, config.batch_size)
 
 
 def _kept(dropout: float, n_interactions: int, rng: Streams) -> NDArray[np.float64]:
@@ -201,15 +198,3 @@ def device_of(name: str) -> torch.device:
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise ConfigError(f'torch sees no device {name!r} here; use device = "cpu"')
     return device
-
-
-@contextmanager
-def torch_threads(count: int | None) -> Iterator[None]:
-    """torch's thread count is one for the process, so it is put back."""
-    before = torch.get_num_threads()
-    if count is not None:
-        torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
@@ -81,7 +81,7 @@ PART_BYTES = 32 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AggregatorLimits(Limits):
-    waiting: int = 2
+    waiting: ClassVar[int] = 2
     """Questions of the server that wait."""
     connections: int = 200
     per_address: int = 50

@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from sottovoce.core.links import SecureSum
 from sottovoce.core.messages import MaskSum
@@ -60,7 +60,7 @@ from sottovoce.wire.terms import Terms
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HelperLimits(Limits):
-    waiting: int = 2
+    waiting: ClassVar[int] = 2
     """Questions of the server that wait."""
     connections: int = 200
     per_address: int = 50

@@ -47,6 +47,8 @@ from sottovoce.errors import ConfigError, MessageError
 from sottovoce.rng import Streams
 
 _ADAM = (0.9, 0.999, 1e-8)
+INIT_SCALE = 0.1
+"""Standard deviation of the initial values of item vectors."""
 _MOST = 1e6
 _UNKNOWN = (
     "algorithm.by_density needs to know how dense the data are, which nobody does in a real "
@@ -77,8 +79,6 @@ class FCFConfig(AlgorithmSettings):
     """Rounds; every device that takes part is in each."""
     variant: Literal["paper", "fpl"] = "paper"
     """As published, or as the authors of FPL most likely ran it."""
-    init_scale: float = 0.1
-    """Standard deviation of the initial values."""
 
     def __post_init__(self) -> None:
         require_whole("embedding_size", self.embedding_size, 1, closed_form.MOST_FACTORS)
@@ -86,7 +86,6 @@ class FCFConfig(AlgorithmSettings):
         require_number("learning_rate", self.learning_rate, 0.0, 10.0)
         require_number("alpha", self.alpha, 0.0, _MOST, above=False)
         require_number("reg", self.reg, 0.0, _MOST)
-        require_number("init_scale", self.init_scale, 0.0, 1e3)
         if not self.by_density:  # so that terms that are agreed to stay as they are
             object.__setattr__(self, "by_density", None)
         if self.variant not in ("paper", "fpl"):
@@ -208,7 +207,7 @@ class FCF(CrossDevice):
     # --- server -----------------------------------------------------------------------------------
 
     def server_init(self, n_items: int, rng: Streams) -> NDArray[np.float32]:
-        return initial_items(n_items, self.config.embedding_size, self.config.init_scale, rng)
+        return initial_items(n_items, self.config.embedding_size, INIT_SCALE, rng)
 
     def server_memory(self, n_items: int) -> NDArray[np.float32]:
         """Adam's two moments of every number."""
