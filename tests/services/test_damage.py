@@ -230,10 +230,10 @@ def test_a_checkpoint_with_nonsense_or_of_another_format_is_refused(tmp_path):
     with contextlib.closing(sqlite3.connect(place)) as link:
         link.execute("PRAGMA user_version=3")
     for readonly in (True, False):
-        with pytest.raises(VersionMismatch, match="has format 3, and this release reads format 7"):
+        with pytest.raises(VersionMismatch, match="has format 3, and this release reads format 8"):
             Checkpoint(tmp_path, readonly=readonly)
     with contextlib.closing(sqlite3.connect(place)) as link:
-        link.execute("PRAGMA user_version=7")
+        link.execute("PRAGMA user_version=8")
     write(place, "UPDATE model SET items = stamp(nonsense(items), 'items', round)")
     with Checkpoint(tmp_path) as checkpoint, pytest.raises(RunError, match="numbers that are none"):
         checkpoint.load()

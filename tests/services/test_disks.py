@@ -290,7 +290,7 @@ def test_a_server_that_cannot_store_reports_says_so_for_a_reason(disk):
         assert why["party"] == "server"
         assert "cannot be used" in why["what"]
         assert why["kind"] == "disk_full"
-        assert status_of(str(folder.path), None, None, None)["reason"] == why
+        assert status_of(str(folder.path), None, None)["reason"] == why
         client.wait(waits="disk_full")
         disk.free()
         assert client.post("/v1/reports", fleet.report(0, view)).status == 204

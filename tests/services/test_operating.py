@@ -278,7 +278,7 @@ def test_the_commands_say_what_they_did(tmp_path, capsys):
     assert [line.split()[0] for line in one[2:]] == ["2"]
     assert said("devices", tmp_path / "town", "--limit", 1).startswith("3 device(s), of which 1")
     assert said("devices", tmp_path / "town", "--which", "silent") == "0 device(s)\n"
-    assert "until `sottovoce serve pause --undo`" in said(
+    assert f"until `sottovoce serve pause {tmp_path}/town --undo`" in said(
         "pause", tmp_path / "town", "--why", "lunch"
     )
     waits = "Waits for the server: no server of the federation answers: no server runs"

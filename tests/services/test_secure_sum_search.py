@@ -249,14 +249,14 @@ def test_who_is_let_in_again_begins_anew(world):
     assert here.report(5) == ["accepted"]
 
 
-def test_the_operator_is_told_whom_the_server_suspects(world, tmp_path, monkeypatch, capsys):
+def test_the_operator_is_told_whom_the_server_suspects(world, tmp_path, monkeypatch):
     here = world(link={"groups": 4})
     for _ in range(4):
         run_round(here, (5,))
     content = status(here.database)
-    monkeypatch.setattr(standing, "_status_in", lambda folder, database: content)
-    serve_server.status(where=str(tmp_path), as_json=False)
-    said = capsys.readouterr().out
+    monkeypatch.setattr(standing, "_status_in", lambda folder: content)
+    _, lines = serve_server.server_status(str(tmp_path), None, None)
+    said = "\n".join(lines)
     assert "A device spoils sums; the server looks for it by sums over groups." in said
     assert "5 (in 3 of 3)" in said
     # Groups are drawn, so that another one may have been beside it each time.

@@ -256,7 +256,7 @@ def test_without_a_server_the_folder_and_the_agent_say_the_same(tmp_path):
         town.join(0)
         town.visit(0)
         town.stop_server()
-        found = status_of(str(town.folder.path), None, None, None)["reason"]
+        found = status_of(str(town.folder.path), None, None)["reason"]
         words = WAITS["no_server"].words
         assert (found["kind"], found["words"]) == ("no_server", words)
         heard = [more for _, event, more in town.visit(0) if event == "round waits"]

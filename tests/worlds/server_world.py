@@ -94,13 +94,15 @@ def acting(database, folder=None, who="anna", how="command", **options):
 def program(module, service, before=""):
     """A process that serves a folder; `before` it does, it may look at its `options`."""
     return f"""
-import sys, json
+import json, os, sys
 from pathlib import Path
 from sottovoce.services.{module} import {service}
 from sottovoce.services.kit.serving import serve
 from sottovoce.errors import SottovoceError
 options = json.loads(sys.argv[2])
 {before}
+if "database" in options:
+    os.environ["SOTTOVOCE_DATABASE"] = options.pop("database")
 limits = {service}.limits(**options.pop("limits", {{}}))
 where = {{name: options.pop(name) for name in ("port", "plaintext") if name in options}}
 try:

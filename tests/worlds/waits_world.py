@@ -336,8 +336,8 @@ class WaitsTown(InProcess):
         """The reason as each place has it: `serve status` by address and by folder, the console,
         the figures and the agent of a device. None if nobody waits."""
         keys = self.folder.keys
-        by_url = status_of(self.front.url, keys / CA_CERTIFICATE, keys / OPERATOR_TOKEN, None)
-        by_folder = status_of(str(self.folder.path), None, None, None)
+        by_url = status_of(self.front.url, keys / CA_CERTIFICATE, keys / OPERATOR_TOKEN)
+        by_folder = status_of(str(self.folder.path), None, None)
         found = {"url": by_url["reason"], "folder": by_folder["reason"]}
         found["console"] = self.console()["reason"]
         return found

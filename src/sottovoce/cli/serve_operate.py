@@ -182,8 +182,8 @@ def pause(
     with acting(folder) as acts:
         done = acts.go_on() if undo else acts.pause(why)
     told = (
-        "No new round is opened until `sottovoce serve pause --undo`; an open one goes on to its "
-        "end"
+        f"No new round is opened until `sottovoce serve pause {folder} --undo`; an open one goes "
+        "on to its end"
     )
     if undo:
         before = done["before"]
