@@ -1,7 +1,7 @@
 """Every study's `--quick` form gives the digits that are kept in `golden/`: the cells of its tables
 as they are shown, and which of its claims hold.
 
-`python tests/papers/test_golden.py NAME …` writes the files anew, with $SOTTOVOCE_DATA set. A
+`python tests/papers/test_study_digits.py NAME …` writes the files anew, with $SOTTOVOCE_DATA set. A
 change of digits must have a reason that its commit names.
 """
 
