@@ -16,8 +16,8 @@ from typing import Any, Protocol
 
 from sottovoce.experiment import Experiment
 from sottovoce.privacy.accountant import DELTA, Sent, account, rounded_up
+from sottovoce.privacy.central import price
 from sottovoce.privacy.own_epsilon import distance
-from sottovoce.privacy.selection import Loss, selected
 from sottovoce.privacy.statements import NOTHING
 from sottovoce.runs.devices import DeviceTopology
 from sottovoce.runs.topology import Topology
@@ -26,6 +26,51 @@ INSTEAD = (
     "Settings that were found on public data, and are constants in a federation's terms, cost its "
     "users nothing."
 )
+
+ORDERS: tuple[float, ...] = tuple(1.0 + 10.0 ** (k / 20.0) for k in range(-60, 101))
+"""Orders at which Rényi divergences are looked at: from 1.001 to 100,001."""
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """What trainings cost a user together: Gaussian mechanisms, pure ones, or both in turn.
+
+    Their Rényi divergence of order λ is at most λ·squares/2 + Σ min(ε, λ·ε²/2) (Bun and Steinke
+    2016)."""
+
+    squares: float = 0.0
+    """Sum of the squared distances of Gaussians, of sensitivity over noise."""
+    pure: tuple[float, ...] = ()
+    """ε of each pure one; infinity where nothing bounds it."""
+
+    def __add__(self, other: Loss) -> Loss:
+        return Loss(self.squares + other.squares, self.pure + other.pure)
+
+    @property
+    def bounded(self) -> bool:
+        return math.isfinite(self.squares) and all(map(math.isfinite, self.pure))
+
+    def renyi(self, order: float) -> float:
+        """Return the bound on the divergence of this order."""
+        return order * self.squares / 2.0 + math.fsum(
+            min(one, order * one * one / 2.0) for one in self.pure
+        )
+
+    def epsilon(self, delta: float = DELTA) -> float:
+        """Return ε at this δ: exact of Gaussians alone, otherwise by the best order (Canonne,
+        Kamath and Steinke 2020)."""
+        if not self.bounded:
+            return math.inf
+        if not self.pure:
+            return price(1.0 / math.sqrt(self.squares), 1, delta) if self.squares else 0.0
+        found = [
+            self.renyi(order)
+            + math.log1p(-1.0 / order)
+            - (math.log(delta) + math.log(order)) / (order - 1.0)
+            for order in ORDERS
+        ]
+        plain = math.inf if self.squares else math.fsum(self.pure)
+        return max(0.0, min(*found, plain))
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,15 +125,12 @@ class SearchCost:
     """The dearest one by itself."""
     told: float
     """All of them, each told by itself."""
-    chosen: float
-    """The best of as many, by private selection (`privacy.selection`)."""
     delta: float = DELTA
     proxy: bool = False
-    """Whether `one` and `told` hold with a proxy that keeps apart from the server, and `chosen`
-    without one."""
+    """Whether both hold with a proxy that keeps apart from the server."""
 
     def to_table(self) -> dict[str, Any]:
-        figures = {"one": self.one, "told": self.told, "chosen": self.chosen}
+        figures = {"one": self.one, "told": self.told}
         shown = {name: rounded_up(v) if math.isfinite(v) else None for name, v in figures.items()}
         return {
             "trainings": self.trainings,
@@ -111,19 +153,14 @@ class SearchCost:
                 INSTEAD,
             ]
         proxy = " with a proxy that keeps apart from the server" if self.proxy else ""
-        without = " without a proxy" if self.proxy else ""
         weak = f" Above ε = {NOTHING:g} nothing is protected." if self.told > NOTHING else ""
         return [
             first,
             f"In a real federation {each} would cost: a user would pay up to "
             f"ε = {_shown(self.told)} at δ = {self.delta:g}{proxy}, where the dearest one alone "
             f"costs {_shown(self.one)}.{weak}",
-            f"If settings were drawn at random, a geometric or Poisson number of times (on average "
-            f"{self.trainings:,}), and the best model alone were told, the cost would be "
-            f"ε = {_shown(self.chosen)}{without} (private selection, Papernot and Steinke 2022); "
-            "this search is not of that kind.",
-            "Neither figure has in it what it costs to tell how good a trial was, which devices "
-            "would say with noise.",
+            "That leaves out what it costs to tell how good a trial was, which devices would say "
+            "with noise.",
             INSTEAD,
         ]
 
@@ -163,15 +200,14 @@ def cost_of(trainings: Sequence[Charged]) -> SearchCost:
     charges = [one.charge for one in trainings if one.charge != Charge()]
     losses = [one.loss for one in charges]
     if not losses:
-        return SearchCost(0, 0.0, 0.0, 0.0)
-    dearest = max(losses, key=lambda one: one.epsilon(DELTA))
-    chosen = selected(dearest, len(losses), DELTA)
+        return SearchCost(0, 0.0, 0.0)
+    dearest = max(one.epsilon(DELTA) for one in losses)
     total: Loss = reduce(add, losses)
     if any(one.reports for one in charges) and total.bounded:
         each = [account([one.sent], DELTA).with_proxy for one in charges]
         told = account([one.sent for one in charges], DELTA).with_proxy
-        return SearchCost(len(losses), max(each), told, chosen, DELTA, True)
-    return SearchCost(len(losses), dearest.epsilon(DELTA), total.epsilon(DELTA), chosen, DELTA)
+        return SearchCost(len(losses), max(each), told, DELTA, True)
+    return SearchCost(len(losses), dearest, total.epsilon(DELTA), DELTA)
 
 
 def _shown(epsilon: float) -> str:
