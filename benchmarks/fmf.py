@@ -32,15 +32,10 @@ from sottovoce.algorithms.closed_form import vectors as closed_form
 from sottovoce.algorithms.fcf.system import FCFConfig
 from sottovoce.algorithms.fmf.system import FMFConfig
 from sottovoce.baselines import MFNP
-from sottovoce.core.cohort import Cohort
 from sottovoce.core.consent import Choice, Consent
 from sottovoce.core.interactions import Interactions
 from sottovoce.core.links import Direct, SecureSum
-from sottovoce.core.messages import BitCounts, ModelView
-from sottovoce.core.one_bit import BitTerms, lowest
-from sottovoce.data.crowd import SeededCrowd, SeededCrowdConfig
 from sottovoce.data.shaped import ShapeConfig, generate_shaped
-from sottovoce.errors import WrongSum
 from sottovoce.experiment import load_benchmark
 from sottovoce.parties.shuffler import Shuffler
 from sottovoce.privacy.mechanisms import Everything
@@ -77,18 +72,17 @@ class Scale:
     """Numbers of users in the growth test; memory is measured at the largest."""
     als: ShapeConfig
     """The data on which ALS is compared."""
-    gpu_users: int
     limits: tuple[float, float] | None
     """Most seconds of an epoch, and least ratio to the straightforward computation."""
 
 
 FULL = Scale(
     ShapeConfig(75_040, 9_781, 17_386_309, 60), 7, 0.3, 600, (10_000, 100_000, 1_000_000),
-    ShapeConfig(), 10_000_000, (1.0, 100.0),
+    ShapeConfig(), (1.0, 100.0),
 )  # fmt: skip
 QUICK = Scale(
     ShapeConfig(8_000, 2_000, 800_000, 30), 3, 0.05, 200, (2_000, 20_000, 100_000),
-    ShapeConfig(2_000, 1_500, 150_000), 200_000, None,
+    ShapeConfig(2_000, 1_500, 150_000), None,
 )  # fmt: skip
 
 
@@ -106,61 +100,7 @@ def run(*, quick: bool = False, progress: Progress | None = None) -> dict[str, A
     del train
     results += growth(scale, say)
     results += beside_als(scale, say)
-    results += on_gpu(scale, say)
     return {"bench": "fmf", "machine": machine(), "results": results}
-
-
-def on_gpu(scale: Scale, say: Progress) -> list[dict[str, Any]]:
-    """The devices' half of an epoch and its counts on a GPU, for a crowd that is resident there;
-    nothing where there is none. The same counts as the processors', or there are no figures."""
-    if importlib.util.find_spec("torch") is None:
-        return []
-    import torch
-
-    if not torch.cuda.is_available():
-        say("there is no GPU here that torch can see: none is measured")
-        return []
-    from sottovoce.algorithms.fmf.accelerated import FMFOnTorch
-
-    cores = os.cpu_count() or 1
-    crowd = SeededCrowd(SeededCrowdConfig(items=EVEN_ITEMS, count=EVEN_COUNT, tastes=8))
-    say("an epoch of 20,000 users on the GPU and on processors")
-    few, _ = crowd.generate(0, 20_000, cores)
-    plain, fast = Epoch(few), Epoch(few)
-    plain.turn(cores)
-    fast.parties.accelerate("cuda")
-    replace(fast.parties, schedule=replace(fast.parties.schedule, rounds=1)).run()
-    if not np.array_equal(plain.parties.server.items, fast.parties.server.items):
-        raise WrongSum("the GPU counts otherwise than the processors")
-    n = scale.gpu_users
-    say(f"an epoch of {n:,} users on the GPU")
-    train, _ = crowd.generate(0, n, cores)
-    users = np.arange(n, dtype=np.int64)
-    rng = np.random.Generator(np.random.PCG64(1))
-    keys = rng.integers(0, 1 << 32, (n, 8), dtype=np.uint32)
-    lows = np.array([lowest(EPSILON)], dtype=np.uint64)
-    terms = BitTerms(np.zeros(n, np.int32), keys, lows, REPORTS)
-    permitted = Consent.uniform(users, Choice(epsilon=EPSILON, max_reports=REPORTS))
-    cohort = Cohort(users, train, permitted, np.zeros((n, SIZE), np.float32))
-    counter = FMFOnTorch.load(SETTINGS.confidence(), cohort, terms, SETTINGS.scale)
-    algorithm = SETTINGS.build(np.array([EPSILON]))
-    items = algorithm.server_init(EVEN_ITEMS, Streams.from_seed(1))
-    memory = algorithm.server_memory(EVEN_ITEMS)
-    best = np.inf
-    for round in range(1 + max(2, scale.turns // 2)):
-        began = time.perf_counter()
-        view = ModelView(round, items)
-        counts = counter.count_reports(view, users, Streams.from_seed(2).child(round).key)
-        told = BitCounts(round, (n,), (n * REPORTS,), counts)
-        items, memory = algorithm.server_fold(items, memory, told)
-        if round:
-            best = min(best, time.perf_counter() - began)
-    target = 1.0 if scale.limits else None
-    name = f"epoch of {n:,} × {EVEN_ITEMS:,}, k = {REPORTS}, {torch.cuda.get_device_name()}"
-    return [
-        fpl.row(name, best, "s", target=target, at_most=True),
-        fpl.row("GPU memory", torch.cuda.max_memory_allocated() / 2**30, "GiB"),
-    ]
 
 
 def machine() -> dict[str, Any]:

@@ -172,7 +172,7 @@ class ScaleStudy(Study):
         consent = Consent.uniform(np.arange(users, dtype=np.int64), asked.choice)
         made = Federation.build(asked.settings, train, consent, asked.release, rng)
         made.devices.ledger.keep_rows = False
-        if self.device != "cpu":
+        if self.device != "cpu" and not made.devices.reports_bits:
             made.check_device(self.device)
             made.accelerate(self.device)
         made.run(threads=self.threads)

@@ -22,7 +22,7 @@ from sottovoce.core.contributions import Contributions, Profile
 from sottovoce.core.knowledge import Prior, WithKnowledge
 from sottovoce.core.links import Link
 from sottovoce.core.messages import GRID, Aggregate, ModelView, SummedReports, Updates
-from sottovoce.core.one_bit import BitTerms, ReportCounter, ReportRule
+from sottovoce.core.one_bit import ReportRule
 from sottovoce.core.quality import Quality
 from sottovoce.core.ranks import ALONE, Ranks
 from sottovoce.core.recommender import FactorScorer, Scorer
@@ -540,10 +540,6 @@ class Reporting(FactorModel):
     ) -> NDArray[np.uint32]:
         """Each device's randomised reports at once, for simulations (`sums`)."""
         raise ConfigError(f"{self.config.system} makes its reports one by one")
-
-    def counter(self, cohort: Cohort, terms: BitTerms, device: str) -> ReportCounter:
-        """The counts of this cohort's reports on `device`, for simulations."""
-        raise ConfigError(f"{self.config.system} does not run on a GPU; leave it on --device cpu")
 
 
 class Contributing(FactorModel):

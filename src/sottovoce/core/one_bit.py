@@ -25,7 +25,7 @@ from __future__ import annotations
 import hashlib
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy import uint64
@@ -36,7 +36,7 @@ from sottovoce.errors import ConfigError, Diverged
 from sottovoce.rng import LOW32, Keys, chacha_words, words_of
 
 if TYPE_CHECKING:
-    from sottovoce.core.messages import ModelView
+    pass
 
 COINS = 1 << 32
 """Coins run from 0 to this, exclusive; so do an item table's steps."""
@@ -84,34 +84,6 @@ class ReportRule:
 
     def __repr__(self) -> str:
         return f"<ReportRule round={self.round} devices={len(self)}, redacted>"
-
-
-@dataclass(frozen=True, slots=True, repr=False)
-class BitTerms:
-    """What the reports of a cohort follow from in every round, a row per device."""
-
-    tier: NDArray[np.int32]
-    """-1 for a device that never reports."""
-    noise: NDArray[np.uint32]
-    """[n, 8]: each device's ChaCha20 key."""
-    lows: NDArray[np.uint64]
-    """T(−1) of each tier, from `lowest`."""
-    reports: int
-    """k: reports per device."""
-
-    def __repr__(self) -> str:
-        return f"<BitTerms devices={len(self.tier)}, redacted>"
-
-
-class ReportCounter(Protocol):
-    """Computes the counts of whole rounds of reports elsewhere (a GPU), and keeps the devices'
-    state there."""
-
-    def count_reports(
-        self, view: ModelView, rows: NDArray[np.int64], round_key: int
-    ) -> NDArray[np.int64]: ...
-
-    def vectors(self) -> NDArray[np.float32]: ...
 
 
 # --- what a bit is worth -------------------------------------------------------------------------

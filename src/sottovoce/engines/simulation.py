@@ -34,7 +34,6 @@ from sottovoce.core.messages import (
     SummedReports,
     add_up,
 )
-from sottovoce.core.one_bit import ReportCounter
 from sottovoce.core.ranks import ALONE, WHOLE, Ranks, Shard
 from sottovoce.core.running import Draws
 from sottovoce.engines.observers import MessageObserver, Moment, Observer
@@ -74,10 +73,9 @@ class SimulatedDevices(Devices):
     _held: bool = False
     _sums_on: str = "cpu"
     """Where contributions are added up."""
-    _counter: ReportCounter | None = None
 
     def change_consent(self, consent: Consent) -> None:
-        if self._accelerator is not None or self._counter is not None:
+        if self._accelerator is not None:
             raise ConfigError("consent can change on --device cpu alone")
         super(SimulatedDevices, self).change_consent(consent)
 
@@ -85,10 +83,6 @@ class SimulatedDevices(Devices):
         """From now on, compute whole rounds on `device`."""
         if self.contributes:
             self._sums_on = device
-            return
-        if self.reports_bits:
-            algorithm, reports = self._reporting()
-            self._counter = algorithm.counter(self._shown(), reports.terms(), device)
             return
         everyone = np.arange(len(self.cohort), dtype=np.int64)
         release = self._release
@@ -99,9 +93,8 @@ class SimulatedDevices(Devices):
 
     def settle(self) -> None:
         """Bring the devices' state home from an accelerator."""
-        fast = self._accelerator or self._counter
-        if fast is not None:
-            self.cohort.vectors = fast.vectors()
+        if self._accelerator is not None:
+            self.cohort.vectors = self._accelerator.vectors()
 
     @property
     def fuses(self) -> bool:
@@ -187,9 +180,6 @@ class SimulatedDevices(Devices):
 
     def report_bits(self, view: ModelView, rows: NDArray[np.int64], threads: int = 1) -> BitReports:
         algorithm, release = self._reporting()
-        if self._counter is not None:  # somebody wants to see them
-            self.settle()
-            self._counter = None
         if not algorithm.sums:
             return super(SimulatedDevices, self).report_bits(view, rows)
         self._hold(view)
@@ -197,26 +187,6 @@ class SimulatedDevices(Devices):
         rule = release.report_rule(rows, view.round, *algorithm.sampling(view.items))
         made = algorithm.device_report(view, self._shown(), rows, rule, threads)
         return self._record_bits(view, rows, made)
-
-    @property
-    def counts_bits(self) -> bool:
-        """Whether reports are counted where they are made, and never written out."""
-        return self._counter is not None
-
-    @property
-    def reports_each(self) -> int:
-        """k: reports of a device in a round."""
-        return self._reporting()[1].settings.max_reports
-
-    def count_bits(self, view: ModelView, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        """What `Server.count` would make of these devices' reports, [tiers, coordinates]."""
-        if self._counter is None:
-            raise ConfigError("reports are counted where they are made on a GPU alone")
-        self._admit(rows)
-        key = self._reporting()[1].round_key(view.round)
-        counts = self._counter.count_reports(view, rows, key)
-        self._book_bits(view, rows)
-        return counts
 
     def _hold(self, view: ModelView) -> None:
         """Raises where the fast way of somebody else's algorithm is not its definition's: what it
@@ -455,9 +425,6 @@ class Simulation:
         """A round of everyone whose budget permits it, through the proxy."""
         view, rows = self.server.publish(), self.devices.willing()
         self._tell("device", view)
-        if self.devices.counts_bits and not self.message_observers:
-            self._counted_round(proxy, view, rows)
-            return
         begun = time.perf_counter()
         bits = self.devices.report_bits(view, rows, self.threads)
         self.busy += time.perf_counter() - begun
@@ -472,21 +439,6 @@ class Simulation:
                 self._tell(hop_party(hop), SealedBatch(*facts))
             self._tell("server", batch)
         self._fold_counts(self.server.count(batches))
-
-    def _counted_round(self, proxy: Shuffler, view: ModelView, rows: NDArray[np.int64]) -> None:
-        """The same where nobody looks on: a shuffle changes no count."""
-        passing = proxy.passing(view.round, self.devices.tiers()[rows], self.ranks)
-        if not any(self.ranks.any(bool(passing))):
-            raise _held_back(view.round)
-        begun = time.perf_counter()
-        counts, k = self.devices.count_bits(view, rows), self.devices.reports_each
-        self.busy += time.perf_counter() - begun
-        devices = [0] * len(counts)
-        for tier, many in passing:
-            devices[tier] = many
-        counts[np.array(devices) == 0] = 0
-        reports = tuple(k * many for many in devices)
-        self._fold_counts(BitCounts(view.round, tuple(devices), reports, counts))
 
     def _fold_counts(self, counted: BitCounts) -> None:
         """What was counted here and by the other ranks."""

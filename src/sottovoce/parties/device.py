@@ -480,16 +480,12 @@ class Devices(Redacted):
         self, view: ModelView, rows: NDArray[np.int64], reports: NDArray[np.uint32]
     ) -> BitReports:
         """The same for randomised reports, which are in the book when they are returned."""
-        self._book_bits(view, rows)
-        tier = self._reporting()[1].tier[rows]
-        return BitReports(view.round, self.cohort.users[rows], tier, reports)
-
-    def _book_bits(self, view: ModelView, rows: NDArray[np.int64]) -> None:
         release = self._reporting()[1]
         self._charge(rows, release.cost()[rows])
         entries = release.entries(rows, view.round)
         more = entries.reports.astype(np.int64) * self._link.layer_bytes
         self.ledger.record(replace(entries, bytes=entries.bytes + more))
+        return BitReports(view.round, self.cohort.users[rows], release.tier[rows], reports)
 
     def _charge(
         self, rows: NDArray[np.int64], epsilon: NDArray[np.float64], mark: int | None = None

@@ -26,7 +26,7 @@ from sottovoce.core.choice import ASKED, LOUDNESS, DrawnField
 from sottovoce.core.consent import Choice, Consent, affords
 from sottovoce.core.interactions import Interactions
 from sottovoce.core.ledger import Entries
-from sottovoce.core.one_bit import BitTerms, ReportRule, lowest, noise_keys
+from sottovoce.core.one_bit import ReportRule, lowest, noise_keys
 from sottovoce.errors import ConfigError, ConsentError
 from sottovoce.privacy.base import RELEASES, BoundRelease, Release, Sends
 from sottovoce.rng import Streams
@@ -238,15 +238,6 @@ class BoundReports(BoundRelease):
             report_epsilon=self.settings.epsilons[self.tier[rows]],
             batch=batch[self.tier[rows]],
         )
-
-    def terms(self) -> BitTerms:
-        """What an accelerator needs of all devices, once."""
-        lows = np.array([lowest(tier.epsilon) for tier in self.settings.tiers], dtype=np.uint64)
-        return BitTerms(self.tier, self.noise, lows, self.settings.max_reports)
-
-    def round_key(self, round: int) -> int:
-        """The coordinates of user u in this round are drawn from its child u."""
-        return self.rng.child(round).key
 
     def report_rule(
         self, rows: NDArray[np.int64], round: int, scale: float, cumulative: NDArray[np.uint64]

@@ -156,6 +156,9 @@ class Federation:
         """Raises where rounds cannot run on `device`."""
         if device == "cpu":
             return
+        if self.devices.reports_bits:
+            system = self.server.algorithm.config.system
+            raise ConfigError(f"{system} does not run on a GPU; leave it on --device cpu")
         if self.schedule.cohort_size == 1:
             raise ConfigError(
                 "one device a round is a sequential computation; leave it on --device cpu"

@@ -36,8 +36,6 @@ from sottovoce.core.cohort import Cohort
 from sottovoce.core.links import Link
 from sottovoce.core.messages import Aggregate, BitCounts, ModelView
 from sottovoce.core.one_bit import (
-    BitTerms,
-    ReportCounter,
     ReportRule,
     contrast,
     item_probabilities,
@@ -323,13 +321,3 @@ class FMF(Reporting):
         return closed_form.learn_reports(
             confidence, view.items, vectors, rows, history.indptr, history.items, rule, threads
         )
-
-    def counter(self, cohort: Cohort, terms: BitTerms, device: str) -> ReportCounter:
-        if self._rotated or self.config.favour:
-            raise ConfigError(
-                'of FMF-LDP, variant = "published" without favour runs on a GPU; leave the others '
-                "on --device cpu"
-            )
-        from sottovoce.algorithms.fmf.accelerated import FMFOnTorch
-
-        return FMFOnTorch.load(self.config.confidence(), cohort, terms, self.config.scale, device)
