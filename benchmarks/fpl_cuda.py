@@ -1,12 +1,11 @@
-"""A pFPL+ round of ten million devices on one GPU, against the CPU kernels of the same machine; of
-a hundred million, resident; and of a billion whose histories are made from their seed.
+"""A pFPL+ round of ten million devices on one GPU, against the CPU kernels of the same machine; and
+of a hundred million.
 
     PYTHONPATH=src python3 benchmarks/fpl_cuda.py [--quick] [--out FOLDER]
 
 Data are made on the GPU: about 32 positives per device, items drawn by Zipf's law (exponent 1) and
 numbered at random, so that the most popular item is in nine histories of ten. Times are medians of
-CUDA events after a warm-up; a round is draws, learning, counts of rows sent, and the fold. Of the
-billion (`data.crowd`: 32 items each), vectors alone are kept, in 16 bits.
+CUDA events after a warm-up; a round is draws, learning, counts of rows sent, and the fold.
 """
 
 from __future__ import annotations
@@ -29,12 +28,11 @@ from sottovoce.algorithms.pairwise import accelerated as factors_cuda
 from sottovoce.algorithms.pairwise import factors
 from sottovoce.algorithms.pairwise import triton as factors_triton
 from sottovoce.core.consent import ShareRule, thresholds
-from sottovoce.data.crowd import SeededCrowd, SeededCrowdConfig
 from sottovoce.errors import UsageError
 from sottovoce.rng import Streams
 
-TARGETS = {10_000_000: 0.06, 100_000_000: 0.7, 1_000_000_000: 12.0}
-"""Seconds for a round of so many devices, 32 draws, embedding 32, 10⁵ items; the last streamed."""
+TARGETS = {10_000_000: 0.06, 100_000_000: 0.7}
+"""Seconds for a round of so many devices, 32 draws, embedding 32, 10⁵ items."""
 N_ITEMS, SIZE, TRIPLES, EVENTS = 100_000, 32, 32, 36
 
 
@@ -82,14 +80,8 @@ def federation(
     return made
 
 
-def there(made: factors_cuda.CudaFederation) -> factors_cuda.ResidentCohort:
-    if not isinstance(made.cohort, factors_cuda.ResidentCohort):
-        raise UsageError("of a crowd, nothing is there but vectors")
-    return made.cohort
-
-
 def consent(made: factors_cuda.CudaFederation, share: float | None) -> None:
-    cohort = there(made)
+    cohort = made.cohort
     rng = torch.Generator("cuda").manual_seed(3)
     draw = torch.rand(2, len(cohort.users), generator=rng, device="cuda", dtype=torch.float64)
     chosen = draw[0] if share is None else torch.full_like(draw[0], share)
@@ -119,7 +111,7 @@ def seconds(work: Callable[[], object], repeats: int) -> float:
 
 def stages(made: factors_cuda.CudaFederation, repeats: int) -> dict[str, float]:
     """Seconds of each stage over the whole cohort, chunk by chunk as in a round."""
-    cohort, tables = there(made), made.tables
+    cohort, tables = made.cohort, made.tables
     n, chunk = len(cohort), min(len(cohort), 1 << 20)
     rows = torch.split(torch.arange(n, device="cuda"), chunk)
     packed = torch.empty(TRIPLES * chunk, dtype=torch.int64, device="cuda")
@@ -138,7 +130,7 @@ def stages(made: factors_cuda.CudaFederation, repeats: int) -> dict[str, float]:
 
     def learn(some: Tensor, drawn: Tensor, count: Tensor) -> None:
         saved = cohort.vectors[: len(some)].clone()  # as long as it takes
-        factors_cuda._learn_halves(made.step, tables, cohort, some, words, drawn, saved, 1.0)
+        factors_cuda._learn_halves(made.step, tables, cohort, some, drawn, saved, 1.0)
 
     def both(some: Tensor, into: Tensor, count: Tensor) -> None:
         draw(some, into, count)
@@ -152,7 +144,7 @@ def stages(made: factors_cuda.CudaFederation, repeats: int) -> dict[str, float]:
 
 def cpu_rate(made: factors_cuda.CudaFederation, n_users: int) -> float:
     """Draws per second of the numba kernels, all cores, on the first devices of the same data."""
-    cohort = there(made)
+    cohort = made.cohort
     indptr = cohort.indptr[: n_users + 1].cpu().numpy()
     items = cohort.items[: int(indptr[-1])].cpu().numpy()
     vectors = cohort.vectors[:n_users].cpu().numpy()
@@ -176,7 +168,7 @@ def differences(triples: int, rate: float, share: float | None, size: int) -> tu
     """Largest difference from the CPU after five rounds, of model and vectors, each relative to a
     typical value (the root of the mean square)."""
     made = federation(20_000, 2_000, size, EVENTS, rate, share)
-    cohort = there(made)
+    cohort = made.cohort
     host = {name: getattr(cohort, name).cpu().numpy() for name in ("indptr", "items", "users")}
     model, vectors = factors.padded(made.model()), made.vectors()
     threshold = cohort.threshold.cpu().numpy().astype(np.uint64)
@@ -258,32 +250,6 @@ def resident(n: int, repeats: int) -> list[dict[str, Any]]:
     ]
 
 
-def streamed(n: int, repeats: int, share: float = 1.0) -> list[dict[str, Any]]:
-    """The round of `n` devices whose histories are made from their seed."""
-    crowd = SeededCrowd(SeededCrowdConfig(items=N_ITEMS, count=TRIPLES, tastes=4))
-    rng = torch.Generator("cuda").manual_seed(2)
-    vectors = torch.empty(n, SIZE, dtype=torch.bfloat16, device="cuda")
-    for part in torch.split(vectors, 1 << 24):
-        part.copy_(torch.randn(part.shape, generator=rng, device="cuda") * 0.1)
-    model = torch.randn(N_ITEMS, SIZE + 1, generator=rng, device="cuda") * 0.1
-    some, _ = crowd.generate(0, 100_000, os.cpu_count() or 1)
-    popularity = torch.bincount(torch.tensor(some.items, device="cuda"), minlength=N_ITEMS)
-    cohort = factors_cuda.SeededCohort.of(crowd, vectors, share)
-    step = factors.PairStep(1e-7, 5e-9, 5e-9, 5e-10, 0.0)
-    tables = factors_cuda.Tables.of(model, SIZE, popularity)
-    made = factors_cuda.CudaFederation(step, tables, cohort)
-    torch.cuda.reset_peak_memory_stats()
-    rounds = iter(range(repeats + 1))
-    whole = seconds(lambda: made.round(*keys(next(rounds)), TRIPLES), repeats)
-    memory = torch.cuda.max_memory_allocated() / 2**30
-    name = f"pFPL+ round, π={share:g}, {named(n)}, histories from their seed"
-    return [
-        row(name, whole, "s", target=TARGETS.get(n)),
-        row("triples per second", n * TRIPLES / whole, "1/s"),
-        row("GPU memory, vectors in 16 bits", memory, "GiB"),
-    ]
-
-
 def run(*, quick: bool = False, progress: Callable[[str], None] | None = None) -> dict[str, Any]:
     """Every figure, as {"bench", "machine", "results"}."""
     if not torch.cuda.is_available():
@@ -295,9 +261,6 @@ def run(*, quick: bool = False, progress: Callable[[str], None] | None = None) -
         say("a hundred million devices, resident")
         torch.cuda.empty_cache()
         results += resident(100_000_000, 3)
-    say("devices whose histories are made from their seed")
-    torch.cuda.empty_cache()
-    results += streamed(3_000_000 if quick else 1_000_000_000, 2)
     say("the same rounds on CPU and GPU")
     for label, triples, rate in (("pFPL", 1, 0.01), ("pFPL+", 32, 0.001)):
         for size in (10, 32, 50):

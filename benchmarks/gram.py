@@ -31,16 +31,12 @@ from scipy.linalg import lapack
 from sottovoce.algorithms.gram.kernels import LARGEST_STEP, sum_pairs
 from sottovoce.baselines.ease import inverse_gram
 from sottovoce.core.arrays import each, equal_spans
-from sottovoce.data.crowd import HELD_OUT, SeededCrowd, SeededCrowdConfig
-from sottovoce.data.crowd_torch import CrowdThere, drawn, shifted
 from sottovoce.errors import WrongSum
 from sottovoce.experiment import load_benchmark
 from sottovoce.rng import Streams, draw
 from sottovoce.runs.folder import environment
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from sottovoce.algorithms.gram.accelerated import ResidentProfiles
 
 Progress = Callable[[str], None]
@@ -66,14 +62,12 @@ class Scale:
     turns: int
     turn_seconds: float
     gpu_users: int
-    made_users: int
-    """On the GPU, from their seed."""
     ease_items: int
     targets: bool
 
 
-FULL = Scale((10_000, 100_000, 1_000_000), 200_000, 5, 0.3, 100_000_000, 1_000_000_000, 3_706, True)
-QUICK = Scale((2_000, 20_000, 100_000), 20_000, 2, 0.05, 1_000_000, 10_000_000, 500, False)
+FULL = Scale((10_000, 100_000, 1_000_000), 200_000, 5, 0.3, 100_000_000, 3_706, True)
+QUICK = Scale((2_000, 20_000, 100_000), 20_000, 2, 0.05, 1_000_000, 500, False)
 
 
 def run(*, quick: bool = False, progress: Progress | None = None) -> dict[str, Any]:
@@ -89,7 +83,6 @@ def run(*, quick: bool = False, progress: Progress | None = None) -> dict[str, A
     del users
     results += memory(scale, say)
     results += on_gpu(scale, say)
-    results += made_on_gpu(scale, say)
     return {"bench": "gram", "machine": machine(), "results": results}
 
 
@@ -303,68 +296,6 @@ def on_gpu(scale: Scale, say: Progress) -> list[dict[str, Any]]:
         fpl.row(name, seconds, "s", target=8.0 if scale.targets else None, at_most=True),
         fpl.row("loading and checking these profiles, from the host's memory", loading, "s"),
         fpl.row("GPU memory, everything resident", held, "GiB"),
-    ]
-
-
-class MadeUsers:
-    """Users who are made from their seed where they are added up: COUNT of HEAD places each, and
-    the weights of `world` in an order that a draw of the user's begins anywhere."""
-
-    def __init__(self, device: str) -> None:
-        import torch
-
-        self.crowd = SeededCrowd(SeededCrowdConfig(items=HEAD, count=COUNT, tastes=8))
-        self.there = CrowdThere.of(self.crowd, device)
-        weight = np.sqrt((np.arange(COUNT) + 1.0) / COUNT)
-        known = LARGEST_STEP * weight / np.linalg.norm(weight)
-        self.known = torch.tensor(known.astype(np.int16), device=device)
-
-    def make(self, first: int, stop: int) -> tuple[Tensor, Tensor]:
-        """Places and steps of users first to stop."""
-        import torch
-
-        place, _ = self.there.items(first, stop)
-        begins = (shifted(drawn(self.there.keys(first, stop), HELD_OUT), 32) * COUNT) >> 32
-        order = (begins + torch.arange(COUNT, device=place.device)) % COUNT
-        return place.short(), self.known[order]
-
-
-def made_on_gpu(scale: Scale, say: Progress) -> list[dict[str, Any]]:
-    """More users than any memory holds; nothing where there is no GPU."""
-    if importlib.util.find_spec("torch") is None:
-        return []
-    import torch
-
-    if not torch.cuda.is_available():
-        return []
-    from sottovoce.algorithms.gram.accelerated import sum_pairs_made
-
-    n, few = scale.made_users, scale.rows[-1]
-    users = MadeUsers("cuda")
-    say(f"{few:,} users made on the GPU and on processors")
-    history, _ = users.crowd.generate(0, few, os.cpu_count() or 1)
-    place, steps = users.make(0, few)
-    if not np.array_equal(place.cpu().numpy().ravel(), history.items):
-        raise WrongSum("the GPU makes other users than the processors")
-    expected = sum_pairs(
-        history.indptr, history.items, steps.cpu().numpy().ravel().astype(np.int32), HEAD,
-        os.cpu_count() or 1,
-    )  # fmt: skip
-    if not np.array_equal(sum_pairs_made(users.make, few, HEAD), expected):
-        raise WrongSum("the sum of pairs on the GPU is not that of the processors")
-    torch.cuda.reset_peak_memory_stats()
-    say(f"the sum of {n:,} users made on the GPU")
-    begun = time.perf_counter()
-    found = sum_pairs_made(users.make, n, HEAD)
-    seconds = time.perf_counter() - begun
-    held = torch.cuda.max_memory_allocated() / 2**30
-    # Every user has the same steps in another order, so the diagonal's sum is known.
-    if int(found[:HEAD].sum()) != n * int((users.known.long() ** 2).sum()):
-        raise WrongSum("the diagonal of the sum is not that of so many users")
-    name = f"sum of {n:,} users × {COUNT} made from their seed, H = {HEAD:,}"
-    return [
-        fpl.row(name, seconds, "s", target=80.0 if scale.targets else None, at_most=True),
-        fpl.row("GPU memory, users made and forgotten", held, "GiB"),
     ]
 
 

@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from sottovoce.algorithms.torch_draws import mixed, shifted, signed
 from sottovoce.core.interactions import Interactions
 from sottovoce.core.recommender import Scorer
-from sottovoce.data.crowd_torch import mixed, shifted, signed
 from sottovoce.errors import ConfigError, Diverged
 from sottovoce.rng import GAMMA, Streams
 

@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 
 from sottovoce.algorithms.pairwise import factors
 from sottovoce.core.consent import ShareRule, thresholds
-from sottovoce.data.crowd import SeededCrowd, SeededCrowdConfig
 from sottovoce.errors import ConfigError, Diverged
 from sottovoce.rng import Streams
 
@@ -334,63 +333,3 @@ def test_kernels_repeat_themselves_bit_for_bit(size: int) -> None:
     assert np.array_equal(first.vectors(), second.vectors())
     close(first.model(), plain.model(), 1e-5)
     close(first.vectors(), plain.vectors(), 1e-5)
-
-
-def crowd_of(tastes: int, held_out: bool) -> SeededCrowd:
-    return SeededCrowd(
-        SeededCrowdConfig(items=90, count=7, tastes=tastes, held_out=held_out, seed=3)
-    )
-
-
-def made_federation(
-    crowd: SeededCrowd, n: int, first: int, device: str
-) -> factors_cuda.CudaFederation:
-    rng = np.random.default_rng(5)
-    items = torch.tensor(rng.normal(0, 0.3, (90, 11)).astype(np.float32), device=device)
-    vectors = torch.tensor(rng.normal(0, 0.3, (1000, 10)).astype(np.float32), device=device)
-    cohort = factors_cuda.SeededCohort.of(
-        crowd, vectors[first : first + n].bfloat16().contiguous(), 0.5, first
-    )
-    return factors_cuda.CudaFederation(STEP, factors_cuda.Tables.of(items, 10), cohort)
-
-
-@both
-@pytest.mark.parametrize("tastes", [1, 5])
-@pytest.mark.parametrize("held_out", [False, True])
-def test_a_crowd_made_from_its_seed_learns_as_if_it_were_there(
-    tastes: int, held_out: bool, fused: bool
-) -> None:
-    crowd, n, first, device = crowd_of(tastes, held_out), 50, 20, where(fused)
-    made = made_federation(crowd, n, first, device)
-    rows = torch.arange(n, device=device)
-    there = factors_cuda.CudaFederation(STEP, made.tables, made.cohort.some(rows))
-    counts = [learn(made, (7, 8), 9, fused)]
-    sums = made.sums()
-    made.tables.clear()
-    counts.append(learn(there, (7, 8), 9, fused))
-    assert np.array_equal(sums, there.sums())
-    assert [int(c) for c in counts[0]] == [int(c.sum()) for c in counts[1]]
-    exact, rounded = there.vectors(), made.vectors()
-    assert np.abs(rounded / exact - 1).max() < 2.0**-7
-    assert np.abs((rounded / exact - 1).mean()) < 2.0**-11
-    assert not np.array_equal(rounded, torch.tensor(exact).bfloat16().float().numpy())
-
-
-@both
-def test_parts_of_a_crowd_add_up_to_the_whole(fused: bool) -> None:
-    crowd, device = crowd_of(3, True), where(fused)
-    whole = made_federation(crowd, 60, 0, device)
-    learn(whole, (7, 8), 9, fused)
-    parts = [made_federation(crowd, n, first, device) for first, n in ((0, 25), (25, 35))]
-    for part in parts:
-        learn(part, (7, 8), 9, fused)
-    assert np.array_equal(whole.sums(), parts[0].sums() + parts[1].sums())
-    assert np.array_equal(whole.vectors(), np.concatenate([part.vectors() for part in parts]))
-
-
-def test_a_crowd_takes_part_as_a_whole() -> None:
-    made = made_federation(crowd_of(1, False), 5, 0, "cpu")
-    with pytest.raises(ConfigError, match="all users"):
-        made.round(1, 2, 3, torch.arange(2))
-    with pytest.raises(ConfigError, match="bfloat16"):
-        factors_cuda.SeededCohort.of(made.cohort.crowd, torch.zeros(3, 4), 1.0)

@@ -62,21 +62,6 @@ def test_tastes_are_told_apart_by_what_users_have():
     assert shared(own).std() > 1.3 * shared(plain).std()
 
 
-@pytest.mark.parametrize("held_out", [False, True])
-def test_torch_makes_the_same_users(held_out):
-    torch = pytest.importorskip("torch")
-    from sottovoce.data.crowd_torch import CrowdThere
-
-    crowd = SeededCrowd(SeededCrowdConfig(items=307, count=13, tastes=5, held_out=held_out))
-    first = 3_000_000_000
-    train, out = crowd.generate(first, first + 200)
-    items, left = CrowdThere.of(crowd, "cpu").items(first, first + 200)
-    kept = torch.arange(13) != left
-    assert np.array_equal(items[kept].numpy(), train.items)
-    if held_out:
-        assert np.array_equal(items.gather(1, left)[:, 0].numpy(), out)
-
-
 @pytest.mark.parametrize(
     "bad",
     [{"items": 1}, {"count": 0}, {"count": 1, "held_out": True}, {"count": 20_000},

@@ -1,12 +1,11 @@
 """A crowd of any number of users, whose items follow from the seed and a user's number alone.
 
 For worlds that are too large to be kept: any item of any user is computed in a few steps, in any
-order and on any machine (`algorithms/pairwise/triton.py` and `algorithms/gram/accelerated.py` do so
-on a GPU), so that nothing is stored and nothing needs to be sorted. The catalogue is cut into
-`count` strata of neighbouring items, and a user has one item of each, so that her items ascend and
-no two are alike. Within a stratum popularity follows a Zipf law with a flattened head. Where
-`tastes` is above 1, every taste has its own order of popularity beside the common one; a user has
-two tastes, and each of her items follows one of them.
+order and on any machine, so that nothing is stored and nothing needs to be sorted. The catalogue is
+cut into `count` strata of neighbouring items, and a user has one item of each, so that her items
+ascend and no two are alike. Within a stratum popularity follows a Zipf law with a flattened head.
+Where `tastes` is above 1, every taste has its own order of popularity beside the common one; a user
+has two tastes, and each of her items follows one of them.
 """
 
 from __future__ import annotations
@@ -61,8 +60,7 @@ class SeededCrowdConfig:
 
 @dataclass(frozen=True)
 class SeededCrowd:
-    """Gives the items of any of its users: by `generate`, or by `table` and `key` to whoever
-    computes them elsewhere."""
+    """Gives the items of any of its users."""
 
     config: SeededCrowdConfig
 

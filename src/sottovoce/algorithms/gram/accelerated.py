@@ -13,7 +13,7 @@ numbers end at 2**53, and then in 64 bits.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -48,26 +48,6 @@ def sum_pairs_on(
 ) -> NDArray[np.int64]:
     """`kernels.sum_pairs`, by torch on `device`: the same bits."""
     return ResidentProfiles.load(indptr, place, steps, size, device).sum_pairs()
-
-
-def sum_pairs_made(
-    make: Callable[[int, int], tuple[Tensor, Tensor]], users: int, size: int, shard: int = 1 << 22
-) -> NDArray[np.int64]:
-    """`kernels.sum_pairs` of more users than fit: make(first, stop) gives the places, ascending
-    within a user, and the steps of these users on a device, [users, count] each; they are made,
-    added up and forgotten, `shard` users at a time."""
-    import torch
-
-    total = np.zeros(size * (size + 1) // 2, dtype=np.int64)
-    for first in range(0, users, shard):
-        place, steps = make(first, min(users, first + shard))
-        n, count = place.shape
-        indptr = torch.arange(n + 1, device=place.device) * count
-        made = ResidentProfiles(indptr, place.reshape(-1), steps.reshape(-1), size)
-        if not made.good():
-            raise bad_profiles(size)
-        total += made.sum_pairs()
-    return total
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -109,10 +89,6 @@ class ResidentProfiles:
         if not made._ascend():
             raise bad_profiles(size)
         return made
-
-    def good(self) -> bool:
-        """Whether places and steps are what `kernels.sum_pairs` takes."""
-        return _within(self.place, self.steps, self.size) and self._ascend()
 
     def _ascend(self) -> bool:
         """Whether places ascend within every user; where they do not, a user must begin."""

@@ -24,9 +24,6 @@ again with a word for each number, and the next ones are smaller. Either way the
 
 **Hot rows.** Additions to one row queue up behind each other, and popular items would hold up
 everyone. Popular items therefore have several rows of halves, which neighbouring warps use in turn.
-
-**More devices than fit.** A `SeededCohort` keeps vectors alone, in 16 bits, rounded up or down by
-chance so that they stay right on average; histories are made again from their seed for every draw.
 """
 
 from __future__ import annotations
@@ -41,11 +38,10 @@ from torch import Tensor
 from sottovoce.algorithms.pairwise import triton as factors_triton
 from sottovoce.algorithms.pairwise.factors import PairStep, fold_rate
 from sottovoce.algorithms.pairwise.triton import LANES, MOST_LOAD, ROW_BITS
+from sottovoce.algorithms.torch_draws import LOW32, member, mixed, shifted, signed
 from sottovoce.core.consent import thresholds
 from sottovoce.core.messages import GRID, LIMIT
 from sottovoce.core.redacted import Redacted
-from sottovoce.data.crowd import SeededCrowd
-from sottovoce.data.crowd_torch import LOW32, member, mixed, shifted, signed
 from sottovoce.errors import ConfigError, Diverged
 from sottovoce.rng import GAMMA
 
@@ -165,63 +161,15 @@ class ResidentCohort:
     """bool [N]. A device that does not take part neither learns nor sends."""
     allowed: Tensor | None = None
     """bool per interaction: whether the item's update may ever leave; None allows all."""
-    first: int = 0
 
     def __len__(self) -> int:
         return len(self.users)
 
 
-@dataclass(frozen=True, slots=True, repr=False)
-class SeededCohort:
-    """Users `first`, `first` + 1, ... of a crowd, of whom vectors alone are kept. All take part."""
-
-    vectors: Tensor
-    """bfloat16 [N, embedding_size]; moves in place."""
-    crowd: SeededCrowd
-    table: Tensor
-    """`crowd.table`, there."""
-    key: Tensor
-    """`crowd.key`, there."""
-    threshold: int
-    """A positive's update may leave where the draw's 32-bit coin lies below this."""
-    first: int = 0
-
-    @classmethod
-    def of(cls, crowd: SeededCrowd, vectors: Tensor, share: float, first: int = 0) -> SeededCohort:
-        """`share` is everybody's π."""
-        if vectors.dtype != torch.bfloat16:
-            raise ConfigError("the vectors of a crowd are kept in bfloat16")
-        there = vectors.device
-        return cls(
-            vectors,
-            crowd,
-            torch.tensor(crowd.table, device=there),
-            torch.tensor([signed(crowd.key)], device=there),
-            int(thresholds(np.array([share]))[0]),
-            first,
-        )
-
-    def __len__(self) -> int:
-        return len(self.vectors)
-
-    def some(self, rows: Tensor) -> ResidentCohort:
-        """These users, made on the host: `rows` ascend without gaps. Vectors are copies."""
-        begin, there = int(rows[0]), self.vectors.device
-        history, _ = self.crowd.generate(self.first + begin, self.first + begin + len(rows))
-        return ResidentCohort(
-            vectors=self.vectors[rows].float(),
-            indptr=torch.tensor(history.indptr, device=there),
-            items=torch.tensor(history.items, device=there),
-            users=rows + self.first,
-            threshold=torch.full_like(rows, self.threshold),
-            takes_part=torch.ones_like(rows, dtype=torch.bool),
-        )
-
-
 def learn_summed_cuda(
     step: PairStep,
     tables: Tables,
-    cohort: ResidentCohort | SeededCohort,
+    cohort: ResidentCohort,
     round_key: int,
     share_key: int,
     triples: int,
@@ -232,16 +180,12 @@ def learn_summed_cuda(
     `cohort.vectors`, and returns each device's number of distinct positive and negative rows sent
     (int32; 0 for a device that does not take part, has no positives or has every item). The
     draws of a device are keyed by `Streams(round_key).child(user)`, its coins by
-    `Streams(share_key).child(user)`. Of a `SeededCohort`, all take part, and what is returned is
-    each number's sum over all devices.
+    `Streams(share_key).child(user)`.
 
     `fused` chooses the Triton kernels (True) or torch (False); by default whatever is there.
     """
     if triples < 1:
         raise ConfigError(f"triples must be at least 1, not {triples}")
-    made = isinstance(cohort, SeededCohort)
-    if made and rows is not None:
-        raise ConfigError("all users of a crowd take part in a round")
     device = cohort.vectors.device
     if fused is None:
         fused = (
@@ -255,8 +199,7 @@ def learn_summed_cuda(
     halves = len(tables.owner) > 0 and largest < np.inf
     chunk = _CHUNK if fused else _CHUNK // 16
     most = max(1, min(n, chunk // triples))
-    counts = torch.zeros(2, most if made else n, dtype=torch.int32, device=device)
-    total = torch.zeros(2, dtype=torch.int64, device=device)
+    counts = torch.zeros(2, n, dtype=torch.int32, device=device)
     words = torch.empty(triples * most, dtype=torch.int64, device=device)
     for start in range(0, n, most):
         part = slice(start, min(start + most, n))
@@ -265,31 +208,25 @@ def learn_summed_cuda(
         else:
             chosen = torch.as_tensor(rows[part], device=device)
         packed = words[: triples * len(chosen)].view(triples, len(chosen))
-        told = counts[:, : len(chosen)] if made else counts[:, part]
         if not fused:
-            _torch_chunk(step, tables, cohort, chosen, keys, packed, told)
+            _draw_torch(cohort, len(tables.bias), chosen, keys, packed, counts[:, part])
+            _learn_torch(step, tables, cohort, chosen, packed)
         else:
-            if isinstance(cohort, SeededCohort):
-                factors_triton.draw_made(cohort, len(tables.bias), chosen, keys, packed, told)
-            else:
-                factors_triton.draw(cohort, len(tables.bias), chosen, keys, packed, told)
+            factors_triton.draw(cohort, len(tables.bias), chosen, keys, packed, counts[:, part])
             if halves and triples <= tables.pace.draws >= _LEAST_HALVES // 16:
                 saved = cohort.vectors[part].clone() if rows is None else cohort.vectors[chosen]
-                _learn_halves(step, tables, cohort, chosen, keys, packed, saved, largest)
+                _learn_halves(step, tables, cohort, chosen, packed, saved, largest)
             else:
-                factors_triton.learn(step, tables, cohort, chosen, packed, keys)
-        if made:
-            total += told.sum(1)
+                factors_triton.learn(step, tables, cohort, chosen, packed)
     tables.pace.draws = max(tables.pace.draws, _LEAST_HALVES // 16)
-    return (total[0], total[1]) if made else (counts[0], counts[1])
+    return counts[0], counts[1]
 
 
 def _learn_halves(
     step: PairStep,
     tables: Tables,
-    cohort: ResidentCohort | SeededCohort,
+    cohort: ResidentCohort,
     rows: Tensor,
-    keys: Tensor,
     packed: Tensor,
     saved: Tensor,
     largest: float,
@@ -301,14 +238,14 @@ def _learn_halves(
     start, spans = 0, []
     for part, load in zip(parts, loads, strict=True):
         span = slice(start, start + len(part))
-        factors_triton.learn(step, tables, cohort, part, packed[:, span], keys, load, largest)
+        factors_triton.learn(step, tables, cohort, part, packed[:, span], load, largest)
         spans.append(span)
         start = span.stop
     found = loads.tolist()
     for part, span, load in zip(parts, spans, found, strict=True):
         if load > MOST_LOAD:
             cohort.vectors[part] = saved[span]
-            factors_triton.learn(step, tables, cohort, part, packed[:, span], keys)
+            factors_triton.learn(step, tables, cohort, part, packed[:, span])
     tables.pace.after(found)
 
 
@@ -334,7 +271,7 @@ class CudaFederation(Redacted):
 
     step: PairStep
     tables: Tables
-    cohort: ResidentCohort | SeededCohort
+    cohort: ResidentCohort
 
     @classmethod
     def load(
@@ -420,38 +357,12 @@ class CudaFederation(Redacted):
 
     def vectors(self) -> NDArray[np.float32]:
         """User vectors, [N, embedding_size]."""
-        copied: NDArray[np.float32] = self.cohort.vectors.float().cpu().numpy().copy()
+        copied: NDArray[np.float32] = self.cohort.vectors.cpu().numpy().copy()
         return copied
 
 
 def _interleaved(sums: Tensor) -> Tensor:
     return sums.view(len(sums), LANES, sums.shape[1] // LANES)
-
-
-def _torch_chunk(
-    step: PairStep,
-    tables: Tables,
-    cohort: ResidentCohort | SeededCohort,
-    rows: Tensor,
-    keys: Tensor,
-    packed: Tensor,
-    counts: Tensor,
-) -> None:
-    """What the kernels do to a chunk."""
-    if isinstance(cohort, ResidentCohort):
-        _draw_torch(cohort, len(tables.bias), rows, keys, packed, counts)
-        _learn_torch(step, tables, cohort, rows, packed)
-        return
-    some, everyone = cohort.some(rows), torch.arange(len(rows), device=rows.device)
-    _draw_torch(some, len(tables.bias), everyone, keys, packed, counts)
-    _learn_torch(step, tables, some, everyone, packed)
-    number = (some.users[:, None] + 1) * signed(int(GAMMA))
-    column = torch.arange(some.vectors.shape[1], device=rows.device)
-    draw = (len(packed) + 1 + column // LANES) * signed(int(GAMMA))
-    word = mixed(mixed(keys[0] + number) + draw)
-    coin = (word >> ((column % LANES) * 16)) & 0xFFFF
-    bits = (some.vectors.view(torch.int32) + coin.int()) & -65536
-    cohort.vectors[rows] = bits.view(torch.float32).bfloat16()
 
 
 # --- torch: words of a draw are item << 32 | leaves << 31 | negative, or -1 for "not a client" ---

@@ -10,13 +10,12 @@ import os
 from typing import TYPE_CHECKING
 
 from sottovoce.core.messages import GRID, LIMIT
-from sottovoce.data.crowd import FIRST
 from sottovoce.rng import _M1, _M2, GAMMA
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from sottovoce.algorithms.pairwise.accelerated import ResidentCohort, SeededCohort, Tables
+    from sottovoce.algorithms.pairwise.accelerated import ResidentCohort, Tables
     from sottovoce.algorithms.pairwise.factors import PairStep
 
 try:
@@ -50,7 +49,6 @@ if triton is not None:
     _half_load = tl.constexpr(1 << (LOAD_SHIFT - 1))
     _beyond, _most_load = tl.constexpr(1 << 40), tl.constexpr(MOST_LOAD)
     _scale, _limit = tl.constexpr(float(GRID)), tl.constexpr(float(LIMIT * GRID))
-    _made_first = tl.constexpr(FIRST)
     _load, _unit = tl.constexpr(LOAD_SHIFT), tl.constexpr(UNIT)
     _units, _most_bias = tl.constexpr(MOST_UNITS), tl.constexpr(2.0**BIAS_BITS)
     _ptx = tl.constexpr(os.environ.get("TRITON_INTERPRET") != "1")
@@ -85,27 +83,6 @@ if triton is not None:
             span = span >> 1
         inside = live & (low < count)
         return inside & (tl.load(items + start + low, mask=inside, other=-1) == wanted)
-
-    @triton.jit
-    def _made(table, own, one, other, entry, n_items, count, live):  # type: ignore[no-untyped-def]
-        """The item that users have in their stratum `entry` (`data.crowd`)."""
-        word = _mix_word(own + (entry.to(tl.uint64) + (_made_first + 1)) * _gamma)
-        taste = tl.where((word & 1) != 0, one, other).to(tl.int64)
-        low = ((entry.to(tl.int64) * n_items) // count).to(tl.int32)
-        high = (((entry.to(tl.int64) + 1) * n_items) // count).to(tl.int32)
-        slot = low + _below(word >> 32, high - low)
-        alias = tl.load(table + taste * n_items + slot, mask=live, other=0)
-        coin = ((word & 0xFFFFFFFF) >> 1).to(tl.int64)
-        return tl.where(coin < (alias >> 32), slot, (alias & 0x7FFFFFFF).to(tl.int32))
-
-    @triton.jit
-    def _has(  # type: ignore[no-untyped-def]
-        table, own, one, other, left, item, n_items, count, live
-    ):  # fmt: skip
-        """Whether users have the item, and it is not held out."""
-        entry = (((item.to(tl.int64) + 1) * count - 1) // n_items).to(tl.int32)
-        found = _made(table, own, one, other, entry, n_items, count, live)
-        return (found == item) & (entry != left)
 
     @triton.jit
     def _count(  # type: ignore[no-untyped-def]
@@ -169,45 +146,6 @@ if triton is not None:
             tl.store(spot, tl.where(live, drawn, -1), mask=inside[None, :] & (t < triples))
         _count(packed, positives, negatives, size, triples, at, inside, U, B)
 
-    @triton.jit(
-        do_not_specialize=["size", "n_items", "n_tastes", "triples", "first", "count", "limit"]
-    )
-    def draw_made_kernel(  # type: ignore[no-untyped-def]
-        size, rows, first, table, crowd, limit, keys, packed, positives, negatives,
-        n_items, n_tastes, count, triples, HELD_OUT: tl.constexpr,
-        U: tl.constexpr, B: tl.constexpr,
-    ):  # fmt: skip
-        """`draw_kernel` of users whose items are computed as `data.crowd` has them."""
-        at = tl.program_id(0) * U + tl.arange(0, U)
-        inside = at < size
-        number = (first + tl.load(rows + at, mask=inside, other=0) + 1).to(tl.uint64) * _gamma
-        key = _mix_word(tl.load(keys).to(tl.uint64, bitcast=True) + number)[None, :]
-        coin_key = _mix_word(tl.load(keys + 1).to(tl.uint64, bitcast=True) + number)[None, :]
-        own = _mix_word(tl.load(crowd).to(tl.uint64, bitcast=True) + number)[None, :]
-        tastes = _mix_word(own + _gamma)
-        one, other = _below(tastes >> 32, n_tastes), _below(tastes & 0xFFFFFFFF, n_tastes)
-        left = tl.full([1, U], 0, tl.int32) + count  # none is held out
-        if HELD_OUT:
-            left = _below(_mix_word(own + _gamma + _gamma) >> 32, count)
-        for start in range(0, triples, B):
-            t = (start + tl.arange(0, B))[:, None]
-            live = inside[None, :] & (t < triples)
-            offset = (t.to(tl.uint64) + 1) * _gamma
-            word = _mix_word(key + offset)
-            entry = _below(word >> 32, count - HELD_OUT)
-            entry += (entry >= left).to(tl.int32)
-            i = _made(table, own, one, other, entry, n_items, count, live)
-            j = _below(word & 0xFFFFFFFF, n_items)
-            again = live & _has(table, own, one, other, left, j, n_items, count, live)
-            while tl.max(again.to(tl.int32)) > 0:
-                word = tl.where(again, _mix_word(word + _gamma), word)
-                j = tl.where(again, _below(word & 0xFFFFFFFF, n_items), j)
-                again = again & _has(table, own, one, other, left, j, n_items, count, again)
-            leaves = (_mix_word(coin_key + offset) >> 32).to(tl.int64) < limit
-            drawn = (i.to(tl.int64) << 32) | (leaves.to(tl.int64) << 31) | j.to(tl.int64)
-            tl.store(packed + t * size + at[None, :], drawn, mask=live)
-        _count(packed, positives, negatives, size, triples, at, inside, U, B)
-
     @triton.jit
     def _whole(values):  # type: ignore[no-untyped-def]
         """Steps of the grid, rounded."""
@@ -252,12 +190,11 @@ if triton is not None:
             _add(sums + spot, word, ok[:, None] & (2 * h < F))
             tl.atomic_add(bias_sums + row, bias + (load << _load), mask=ok, sem="relaxed")
 
-    @triton.jit(do_not_specialize=["size", "stride", "triples", "first"])
+    @triton.jit(do_not_specialize=["size", "stride", "triples"])
     def learn_kernel(  # type: ignore[no-untyped-def]
-        size, stride, rows, first, packed, vectors, factors, biases, sums, bias_sums, spare,
-        load_of, keys,
+        size, stride, rows, packed, vectors, factors, biases, sums, bias_sums, spare, load_of,
         triples, rate, reg_user, reg_i, reg_j, reg_b, reg_most,
-        F: tl.constexpr, W: tl.constexpr, U: tl.constexpr, WIDE: tl.constexpr, HALF: tl.constexpr,
+        F: tl.constexpr, W: tl.constexpr, U: tl.constexpr, WIDE: tl.constexpr,
     ):  # fmt: skip
         at = tl.program_id(0) * U + tl.arange(0, U)
         inside = at < size
@@ -265,7 +202,7 @@ if triton is not None:
         row = tl.load(rows + at, mask=inside, other=0)
         home = vectors + row[:, None] * F + c
         held = inside[:, None] & (c < F)
-        p = tl.load(home, mask=held, other=0.0, eviction_policy="evict_first").to(tl.float32)
+        p = tl.load(home, mask=held, other=0.0, eviction_policy="evict_first")
         word = tl.load(packed + at, mask=inside, other=-1, eviction_policy="evict_first")
         active = word != -1
         over = tl.zeros([U], tl.int32)
@@ -296,16 +233,7 @@ if triton is not None:
             wild = tl.full([U], _beyond, tl.int64)
             tl.store(load_of + tl.zeros_like(at), wild, mask=over > 0)
         keep = held & active[:, None]
-        if HALF:
-            number = (first + row + 1).to(tl.uint64) * _gamma
-            key = _mix_word(tl.load(keys).to(tl.uint64, bitcast=True) + number)[:, None]
-            draw = (triples + 1 + c // _lanes).to(tl.uint64) * _gamma
-            coin = (_mix_word(key + draw) >> ((c % _lanes) * 16).to(tl.uint64)) & 0xFFFF
-            bits = (p.to(tl.int32, bitcast=True) + coin.to(tl.int32)) & -65536
-            half = bits.to(tl.float32, bitcast=True).to(tl.bfloat16)
-            tl.store(home, half, mask=keep, eviction_policy="evict_first")
-        else:
-            tl.store(home, p, mask=keep, eviction_policy="evict_first")
+        tl.store(home, p, mask=keep, eviction_policy="evict_first")
 
     @triton.jit(do_not_specialize=["n_rows"])
     def load_kernel(bias_sums, load_of, n_rows, R: tl.constexpr):  # type: ignore[no-untyped-def]
@@ -360,25 +288,12 @@ def draw(
     )  # fmt: skip
 
 
-def draw_made(
-    cohort: SeededCohort, n_items: int, rows: Tensor, keys: Tensor, packed: Tensor, counts: Tensor
-) -> None:
-    devices, block = 32, 4
-    config = cohort.crowd.config
-    draw_made_kernel[(-(-len(rows) // devices),)](
-        len(rows), rows, cohort.first, cohort.table, cohort.key, cohort.threshold, keys, packed,
-        counts[0], counts[1], n_items, config.tastes, config.count, len(packed),
-        int(config.held_out), devices, block, num_warps=2,
-    )  # fmt: skip
-
-
 def learn(
     step: PairStep,
     tables: Tables,
-    cohort: ResidentCohort | SeededCohort,
+    cohort: ResidentCohort,
     rows: Tensor,
     packed: Tensor,
-    keys: Tensor,
     load: Tensor | None = None,
     largest: float = 0.0,
 ) -> None:
@@ -391,11 +306,11 @@ def learn(
         sums = (tables.halves, tables.bias_halves)
     most = GRID * max(step.reg_positive, step.reg_negative) * largest
     learn_kernel[(-(-len(rows) // devices),)](
-        len(rows), packed.stride(0), rows, cohort.first, packed, cohort.vectors, tables.factors,
-        tables.bias, *sums, tables.spare, keys if load is None else load, keys, len(packed),
+        len(rows), packed.stride(0), rows, packed, cohort.vectors, tables.factors,
+        tables.bias, *sums, tables.spare, tables.bias_sums if load is None else load, len(packed),
         step.learning_rate, step.reg_user,
         step.reg_positive * GRID, step.reg_negative * GRID, step.reg_bias * GRID, most,
-        size, width, devices, load is None, cohort.vectors.element_size() == 2, num_warps=1,
+        size, width, devices, load is None, num_warps=1,
     )  # fmt: skip
     if load is None:
         return
