@@ -10,7 +10,6 @@ from checked_world import checked_folders
 from talk import told
 
 from sottovoce.cli import call
-from sottovoce.cli.device_terms import terms_in_words
 from sottovoce.core.links import CheckedSum
 from sottovoce.errors import KeyTrouble
 from sottovoce.services.server.checked_rounds import CheckedCoordinator
@@ -19,6 +18,7 @@ from sottovoce.stores import server as records
 from sottovoce.stores import sums
 from sottovoce.stores.aggregator_folder import AggregatorIntroduction, create_aggregator
 from sottovoce.stores.server_folder import open_folder
+from sottovoce.wire.exactly import who_reads
 
 URLS = "https://one.example.net:8448", "https://two.example.com:8448"
 EXPERIMENT = """
@@ -190,7 +190,7 @@ def test_flower_refuses_in_one_sentence(place, capsys):
 def test_the_terms_say_who_the_three_are_and_what_two_of_them_can(tmp_path, noise_by):
     terms, _ = checked_folders(tmp_path, noise_by=noise_by)
     terms = replace(terms, link=replace(terms.link, urls=URLS))
-    said = " ".join(terms_in_words(terms, tmp_path, technical=True))
+    said = " ".join(who_reads(terms))
     assert all(url in said for url in URLS)
     assert "Three organisations" in said
     assert "No one of them alone can read anything" in said

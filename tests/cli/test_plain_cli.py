@@ -184,7 +184,6 @@ def test_no_command_has_a_word_that_needs_knowing_unless_asked(
     ):
         told = say(*command)
         assert not UNPLAIN.search(told), told
-        assert say(*command, "--technical")
 
 
 def test_italian_where_it_is_asked_for_and_errors_in_english(tmp_path, say, monkeypatch):
@@ -196,14 +195,6 @@ def test_italian_where_it_is_asked_for_and_errors_in_english(tmp_path, say, monk
     assert "must lie in [0, 1]" in say("consent", path, "--share-positives", "7", code=2)
     monkeypatch.setenv("SOTTOVOCE_LANGUAGE", "fr")
     assert "must be one of en, it" in say("status", path, code=2)
-
-
-def test_the_exact_words_are_an_option_away(tmp_path, say):
-    path = joined(tmp_path / "phone", "gram", Choice(epsilon=1.0))
-    assert "exact words: add --technical" in say("status", path)
-    assert "accepts ε ≤ 1" not in say("consent", path)
-    assert "accepts ε ≤ 1" in say("consent", path, "--technical")
-    assert "release.epsilon = 8" in say("agree", path, "--technical")
 
 
 def test_a_value_cannot_steer_the_terminal(tmp_path, say):

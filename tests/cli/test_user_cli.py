@@ -111,18 +111,6 @@ def test_consent_says_in_plain_words_what_each_owner_would_read(store, user):
     assert "The data owner beta: Is refused and told nothing." in out
 
 
-def test_consent_says_in_words_what_each_owner_would_read(store, user):
-    _, out, _ = user("consent", store, "--technical")
-    assert "You do not take part: nothing leaves" in out
-    assert "alpha: which of its 6 items (such as film 0, film 1, film 2)" in out
-    assert "whether you liked them" in out
-    assert "orchestrator" in out
-    code, out, _ = user("consent", store, "--take-part", "--refuse", "beta", "--technical")
-    assert code == 0
-    assert "You take part" in out
-    assert "beta: refused, is told nothing" in out
-
-
 def test_consent_is_kept_and_changed_piece_by_piece(store, ask):
     assert ask("consent", store)["takes_part"] is False
     ask("consent", store, "--take-part", "--refuse", "beta")
@@ -213,10 +201,6 @@ def test_show_tells_what_waits_and_what_left(here, store, user, ask, tmp_path):
     assert alpha["epsilon"] is None  # no bound
     assert (beta["waiting"] + beta["unanswered"], beta["interactions_left"]) == (1, 0)
     assert shown["number"] == 7
-    _, out, _ = user("status", store, "--technical")
-    assert "∞" in out
-    assert "alpha" in out
-    assert "In this federation you are number 7." in out
     _, out, _ = user("status", store)
     assert "∞" not in out
     assert "alpha: Was told 3 things that you did.\n" in out
@@ -225,7 +209,6 @@ def test_show_tells_what_waits_and_what_left(here, store, user, ask, tmp_path):
     # She changes her mind: what waits does not leave.
     assert ask("consent", store, "--refuse", "beta")["dropped"] == 1
     assert ask("status", store)["owners"][1]["why"] == {"consent": 1}
-    assert "not permitted any more" in user("status", store, "--technical")[1]
 
 
 def test_recommendations_are_without_what_she_has_seen(here, store, user, ask):
@@ -245,23 +228,14 @@ def test_where_owners_send_sums_it_is_said_what_refusing_one_of_them_tells(tmp_p
     with world(tmp_path, secure=False, settings=sums) as here:
         here.invitation().write(tmp_path / "invitation.json")
         ask("join", tmp_path / "store", tmp_path / "invitation.json")
-        _, said, _ = user("consent", tmp_path / "store", "--take-part", "--technical")
-        assert "The orchestrator: sums of what is learnt from 25 or more people" in said
-        assert "difference" not in said
-        assert "work out whether you liked them" not in said
-        _, said, _ = user("consent", tmp_path / "store")
+        _, said, _ = user("consent", tmp_path / "store", "--take-part")
         assert "The orchestrator: Sees sums of what was learnt from 25 people or more." in said
         assert "difference" not in said
         assert "whether you liked them" not in said
-        _, said, _ = user("consent", tmp_path / "store", "--refuse", "beta", "--technical")
-        words = " ".join(said.split())
-        assert "Others hold items of beta, too." in words
-        assert "from the difference the orchestrator can tell much" in words
-        _, said, _ = user("consent", tmp_path / "store")
+        _, said, _ = user("consent", tmp_path / "store", "--refuse", "beta")
         assert "some who hold things of beta, and not of others. The difference tells much" in said
-        for more in (["--technical"], []):
-            _, said, _ = user("consent", tmp_path / "store", "--refuse", "alpha", *more)
-            assert "difference" not in said.lower(), "nobody is told anything"
+        _, said, _ = user("consent", tmp_path / "store", "--refuse", "alpha")
+        assert "difference" not in said.lower(), "nobody is told anything"
 
 
 def test_leaving_asks_first_and_then_is_done(here, store, user, ask):
@@ -343,7 +317,6 @@ def test_the_ledger_and_the_export_have_all_that_left(here, store, ask, user, tm
     sent = sum(line["bytes"] for line in found["lines"] if line["party"] == "alpha")
     assert sent == sum(len(body) for _, body in here.owners["alpha"].bodies)
     assert user("ledger", store, "--csv")[1].count("\n") == 1 + len(found["lines"])
-    assert "1 interactions" in user("ledger", store, "--technical")[1]
     told = user("ledger", store)[1]
     assert "Data owners have read one thing that you did." in told
     assert "Things that you did" in told

@@ -235,19 +235,16 @@ def test_noisy_sums_count_where_reports_are_randomised(tmp_path, capsys):
     hosted.store.set_choice(ME, reporting)
     move(hosted, terms)
     words = told(capsys, "status", path)
-    assert f"Budget: [##############----------] ε = {rounded_up(price(NOISE, 3))} of 3.131" in words
-    assert ", 2 rounds left." in words
-    assert "Of this, noisy sums cost ε = 1.926, but for a chance of 1e-06 and while their" in words
-    assert "no ε can be vouched" not in words
-    assert "It went into sums with noise." in told(capsys, "status", path, exact=False)
+    assert "There is room for 2 more rounds." in words
+    assert "It went into sums with noise." in words
+    assert "had no noise" not in words
     for round in range(2):
         assert may_report(hosted.store, terms)
         gone(hosted, [round])
     assert not may_report(hosted.store, terms)
     with pytest.raises(ConsentError, match="the limit on ε is reached"):
         prepared(hosted, 2)
-    assert call(["device", "status", str(path), "--json"]) == 0
-    budget = json.loads(capsys.readouterr().out)["budget"]
+    budget = standing(capsys, path)["budget"]
     assert budget["spent"] == pytest.approx(price(NOISE, 3) + 4 * 0.3)
     assert budget["noisy_sums"]["epsilon"] == pytest.approx(price(NOISE, 3))
     assert (budget["rounds_left"], budget["other_releases_without_bound"]) == (0, False)
@@ -275,16 +272,14 @@ def test_without_a_limit_no_noise_is_too_much_or_too_little(tmp_path, capsys):
     gone(hosted, [0])
     move(hosted, noisy(1e6, clip=0.1))
     gone(hosted, range(2))
-    words = told(capsys, "status", path)
-    assert (
-        f"{MOST_ROUNDS:,} rounds of noisy sums cost ε = {rounded_up(price(1e-4, 1)):,.10g}" in words
-    )
+    sums = standing(capsys, path)["sums"]
+    assert (sums["rounds"], sums["spent"]) == (MOST_ROUNDS, price(1e-4, 1))
     hosted.store.set_choice(ME, Choice(share_positives=1.0, total_epsilon=5.0))
     with pytest.raises(
         ConsentError, match=f"after {MOST_ROUNDS:,} rounds another would make it more"
     ):
         prepared(hosted, 2)
-    assert "has no room for another round" in told(capsys, "status", path)
+    assert "has no room for more: nothing leaves" in told(capsys, "status", path)
     hosted.store.close()
 
 
@@ -298,11 +293,17 @@ def test_terms_with_noise_that_nobody_can_draw_are_not_read():
 # --- words ----------------------------------------------------------------------------------------
 
 
-def told(capsys, *arguments, exact=True):
+def told(capsys, *arguments):
     capsys.readouterr()
-    more = ["--technical"] if exact else []
-    assert call(["device", *map(str, arguments), *more]) == 0
+    assert call(["device", *map(str, arguments)]) == 0
     return " ".join(capsys.readouterr().out.split())
+
+
+def standing(capsys, path):
+    """Its status, as JSON."""
+    capsys.readouterr()
+    assert call(["device", "status", str(path), "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
 
 
 def test_the_words_say_why_and_how_to_go_on(tmp_path):
@@ -325,22 +326,19 @@ def test_consent_and_status_say_how_many_rounds_are_left(tmp_path, capsys):
     path, most = tmp_path / "s", f"{price(NOISE, 3):.12g}"
     hosted = phone(path, math.inf, noisy())
     words = told(capsys, "consent", path)
-    assert f"0 rounds of noisy sums cost ε = 0, another makes it {price(NOISE, 1):.2f}" in words
-    assert "There is no limit in all: set one with --total-epsilon." in words
+    assert f"One more round makes it {rounded_up(price(NOISE, 1)):.10g}." in words
+    assert "You have set no limit." in words
     words = told(capsys, "consent", path, "--total-epsilon", most)
-    assert f"no more than ε = {float(most):.10g} over all rounds that have an ε together" in words
-    assert "in all has room for 3 more rounds." in words
-    for round, left in enumerate(("2 more rounds.", "1 more round.")):
+    assert "lasts for 3 more rounds." in words
+    for round, left in enumerate(("2 more rounds.", "one more round.")):
         send(hosted, round)
         hosted.arrived(round, 0)
         for command in ("consent", "status"):
-            assert f"in all has room for {left}" in told(capsys, command, path)
+            assert f"lasts for {left}" in told(capsys, command, path)
     send(hosted, 2)
     for command in ("consent", "status"):
-        words = told(capsys, command, path)
-        assert "has no room for another round: nothing leaves; --total-epsilon raises it." in words
-    assert call(["device", "status", str(path), "--json"]) == 0
-    sums = json.loads(capsys.readouterr().out)["sums"]
+        assert "has no room for more: nothing leaves." in told(capsys, command, path)
+    sums = standing(capsys, path)["sums"]
     assert (sums["rounds"], sums["rounds_left"], sums["delta"]) == (3, 0, 1e-6)
     assert sums["spent"] == price(NOISE, 3)
     assert sums["after_next_round"] == price(NOISE, 4) > sums["limit"]
@@ -350,8 +348,8 @@ def test_consent_and_status_say_how_many_rounds_are_left(tmp_path, capsys):
 def test_where_nothing_bounds_what_leaves_the_words_say_so(tmp_path, capsys):
     hosted = phone(tmp_path / "s", 2.0, noisy(0.0))
     words = told(capsys, "consent", tmp_path / "s")
-    assert "No ε bounds what leaves here, so that the limit of 2 in all stops nothing." in words
-    assert "of noisy sums cost" not in told(capsys, "status", tmp_path / "s")
+    assert "A limit stops nothing here. What leaves has no noise." in words
+    assert standing(capsys, tmp_path / "s")["sums"] is None
     hosted.store.close()
 
 
@@ -361,35 +359,26 @@ def test_no_price_is_put_on_what_left_without_noise(tmp_path, capsys):
     gone(hosted, [0])
     move(hosted, noisy())
     words = told(capsys, "status", path)
-    assert f"0 rounds of noisy sums cost ε = 0, another makes it {price(NOISE, 1):.2f}" in words
-    assert words.endswith(
-        "in all has room for 2 more rounds. 1 earlier release left without noise on sums, and no ε "
-        "bounds it; it takes a round of the limit."
-    )
-    plain = told(capsys, "status", path, exact=False)
-    assert "It had no noise. Nothing limits what others can learn from it." in plain
-    assert "Once something left without noise." in plain
+    assert f"One more round makes it {rounded_up(price(NOISE, 1)):.10g}." in words
+    assert "lasts for 2 more rounds. Once something left without noise." in words
+    assert "It had no noise. Nothing limits what others can learn from it." in words
     move(hosted, noisy(0.0))
     gone(hosted, [0])
     move(hosted, noisy())
     gone(hosted, [0])
     words = told(capsys, "status", path)
-    assert f"1 round of noisy sums cost ε = {rounded_up(price(NOISE, 1))}, another makes" in words
-    assert "no room for another round" in words
-    assert words.endswith(
-        "2 earlier releases left without noise on sums, and no ε bounds them; each takes a round "
-        "of the limit."
-    )
+    used = f"{rounded_up(price(NOISE, 1)):.10g}"
+    assert f"One round of sums with noise used {used} so far." in words
+    assert "has no room for more: nothing leaves. 2 times something left without noise." in words
     for command in ("status", "ledger"):
-        assert "Part of it had no noise." in told(capsys, command, path, exact=False)
+        assert "Part of it had no noise." in told(capsys, command, path)
     with pytest.raises(ConsentError) as caught:
         prepared(hosted, 1)
     assert "after 3 rounds, counting 2 releases without noise on sums, which no ε bounds, as a" in (
         str(caught.value)
     )
     assert "another would make it" not in str(caught.value)
-    assert call(["device", "status", str(path), "--json"]) == 0
-    sums = json.loads(capsys.readouterr().out)["sums"]
+    sums = standing(capsys, path)["sums"]
     assert (sums["rounds"], sums["releases_without_noise"], sums["rounds_left"]) == (1, 2, 0)
     assert sums["spent"] == price(NOISE, 1)
     hosted.store.close()
@@ -401,8 +390,10 @@ def test_what_other_releases_cost_is_said_apart(tmp_path, capsys):
     hosted = phone(path, 2.0, with_noise_of_its_own(0.7))
     gone(hosted, [0])
     move(hosted, noisy(kind="uc"))
-    words = told(capsys, "status", path)
-    after = rounded_up(0.7 + price(NOISE, 1))
-    assert "0 rounds of noisy sums cost ε = 0 and other releases ε = 0.7, another" in words
-    assert f"another makes it {after} in all, but" in words
+    sums = standing(capsys, path)["sums"]
+    assert (sums["rounds"], sums["other_releases"]) == (0, 0.7)
+    assert f"One more round makes it {rounded_up(sums['after_next_round']):.10g}." in told(
+        capsys, "status", path
+    )
+    assert sums["after_next_round"] == pytest.approx(0.7 + price(NOISE, 1))
     hosted.store.close()

@@ -6,54 +6,21 @@ devices; what they do in one of data owners is in `device_owners`.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
-from textwrap import wrap
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from sottovoce.cli import device_owners, output
 from sottovoce.cli.device_files import for_owners, read_history, read_users
-from sottovoce.cli.options import Json, Store, Technical, User, with_choices
+from sottovoce.cli.options import Json, Store, User, with_choices
 from sottovoce.core.words import Said, said
 from sottovoce.errors import UsageError
 
 if TYPE_CHECKING:
     from sottovoce.core.consent import Choice
-    from sottovoce.evaluation.tables import Table
     from sottovoce.stores.device import CohortStore
-
-
-def device_ledger_table(
-    title: str, lines: list[dict[str, Any]], names: dict[int, str] | None
-) -> Table:
-    """Fits a terminal of 80 columns; --csv has the rest. With `names`, says whose report it is."""
-    from sottovoce.evaluation.tables import Column, Table
-
-    bits = any(line["reports"] for line in lines)
-    rows_too = any(not line["reports"] for line in lines)
-    columns = [
-        *([] if names is None else [Column("user")]),
-        *(Column("when"), Column("round"), Column("state")),
-        *([Column("positive_rows", "pos"), Column("negative_rows", "neg")] if rows_too else []),
-        *([Column("reports", format=","), Column("cost", "ε")] if bits else []),
-        Column("bytes"),
-    ]
-    rows = []
-    for line in lines:
-        kept = ("state", "positive_rows", "negative_rows", "bytes", "reports")
-        row = {key: line[key] for key in kept}
-        row |= {"when": line["when"][:16], "round": f"{line['round']}.{line['attempt']}"}
-        row["cost"] = "none" if line["epsilon"] is None else f"{line['epsilon']:g}"
-        if names is not None:
-            row["user"] = "\n".join(wrap(names.get(line["user"], str(line["user"])), 12))
-        rows.append({column.key: row[column.key] for column in columns})
-    notes = ["pos, neg: rows for items in the history, and for others"] if rows_too else []
-    if bits:
-        notes.append("ε: what the reports of a round cost together, in plain sum")
-    return Table(title, columns, rows, notes=notes)
 
 
 def init(
@@ -209,7 +176,6 @@ def consent(
     yes: Annotated[
         bool, typer.Option("--yes", help="Do not ask, even if a limit protects nothing.")
     ] = False,
-    technical: Technical = False,
     as_json: Json = False,
     **changes: Any,
 ) -> None:
@@ -258,7 +224,7 @@ def consent(
 
     from sottovoce.cli import plainly, spent
     from sottovoce.cli.device_attributes import hiding
-    from sottovoce.cli.device_terms import is_gateway, terms_in_words, waiting
+    from sottovoce.cli.device_terms import is_gateway
     from sottovoce.stores import word
     from sottovoce.stores.opening import open_store
     from sottovoce.stores.session import DeviceSession
@@ -277,9 +243,7 @@ def consent(
                     "--allow are what there is to choose"
                 )
             part, number = changes.get("takes_part"), whose(store, user)
-            device_owners.consent(
-                store, number, part, refuse or [], allow or [], technical, as_json
-            )
+            device_owners.consent(store, number, part, refuse or [], allow or [], as_json)
             return
         if refuse or allow:
             raise UsageError("this federation has no data owners that could be refused or allowed")
@@ -298,13 +262,14 @@ def consent(
         name, records = store.name(number), store.records(number)
         cost = spent.spent_so_far(store, number)
         sums = spent.sums_of_store(store, number, known, choice)
-        means = spent.choice_lines(choice, known, cost, sums)
+    means = output.told(*plainly.costs(choice, known, cost, sums))
     terms = []
-    if changes.get("takes_part") or (choice.takes_part and known is None):
-        waits = pending is not None
-        terms = terms_in_words(known, path, gateway=gateway, waits=waits, technical=technical)
-    elif choice.takes_part and pending is not None:
-        terms = waiting(pending, path, technical=technical)
+    if known is None and (choice.takes_part or changes.get("takes_part")):
+        terms = plainly.asking(path)
+    elif known is not None and changes.get("takes_part"):
+        terms = plainly.in_words(known, gateway=gateway)
+    if choice.takes_part and pending is not None:
+        terms += plainly.agreeing(pending, path)
     if as_json:
         earlier = [{"time": r.changed_at, **output.plain(r.choice)} for r in records]
         output.emit(
@@ -325,21 +290,14 @@ def consent(
             }
         )
         return
-    if technical:
-        output.show(f"{name}: {choice.words()}.")
-    else:
-        output.show(output.joined(*plainly.chosen(choice, name)))
+    output.show(output.joined(*plainly.chosen(choice, name)))
     if asks:
         output.show(output.joined(said("device.asks_first", command=f"{_PREVIEW} {path} --send")))
     if not choice.takes_part and changes.get("share_positives"):
         command = f"sottovoce device consent {path} --take-part"
         output.show(output.joined(said("device.share_waits", command=command)))
-    if not technical:
-        means = output.told(*plainly.costs(choice, known, cost, sums))
     output.show(*terms, *means)
-    if not changing and records and technical:
-        output.show(*(f"  {output.day(r.changed_at)}  {r.choice.words()}" for r in records))
-    elif not changing and records:
+    if not changing and records:
         output.show(output.joined(said("device.earlier")))
         for record in records:
             (when,) = output.told(said("ledger.day", when=record.changed_at))
@@ -397,7 +355,6 @@ def ledger(
     path: Store,
     user: User = None,
     csv: Annotated[bool, typer.Option("--csv", help="Print CSV, every line of it.")] = False,
-    technical: Technical = False,
     as_json: Json = False,
 ) -> None:
     """Show what has left this store, or may have: every report, with its rows, bytes and cost.
@@ -429,7 +386,7 @@ def ledger(
     with open_store(path, readonly=True) as store:
         number = None if user is None else whose(store, user)
         if isinstance(store, UserStore):
-            device_owners.ledger(store, number, csv, technical, as_json)
+            device_owners.ledger(store, number, csv, as_json)
             return
         rows = store.ledger_rows(number)
         names = {int(n): store.name(int(n)) for n in store.users}
@@ -437,7 +394,6 @@ def ledger(
         contacts = store.contacts(number)
         mine = slice(None) if number is None else store.users == number
         plain = int(plain_releases(store)[mine].sum())
-        who = "the store" if number is None else f"the device of {store.name(number)}"
         one = int(store.users[0]) if number is None and len(names) == 1 else number
         budget = None if one is None else spent.of_store(store, one, DeviceSession(store).terms)
         inside = [] if one is None or csv else _inside(store, one, rows.to_pylist(), as_json)
@@ -463,28 +419,13 @@ def ledger(
         print(Table("", columns, shown).to_csv(), end="", flush=True)
         return
     several = names if number is None and len(names) > 1 else None
-    if not technical:
-        found = [*plainly.left(totals, plain), *(plainly.used(budget) if budget else ())]
-        output.show(*dict.fromkeys(output.told(*found)))
-        if lines:
-            output.show(plainly.ledger_table(lines[-20:], several))
-            output.show(*plainly.things_named(lines[-20:]))
-        if contacts:
-            output.show(output.joined(said("ledger.contacts", n=len(contacts))))
-        output.show(output.joined(said("device.more")))
-        return
-    output.show(spent.what_left(who, totals), spent.bound_line(totals))
-    output.show(*(budget.lines() if budget else ()))
+    found = [*plainly.left(totals, plain), *(plainly.used(budget) if budget else ())]
+    output.show(*dict.fromkeys(output.told(*found)))
     if lines:
-        title = "Reports" if len(lines) <= 20 else f"The last 20 of {len(lines):,} reports"
-        output.show(device_ledger_table(title, lines[-20:], several))
+        output.show(plainly.ledger_table(lines[-20:], several))
+        output.show(*plainly.things_named(lines[-20:]))
     if contacts:
-        counts = Counter(contact.what for contact in contacts)
-        parts = [
-            f"{n:,} {what}{'s' * (n != 1)}" for what, n in sorted(counts.items(), reverse=True)
-        ]
-        parts.append(f"{sum(contact.bytes for contact in contacts):,} bytes")
-        output.show(f"Contacts, which only say that a device is there: {', '.join(parts)}.")
+        output.show(output.joined(said("ledger.contacts", n=len(contacts))))
 
 
 def _inside(
@@ -504,9 +445,7 @@ def _inside(
     return found
 
 
-def status(
-    path: Store, user: User = None, technical: Technical = False, as_json: Json = False
-) -> None:
+def status(path: Store, user: User = None, as_json: Json = False) -> None:
     """Say where a store stands: federation, history, choice, who reads what, budget, round, agent.
 
     In a federation of data owners it says what waits, what has left and who reads it, by data
@@ -519,8 +458,8 @@ def status(
       sottovoce device status ~/films
     """
     from sottovoce.cli import plainly, spent
-    from sottovoce.cli.device_attributes import standing, status_words, to_json
-    from sottovoce.cli.device_terms import is_gateway, terms_in_words, waiting
+    from sottovoce.cli.device_attributes import standing, to_json
+    from sottovoce.cli.device_terms import is_gateway
     from sottovoce.core import ledger as ledgers
     from sottovoce.stores.device_limits import plain_releases
     from sottovoce.stores.expulsion import expelled
@@ -532,7 +471,7 @@ def status(
 
     with open_store(path, readonly=True) as store:
         if isinstance(store, UserStore):
-            device_owners.status(store, whose(store, user), technical, as_json)
+            device_owners.status(store, whose(store, user), as_json)
             return
         if user is not None:
             raise UsageError("in a federation of devices the status is that of the whole store")
@@ -567,53 +506,27 @@ def status(
         mine = None if alone is None else (store.name(alone), records.row(0))
     shown = pending or terms
     leaves = who_reads(shown, gateway=gateway) if shown else []
-    nothing: str | None = None
+    nothing: list[str] = []
     if not content["taking_part"]:
-        nothing = "Nothing leaves: nobody takes part."
+        nothing = output.told(said("quiet.nobody" if mine is None else "quiet.off"))
     elif out is not None:
-        nothing = f"Nothing leaves: {out.why}."
+        nothing = output.told(out.said)
     elif shown is None:
-        nothing = terms_in_words(None, path, technical=True)[0]
+        nothing = plainly.asking(path)
     elif pending is not None:
-        nothing = waiting(pending, path, technical=True)[0]
+        nothing = plainly.agreeing(pending, path, left=bool(totals.releases))
     if as_json:
-        content |= {"attributes": to_json(known), "what_leaves": leaves, "nothing_leaves": nothing}
+        content |= {"attributes": to_json(known), "what_leaves": leaves}
+        content["nothing_leaves"] = " ".join(nothing) or None
         costs = {"budget": budget and budget.to_table(), "sums": sums and sums.to_table()}
         output.emit({**content, **costs})
         return
-    if not technical:
-        found = [*plainly.left(totals, plain), *(plainly.used(budget) if budget else ())]
-        found += plainly.summed(sums) if sums else ()
-        output.show(*dict.fromkeys(output.told(*found)))
-        output.show(*_status_lines(content, mine, path))
-        if not content["taking_part"]:
-            output.show(output.joined(said("quiet.nobody" if mine is None else "quiet.off")))
-        elif out is not None:
-            output.show(output.joined(out.said))
-        elif shown is None:
-            output.show(*plainly.asking(path))
-        elif pending is not None:
-            output.show(*plainly.agreeing(pending, path, left=bool(totals.releases)))
-        if shown is not None:
-            agreed = pending is None
-            output.show(*plainly.in_words(shown, gateway=gateway, agreed=agreed))
-        output.show(output.joined(said("device.more")))
-        return
-    content["attributes"] = status_words(known)
-    if content["other_terms_offered"]:
-        content["other_terms_offered"] = f"yes, see: sottovoce device agree {path}"
-    width = max(map(len, content))
-    output.show(
-        *(
-            f"{key.replace('_', ' '):<{width}}  {output.words(value)}"
-            for key, value in content.items()
-            if value is not None
-        ),
-        *((nothing,) if nothing else ()),
-        *leaves,
-        *(budget.lines() if budget else ()),
-        *(sums.lines() if sums else ()),
-    )
+    found = [*plainly.left(totals, plain), *(plainly.used(budget) if budget else ())]
+    found += plainly.summed(sums) if sums else ()
+    output.show(*dict.fromkeys(output.told(*found)))
+    output.show(*_status_lines(content, mine, path), *nothing)
+    if shown is not None:
+        output.show(*plainly.in_words(shown, gateway=gateway, agreed=pending is None))
 
 
 def _status_lines(

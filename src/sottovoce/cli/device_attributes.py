@@ -208,13 +208,8 @@ def _read(values: Sequence[str], forget: Sequence[str]) -> dict[str, str | None]
     return changes
 
 
-def status_words(lines: Sequence[Standing]) -> str | None:
-    """Each attribute and what becomes of it, without its value."""
-    return "; ".join(f"{line.name} ({line.words()})" for line in lines) or None
-
-
 def to_json(lines: Sequence[Standing]) -> list[dict[str, Any]]:
-    """The same for a machine."""
+    """Each attribute and what becomes of it, without its value."""
     return [
         {"name": line.name, "known": line.value is not None, "hidden": line.hidden}
         | {"filter": line.filter, "words": line.words()}

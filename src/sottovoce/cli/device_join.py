@@ -175,7 +175,7 @@ def _join_devices(
 ) -> dict[str, Any]:
     """From an invitation to the first visit; what was done. Whoever has agreed and chosen is asked
     nothing again."""
-    from sottovoce.cli.device_terms import agree_to, terms_in_words, waiting, what_changed
+    from sottovoce.cli.device_terms import agree_to, what_changed
     from sottovoce.stores.opening import open_cohort
     from sottovoce.stores.session import DeviceSession
 
@@ -201,8 +201,8 @@ def _join_devices(
         if terms is None:
             raise ServiceError(f"the server has shown no terms; call this again for {path}")
         if pending is not None:
-            show(*terms_in_words(terms, path, technical=False))
-            show(*what_changed(before, pending, technical=False))
+            show(*plainly.in_words(terms, gateway=False))
+            show(*what_changed(before, pending))
             show(*output.told(said("terms.digest", digest=terms.digest())))
         else:
             show(*output.told(_agreed_when(hosted)))
@@ -213,7 +213,7 @@ def _join_devices(
         agreed = hosted.pending is None
         if not agreed:
             left = _has_left(store)
-            show(*waiting(terms, path, technical=False, left=left))
+            show(*plainly.agreeing(terms, path, left=left))
         added = 0 if history is None else _bring(store, history, show)
         chosen = bool(store.records(number))
         if agreed and asking and not chosen and "takes_part" not in changes:

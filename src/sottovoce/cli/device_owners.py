@@ -18,21 +18,10 @@ from sottovoce.errors import ConsentError, MessageError, ServiceError, UsageErro
 if TYPE_CHECKING:
     from sottovoce.algorithms.drift.system import DRIFTConfig
     from sottovoce.core.consent import Choice
-    from sottovoce.evaluation.tables import Table
     from sottovoce.services.agent.user_agent import Delivery
     from sottovoce.stores.device import CohortStore
     from sottovoce.stores.user import UserStore
     from sottovoce.stores.user_door import Interacted
-
-_WHY = {
-    "consent": "not permitted any more",
-    "owner": "the data owner has left",
-    "item": "the data owner does not hold the item",
-    "time": "older than what was told before",
-    "departed": "you have left the federation",
-}
-"""Of what was not told, in words."""
-
 
 # --- what commands of all federations do here ----------------------------------------------------
 
@@ -90,7 +79,7 @@ def join(
                 delivery = _deliver(store)
         if not as_json and (takes_part is not None or refuse or chosen):
             settings = directory.settings
-            output.show(*_plain_choice(choice, store.readers(ALONE), settings, path))
+            output.show(*_choice_words(choice, store.readers(ALONE), settings, path))
     if as_json:
         output.emit(
             {
@@ -126,7 +115,7 @@ def _ask_part(store: UserStore, names: list[str], refuse: list[str]) -> tuple[bo
     """Whether she takes part, and which of the data owners may read; asked on a terminal."""
     number = store.users[0]
     settings = store.world.directory.settings
-    output.show(*_plain_choice(store.choice(number), store.readers(number), settings, None))
+    output.show(*_choice_words(store.choice(number), store.readers(number), settings, None))
     part = output.joined(said("field.takes_part.label"))
     if not typer.confirm(f"{part}?", default=False):
         return False, refuse
@@ -156,7 +145,6 @@ def consent(
     takes_part: bool | None,
     refuse: list[str],
     allow: list[str],
-    technical: bool,
     as_json: bool,
 ) -> None:
     """Show who reads what, or change that."""
@@ -190,8 +178,7 @@ def consent(
             }
         )
         return
-    words = _choice_words if technical else _plain_choice
-    output.show(*words(choice, owners, settings, store.path))
+    output.show(*_choice_words(choice, owners, settings, store.path))
     if dropped:
         output.show(output.joined(said("device.dropped", n=dropped)))
     kept = [o["name"] for o in owners if not o["reads"] and o["number"] in told]
@@ -200,34 +187,24 @@ def consent(
         output.show(output.joined(said("device.still_there", names=kept, command=command)))
 
 
-def status(store: UserStore, number: int, technical: bool, as_json: bool) -> None:
+def status(store: UserStore, number: int, as_json: bool) -> None:
     """What waits, what has left and who reads it."""
     choice, found = store.choice(number), store.standing(number)
     if as_json:
         output.emit({"store": store.path, **found})
         return
     requests, size = found["orchestrator"]["requests"], found["orchestrator"]["bytes"]
-    if technical:
-        output.show(
-            f"{store.federation}: {choice.owner_words()}. {found['seen']:,} items seen.",
-            _owner_table(found["owners"]),
-            f"To the orchestrator: {requests:,} request{'' if requests == 1 else 's'}, {size:,} "
-            "bytes.",
-        )
-    else:
-        part = said("device.you_take_part" if choice.takes_part else "device.you_take_no_part")
-        output.show(
-            f"{store.federation}: {output.joined(part, said('device.seen', n=found['seen']))}",
-            *_plain_owners(found["owners"]),
-            output.joined(said("device.orchestrator", n=requests, size=size)),
-        )
+    part = said("device.you_take_part" if choice.takes_part else "device.you_take_no_part")
+    output.show(
+        f"{store.federation}: {output.joined(part, said('device.seen', n=found['seen']))}",
+        *_owner_words(found["owners"]),
+        output.joined(said("device.orchestrator", n=requests, size=size)),
+    )
     if found["enrolled"]:
         output.show(output.joined(said("device.number", number=str(found["number"]))))
     if found["left_federation"]:
         done = found["left_federation"] == "done"
         output.show(output.joined(said("stands.left_federation" if done else "stands.leaving")))
-    if not technical:
-        output.show(output.joined(said("device.more")))
 
 
 def recommend(path: Path, number: int, n: int, as_json: bool) -> None:
@@ -256,15 +233,15 @@ def recommend(path: Path, number: int, n: int, as_json: bool) -> None:
     output.show(Table(output.joined(said("device.recommended_you")), columns, shown))
 
 
-def ledger(store: UserStore, number: int | None, csv: bool, technical: bool, as_json: bool) -> None:
+def ledger(store: UserStore, number: int | None, csv: bool, as_json: bool) -> None:
     """Every request with anything of hers in it, oldest first."""
     from sottovoce.evaluation.tables import Column, Table
 
     releases = store.ledger(number)
     lines = [{"when": output.day(r.at), **output.plain(r)} for r in releases]
     told = sum(r.interactions for r in releases)
-    size = sum(r.bytes for r in releases)
     if as_json:
+        size = sum(r.bytes for r in releases)
         epsilon = max((r.epsilon for r in releases), default=0.0)
         totals = {"releases": len(lines), "interactions": told, "bytes": size, "epsilon": epsilon}
         output.emit({"store": store.path, "totals": totals, "lines": lines})
@@ -274,16 +251,7 @@ def ledger(store: UserStore, number: int | None, csv: bool, technical: bool, as_
     if csv:
         print(Table("", [Column(name) for name in names], rows).to_csv(), end="", flush=True)
         return
-    if not technical:
-        _plain_ledger(lines, told)
-        return
-    requests = f"{len(lines):,} request{'' if len(lines) == 1 else 's'}"
-    output.show(f"What left the store: {told:,} interactions in {requests}, {size:,} bytes.")
-    if rows:
-        title = "Requests" if len(rows) <= 20 else f"The last 20 of {len(rows):,} requests"
-        columns = [Column(name) for name in names if name not in ("user", "epsilon")]
-        shown = [{column.key: row[column.key] for column in columns} for row in rows[-20:]]
-        output.show(Table(title, columns, shown))
+    _ledger_words(lines, told)
 
 
 # --- commands for federations of data owners alone -----------------------------------------------
@@ -514,10 +482,7 @@ def _said_words(done: Interacted, ends: int = 0) -> str:
     return output.joined(*found)
 
 
-# In the place of the exact words, for whoever does not ask for them.
-
-
-def _plain_choice(
+def _choice_words(
     choice: Choice, owners: list[dict[str, Any]], settings: DRIFTConfig, path: Path | None
 ) -> list[str]:
     """Whether she takes part, and what each data owner reads or would; with a path, also how to
@@ -546,7 +511,7 @@ def _plain_choice(
         lines += output.told(said("device.allow_new", command=command))
     if not choice.takes_part:
         lines += output.told(said("device.join_part", command=command))
-    return [*lines, output.joined(said("device.more"))]
+    return lines
 
 
 def _owner_sees(choice: Choice, owner: dict[str, Any]) -> Said:
@@ -555,7 +520,7 @@ def _owner_sees(choice: Choice, owner: dict[str, Any]) -> Said:
     return said("sees.interactions_new" if owner["new"] else "sees.interactions")
 
 
-def _plain_owners(views: list[dict[str, Any]]) -> list[str]:
+def _owner_words(views: list[dict[str, Any]]) -> list[str]:
     """What each data owner has been told, a line each."""
     lines = []
     for view in views:
@@ -570,7 +535,7 @@ def _plain_owners(views: list[dict[str, Any]]) -> list[str]:
     return lines
 
 
-def _plain_ledger(lines: list[dict[str, Any]], told: int) -> None:
+def _ledger_words(lines: list[dict[str, Any]], told: int) -> None:
     """Every request, in words: when, what, to whom."""
     from sottovoce.evaluation.tables import Column, Table
 
@@ -591,86 +556,6 @@ def _plain_ledger(lines: list[dict[str, Any]], told: int) -> None:
         rows.append(row | {"items": line["interactions"], "size": size})
     columns = [Column(key, head) for key, head in zip(keys, heads, strict=True)]
     output.show(Table(output.joined(said("page.ledger")), columns, rows))
-    output.show(output.joined(said("device.more")))
-
-
-def _owner_table(views: list[dict[str, Any]]) -> Table:
-    from sottovoce.evaluation.tables import Column, Table
-
-    columns = [
-        Column("owner", "data owner"),
-        Column("waiting", "waits", format=","),
-        Column("unanswered", format=","),
-        Column("arrived", format=","),
-        Column("refused", format=","),
-        Column("interactions_left", "interactions left", format=","),
-        Column("bytes", format=","),
-        Column("cost", "ε"),
-    ]
-    rows = [
-        {column.key: view.get(column.key) for column in columns}
-        | {"cost": "∞" if view["bytes"] else "0"}
-        for view in views
-    ]
-    notes = [
-        f"{view['owner']}: {count:,} not taken or not sent, {_WHY.get(word, word)}"
-        for view in views
-        for word, count in view["why"].items()
-    ]
-    return Table("What each data owner gets", columns, rows, notes=notes)
-
-
-def _choice_words(
-    choice: Choice, owners: list[dict[str, Any]], settings: DRIFTConfig, path: Path | None
-) -> list[str]:
-    if not choice.takes_part:
-        lines = ["You do not take part: nothing leaves. If you did, who would read what:"]
-    else:
-        lines = ["You take part. Who reads what:"]
-    for owner in owners:
-        items = f"{owner['items']:,} items" if owner["items"] != 1 else "1 item"
-        such = ", ".join(output.one_line(name) for name in owner["such_as"])
-        if owner["name"] in choice.refused_owners:
-            lines.append(f"  {owner['name']}: refused, is told nothing ({items})")
-        elif owner["new"]:
-            lines.append(f"  {owner['name']}: new since you chose, is told nothing yet ({items})")
-        else:
-            lines.append(
-                f"  {owner['name']}: which of its {items} (such as {such}) you came across, "
-                "when, and whether you liked them"
-            )
-    read = any(owner["name"] not in choice.refused_owners for owner in owners)
-    if read and settings.release == "aggregated":
-        lines.append(
-            f"  The orchestrator: sums of what is learnt from {settings.min_users:,} or more people"
-        )
-        told_to_others = [
-            owner["name"]
-            for owner in owners
-            if owner["shared"] and owner["name"] in choice.refused_owners
-        ]
-        if told_to_others:
-            lines.append(
-                f"  Others hold items of {', '.join(told_to_others)}, too. You are in their sums "
-                "and not in its: from the difference the orchestrator can tell much of what you "
-                "did with these items. Refuse all who hold an item, or none, and you are in no "
-                "such difference"
-            )
-    elif read:
-        lines.append(
-            "  The orchestrator: which of these items go into an update of the model for you, and "
-            "it can work out whether you liked them"
-        )
-    if path is None:
-        return lines
-    if any(owner["new"] for owner in owners):
-        lines.append(
-            f"To let the new ones read: sottovoce device consent {path} --take-part; to refuse one "
-            "of them, add --refuse OWNER"
-        )
-    if not choice.takes_part:
-        lines.append(f"To take part: sottovoce device consent {path} --take-part [--refuse OWNER]")
-    return lines
 
 
 def _delivery_words(delivery: Delivery) -> list[str]:

@@ -16,9 +16,6 @@ from sottovoce.core.choice import FIELDS, Choice
 from sottovoce.errors import UsageError
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
-Technical = Annotated[
-    bool, typer.Option("--technical", help="Say it in exact words, with ε and all settings.")
-]
 Out = Annotated[Path | None, typer.Option("--out", help="Folder to write to.", metavar="DIR")]
 Threads = Annotated[
     int | None,

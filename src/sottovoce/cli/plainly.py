@@ -1,5 +1,5 @@
 """What `sottovoce device ...` says to a person who knows nothing of the project, as sentences of
-the catalogue: consequences first, no ε. The exact words are those of `--technical`."""
+the catalogue: consequences first, no ε."""
 
 from __future__ import annotations
 

@@ -199,7 +199,7 @@ def supernode(
 
 def _ask_for_agreement(path: Path, stop: threading.Event) -> None:
     """When terms have come that nobody has agreed to, show them and ask; on a terminal."""
-    from sottovoce.cli.device_terms import terms_in_words, waiting
+    from sottovoce.cli import plainly
     from sottovoce.core.words import said
     from sottovoce.errors import SottovoceError
     from sottovoce.stores.opening import open_cohort
@@ -212,10 +212,10 @@ def _ask_for_agreement(path: Path, stop: threading.Event) -> None:
             if shown is None or shown.digest() == seen:
                 continue
             seen = shown.digest()
-            output.show(*terms_in_words(shown, path, gateway=True, technical=False))
+            output.show(*plainly.in_words(shown, gateway=True))
             output.show(*output.told(said("terms.digest", digest=seen)))
             if not typer.confirm(f"{output.joined(said('terms.agree'))}?", default=False):
-                output.show(*waiting(shown, path, technical=False))
+                output.show(*plainly.agreeing(shown, path))
                 continue
             with open_cohort(path) as writable:
                 session = DeviceSession(writable)

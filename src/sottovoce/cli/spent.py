@@ -50,32 +50,6 @@ class SumBudget:
             "releases_without_noise": self.plain,
         }
 
-    def lines(self) -> list[str]:
-        """The same for people."""
-        so_far = f"{count_of(self.rounds, 'round')} of noisy sums cost ε = {bound_text(self.cost)}"
-        others = f" and other releases ε = {bound_text(self.other)}" if self.other else ""
-        told = (
-            f"{so_far}{others}, another makes it {bound_text(self.after_next)}"
-            f"{' in all' if self.other else ''}, but for a chance of {self.delta:g} and while the "
-            "proxy does not work with the server."
-        )
-        return [told, self._limit(), *([self._plain()] if self.plain else [])]
-
-    def _limit(self) -> str:
-        if math.isinf(self.limit):
-            return "There is no limit in all: set one with --total-epsilon."
-        limit = f"The limit of {self.limit:.10g} in all"
-        if self.rounds_left < 1:
-            end = "no room for another round: nothing leaves; --total-epsilon raises it."
-            return f"{limit} has {end}"
-        return f"{limit} has room for {count_of(int(self.rounds_left), 'more round')}."
-
-    def _plain(self) -> str:
-        them, each = ("it", "it") if self.plain == 1 else ("them", "each")
-        limit = "" if math.isinf(self.limit) else f"; {each} takes a round of the limit"
-        earlier = count_of(self.plain, "earlier release")
-        return f"{earlier} left without noise on sums, and no ε bounds {them}{limit}."
-
 
 def sums_of_store(
     store: CohortStore, number: int, terms: Terms | None, choice: Choice | None = None
@@ -291,65 +265,6 @@ def round_cost(choice: Choice, terms: Terms | None) -> float | None:
     """ε of a round under these terms; None where nothing is sent under this choice, or nothing that
     an ε bounds."""
     return None if terms is None else terms.release.cost(choice)
-
-
-def choice_lines(
-    choice: Choice, terms: Terms | None, spent: float, sums: SumBudget | None = None
-) -> list[str]:
-    """What a choice means: whether anything leaves under these terms, the cost of a round, and how
-    many rounds it lasts. `sums` is the budget where sums have noise."""
-    from sottovoce.cli.device_attributes import without_filter
-
-    if not choice.takes_part:
-        return []
-    missing = without_filter(choice, terms) if terms is not None else []
-    if missing:
-        return [
-            f"The choice hides {', '.join(missing)}, for which this federation has no filter: "
-            f"nothing leaves. Choose --reveal {missing[0]} or --no-part."
-        ]
-    if terms is None:
-        k, cost = choice.max_reports, choice.max_reports * choice.epsilon
-        return _reports_lines(choice, spent, k, cost, "at most ") if cost else []
-    why = terms.release.objection(choice, noisy_sums=sums is not None)
-    if why:
-        return [why]
-    bound = terms.release.cost(choice)
-    if bound is not None and terms.reporting is not None:
-        return _reports_lines(choice, spent, terms.reporting.max_reports, bound)
-    if bound is not None:
-        each = "period" if terms.contributes else "round"
-        told = f"A {each} costs ε = {bound_text(bound)}; what was spent never comes back."
-        return [told, _lasting(choice, spent, bound, each)]
-    if sums is not None:
-        return sums.lines()
-    if math.isfinite(choice.total_epsilon):
-        most = f"{choice.total_epsilon:.10g}"
-        return [f"No ε bounds what leaves here, so that the limit of {most} in all stops nothing."]
-    return []
-
-
-def _reports_lines(choice: Choice, spent: float, k: int, cost: float, most: str = "") -> list[str]:
-    """What k randomised reports a round cost."""
-    told = (
-        f"A round costs {most}{k:,} × ε {cost / k:g} = {bound_text(cost)}, in plain sum; what was "
-        f"spent never comes back."
-    )
-    return [told, _lasting(choice, spent, cost)]
-
-
-def _lasting(choice: Choice, spent: float, cost: float, each: str = "round") -> str:
-    """For how many rounds (or periods) of this cost the limit has room."""
-    from sottovoce.privacy.accountant import rounds_left
-
-    if math.isinf(choice.total_epsilon):
-        return "There is no limit in all: set one with --total-epsilon."
-    left = int(rounds_left(choice.total_epsilon, spent, cost, 1))
-    rest = f" ({bound_text(spent)} is spent)" if spent else ""
-    lasts = f"lasts for {count_of(left, f'more {each}' if spent else each)}"
-    if left < 1:
-        lasts = f"has no room for a {each}: nothing leaves"
-    return f"The limit of {choice.total_epsilon:.10g} in all{rest} {lasts}."
 
 
 def require_sane(epsilon: float) -> None:
