@@ -1,4 +1,4 @@
-"""What a user's reports cost her in all: two certificates, and a third figure that is none.
+"""What a user's reports cost her in all: two certificates.
 
 A device sends k reports in each of T rounds. Each report is one bit about one coordinate, drawn
 anew and independently of the others, and is ε-LDP by itself.
@@ -37,8 +37,8 @@ the server, still can do:
 
 Neighbouring in both: one user's whole data replaced by any other, the same users taking part.
 
-**Optimistic** is the same with the clone rate of the 2023 paper. Its errata restrict the theorem
-to some randomisers, and we have not shown ours to be one: compare with it, never promise it.
+The clone rate of the 2023 paper would give smaller figures. Its errata restrict the theorem to some
+randomisers, and we have not shown ours to be one, so that it is used nowhere.
 """
 
 from __future__ import annotations
@@ -50,11 +50,8 @@ from dataclasses import dataclass
 from sottovoce.errors import ConfigError
 from sottovoce.privacy.clones import (
     MOST_REPORTS,
-    LossDistribution,
-    clone_rate,
     composed_epsilon,
     jointly_composed_epsilon,
-    optimistic_rate,
     shuffled_report,
 )
 
@@ -70,7 +67,7 @@ class Certificate:
     """The total cost for one user of `reports` reports in each of `rounds` rounds.
 
     `without_proxy` is pure ε-differential privacy. `with_proxy` is (ε, delta)-differential privacy
-    for batches of at least `users` users. `optimistic` is not a certificate.
+    for batches of at least `users` users.
     """
 
     epsilon: float
@@ -80,7 +77,6 @@ class Certificate:
     delta: float
     without_proxy: float
     with_proxy: float
-    optimistic: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,37 +101,15 @@ class Account:
     delta: float
 
 
-def plain_composition(epsilon: float, reports: int, rounds: int) -> float:
-    """kεT: what all reports cost one user against whoever knows that they are hers."""
-    _check(epsilon, reports, rounds)
-    return reports * rounds * epsilon
-
-
 def certify(
     epsilon: float, reports: int, rounds: int, users: int, delta: float = DELTA
 ) -> Certificate:
-    """Both certificates and the optimistic figure; `users` is the smallest batch of all rounds."""
-    return certificates(epsilon, reports, [rounds], users, delta)[0]
-
-
-def certificates(
-    epsilon: float, reports: int, rounds: Iterable[int], users: int, delta: float = DELTA
-) -> list[Certificate]:
-    """`certify` for several numbers of rounds."""
-    wanted = list(rounds)
-    for number in wanted or [1]:
-        _check(epsilon, reports, number, users, delta)
-    clones, stronger = _losses(epsilon, users, delta)
-    found = []
-    for number in wanted:
-        plain = plain_composition(epsilon, reports, number)
-        # Each is a bound by itself; in the last digit the other may be rounded above the plain one.
-        mixed, hoped = (
-            min(plain, composed_epsilon(loss, reports * number, delta))
-            for loss in (clones, stronger)
-        )
-        found.append(Certificate(epsilon, reports, number, users, delta, plain, mixed, hoped))
-    return found
+    """Return both certificates; `users` is the smallest batch of all rounds."""
+    _check(epsilon, reports, rounds, users, delta)
+    plain = reports * rounds * epsilon
+    mixed = composed_epsilon(shuffled_report(users, epsilon, delta), reports * rounds, delta)
+    # Each is a bound by itself; in the last digit the other may be rounded above the plain one.
+    return Certificate(epsilon, reports, rounds, users, delta, plain, min(plain, mixed))
 
 
 def account(sent: Iterable[Sent], delta: float = DELTA) -> Account:
@@ -158,7 +132,7 @@ def account(sent: Iterable[Sent], delta: float = DELTA) -> Account:
     rest = math.fsum(k.reports * k.epsilon for k in known if k not in shuffled)
     composed = jointly_composed_epsilon(
         [
-            (shuffled_report(min(k.batch, MOST_USERS), k.epsilon, delta, clone_rate), k.reports)
+            (shuffled_report(min(k.batch, MOST_USERS), k.epsilon, delta), k.reports)
             for k in shuffled
         ],
         delta,
@@ -181,14 +155,7 @@ def rounded_up(epsilon: float) -> float:
     return math.ceil(round(epsilon * 1000, 6)) / 1000 if math.isfinite(epsilon) else epsilon
 
 
-def _losses(epsilon: float, users: int, delta: float) -> tuple[LossDistribution, LossDistribution]:
-    return (
-        shuffled_report(users, epsilon, delta, clone_rate),
-        shuffled_report(users, epsilon, delta, optimistic_rate),
-    )
-
-
-def _check(epsilon: float, reports: int, rounds: int, users: int = 1, delta: float = DELTA) -> None:
+def _check(epsilon: float, reports: int, rounds: int, users: int, delta: float) -> None:
     low, high = EPSILONS
     if not low <= epsilon <= high:  # also where it is not a number
         why = "nothing would be protected" if epsilon > high else "no report would say anything"

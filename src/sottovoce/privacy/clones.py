@@ -55,11 +55,6 @@ def clone_rate(epsilon: float) -> float:
     return math.exp(-epsilon)
 
 
-def optimistic_rate(epsilon: float) -> float:
-    """The same in the "stronger" paper of 2023, whose errata restrict it to some randomisers."""
-    return 2.0 / (math.exp(epsilon) + 1.0)
-
-
 @dataclass(frozen=True, slots=True)
 class LossDistribution:
     """Privacy loss of one release under P: `mass[i]` at the loss `(first + i) · step`.
@@ -88,25 +83,20 @@ Part = tuple[LossDistribution, int]
 """A release and how many times it is made."""
 
 
-def shuffled_report(
-    users: int,
-    epsilon: float,
-    delta: float,
-    rate: Callable[[float], float] = clone_rate,
-) -> LossDistribution:
+def shuffled_report(users: int, epsilon: float, delta: float) -> LossDistribution:
     """The loss of one ε0-LDP report among those of `users` users, fit for δ of `delta` and more.
 
     Assumes the same randomiser and ε0 for all of them, one report each, a shuffler that tells
     nobody the order, and neighbours that differ in one user's data.
     """
-    return _shuffled_report(users, epsilon, rate(epsilon), _TAIL * delta)
+    return _shuffled_report(users, epsilon, _TAIL * delta)
 
 
 @lru_cache(maxsize=32)
-def _shuffled_report(users: int, epsilon: float, rate: float, tail: float) -> LossDistribution:
+def _shuffled_report(users: int, epsilon: float, tail: float) -> LossDistribution:
     certain = 1.0 / (1.0 + math.exp(-epsilon))  # τ
     flipped = math.exp(-epsilon) * certain  # 1 − τ, which 1.0 − certain would round
-    lowest, clones = _binomial(users - 1, rate, tail)
+    lowest, clones = _binomial(users - 1, clone_rate(epsilon), tail)
     stride = max(1, int(_CLONE_STEP * lowest))
     levels = lowest + np.arange(0, len(clones), stride)
     weights = np.add.reduceat(clones, np.arange(0, len(clones), stride))
