@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from hiding import who_hides, who_hides_by_guess, who_hides_by_size
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import rankdata
@@ -16,9 +17,6 @@ from sottovoce.attacks.filters import (
     rank,
     ranked,
     unmasked,
-    who_hides,
-    who_hides_by_guess,
-    who_hides_by_size,
 )
 from sottovoce.core.consent import Choice, Consent
 from sottovoce.core.interactions import Interactions

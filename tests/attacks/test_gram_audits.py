@@ -7,17 +7,17 @@ from functools import cache
 
 import numpy as np
 import pytest
+from audits import audit_sums, least_distance
 from scipy.special import ndtr
 
 from sottovoce.algorithms.gram.system import SCALE, GramConfig
+from sottovoce.attacks.alone import SumTarget
 from sottovoce.attacks.one_run import (
     Canaries,
     audit,
     audit_run,
-    least_distance,
     score_contributions,
 )
-from sottovoce.attacks.one_shot import SumTarget, audit_sums
 from sottovoce.attacks.suite.a12_known_others import KNOWN
 from sottovoce.attacks.views import View
 from sottovoce.core import contributions

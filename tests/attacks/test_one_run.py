@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from audits import least_distance
 from scipy.stats import binom
 
 from sottovoce.algorithms.fcf.system import FCFConfig
@@ -14,7 +15,6 @@ from sottovoce.attacks.one_run import (
     Canaries,
     audit,
     audit_run,
-    least_distance,
     lower_bound,
     score_reports,
     score_sums,

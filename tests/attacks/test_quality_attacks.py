@@ -6,10 +6,11 @@ from functools import cache
 import numpy as np
 import pyarrow.compute as pc
 import pytest
+from audits import audit_sums
 from quality_world import ASKED, TOWN, AskedFederation
 from scipy.special import ndtr
 
-from sottovoce.attacks.one_shot import SumTarget, audit_sums, right_guesses
+from sottovoce.attacks.alone import SumTarget, right_guesses
 from sottovoce.core.contributions import STEPS
 from sottovoce.core.links import CheckedSum
 from sottovoce.core.shares import bits_of

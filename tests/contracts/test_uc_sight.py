@@ -8,13 +8,12 @@ from dataclasses import fields, replace
 import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from hiding import who_hides, who_hides_by_size
 
 from sottovoce.algorithms.uc.settings import FilterConfig, UCConfig
 from sottovoce.attacks.filters import (
     label_from_bias,
     label_from_moments,
-    who_hides,
-    who_hides_by_size,
 )
 from sottovoce.core.consent import Choice, Consent
 from sottovoce.core.links import Direct

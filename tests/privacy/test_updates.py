@@ -8,9 +8,9 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
+from audits import lower_bound
 from scipy import stats
 
-from sottovoce.attacks.audit import lower_bound
 from sottovoce.core.consent import Choice, Consent
 from sottovoce.core.interactions import Interactions
 from sottovoce.core.messages import GRID, DeviceReports, add_up

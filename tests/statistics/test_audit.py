@@ -8,12 +8,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from audits import audit, lower_bound
 from scipy import stats
 
 from sottovoce import rng as chacha
 from sottovoce.algorithms.closed_form import kernels
 from sottovoce.algorithms.fmf.system import FMF, FMFConfig
-from sottovoce.attacks.audit import audit, clopper_pearson, lower_bound
+from sottovoce.attacks.power import clopper_pearson
 from sottovoce.core import one_bit
 from sottovoce.core.cohort import Cohort
 from sottovoce.core.consent import Choice, Consent

@@ -20,7 +20,7 @@ from sottovoce.algorithms.fpl.system import FPLConfig
 from sottovoce.algorithms.gram.system import GramConfig
 from sottovoce.algorithms.uc.settings import FilterConfig, UCConfig
 from sottovoce.attacks import alone
-from sottovoce.attacks.audit import clopper_pearson
+from sottovoce.attacks.power import clopper_pearson
 from sottovoce.attacks.views import ATTACKS, Attack, Claims
 from sottovoce.cli import call
 from sottovoce.core import words

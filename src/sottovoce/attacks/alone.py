@@ -8,6 +8,7 @@ right.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -16,7 +17,6 @@ from numpy.typing import NDArray
 from scipy.special import ndtr
 
 from sottovoce.algorithms.base import Contributing, Reporting
-from sottovoce.attacks.one_shot import SumTarget, right_guesses
 from sottovoce.core.cohort import Cohort
 from sottovoce.core.consent import Choice, Consent
 from sottovoce.core.contributions import STEPS, Contributions, numbers_of
@@ -33,6 +33,7 @@ from sottovoce.core.messages import (
 from sottovoce.core.one_bit import COINS, bits, coordinates, lowest
 from sottovoce.core.redacted import Redacted
 from sottovoce.core.shares import AGGREGATORS, Elements, Form, P, added, bits_of, share, split
+from sottovoce.errors import ConfigError, DataError
 from sottovoce.privacy.central import gaussian_noise
 from sottovoce.rng import Streams
 
@@ -40,6 +41,8 @@ Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 Secret = Callable[[int], bytes]
 """So many bytes that nobody knows."""
+Noise = Callable[[int], Sequence[Ints]]
+"""Of a draw, by number: the noise on each of the sums. No two draws have noise in common."""
 _MASKED, _SHARED, _SUMMED = 2_500, 1_500, 10_000
 """Draws with her and as many without, of what is masked, shared and summed."""
 _LOOKED_AT, _SHARED_PLACES, _DRAWN = 2_000, 250, 250
@@ -118,6 +121,57 @@ def _counted(
 
 
 # --- the sum that everybody sees ------------------------------------------------------------------
+
+
+# --- noisy sums that are opened once --------------------------------------------------------------
+# An attacker who knows everybody else takes what the others have added off what was published. What
+# is left is noise, and the target's contribution x if the target is in. With Gaussian noise of σ on
+# each number, over all sums together, the best that she can look at is one number: ⟨rest/σ², x⟩ by
+# its own standard deviation. Out it is a Gaussian of variance 1 around 0, in it is one around
+# μ = ‖x/σ‖. So an attack on one user has an AUC of Φ(μ/√2) and never a better one, and μ at (ε, δ)
+# is the price of the sums (`privacy.central`).
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class SumTarget(Redacted):
+    """A user, and what there is to hide her."""
+
+    added: tuple[Ints, ...]
+    """What she adds to each sum, number by number, in steps of the grid."""
+    sigmas: tuple[Floats, ...]
+    """Of each of these numbers, the standard deviation of the noise that is claimed."""
+
+    def __post_init__(self) -> None:
+        if [x.shape for x in self.added] != [s.shape for s in self.sigmas]:
+            raise DataError("every number of a contribution needs the noise that is claimed for it")
+        if not any(x.any() for x in self.added) or not all((s > 0).all() for s in self.sigmas):
+            raise DataError("a target adds something, to sums that have noise")
+
+    @property
+    def distance(self) -> float:
+        """μ: by how many standard deviations she moves what is published."""
+        parts = [float(((x / s) ** 2).sum()) for x, s in zip(self.added, self.sigmas, strict=True)]
+        return math.sqrt(math.fsum(parts))
+
+    def statistic(self, rests: Sequence[Ints]) -> float:
+        """Of what is left of the sums without the others: 0 on average if she is out, μ if in."""
+        parts = [
+            float((rest / s * (x / s)).sum())
+            for rest, x, s in zip(rests, self.added, self.sigmas, strict=True)
+        ]
+        return math.fsum(parts) / self.distance
+
+
+def right_guesses(target: SumTarget, noise: Noise, draws: int) -> int:
+    """How many of 2 · `draws` guesses are right, half of them with the target in, by whoever knows
+    all but that. Φ(μ/2) of them are, on average, if the noise is what is claimed."""
+    if draws < 1:
+        raise ConfigError("there is nothing to count without a draw")
+    middle = target.distance / 2
+    moved = target.statistic(target.added)
+    inside = sum(moved + target.statistic(noise(n)) > middle for n in range(draws))
+    outside = sum(target.statistic(noise(draws + n)) <= middle for n in range(draws))
+    return int(inside + outside)
 
 
 @dataclass(frozen=True, slots=True, repr=False)

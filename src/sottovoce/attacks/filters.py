@@ -21,7 +21,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import log_softmax, xlogy
 
 from sottovoce.attacks.drift import ClaimOutcome, Floats, Interval, Ints
 from sottovoce.attacks.views import CONFIDENCE_Z
@@ -122,40 +121,6 @@ def _scored(name: str, score: Floats, labels: Ints) -> LabelGuesses:
     known = int((labels >= 0).sum())
     outcome = ClaimOutcome(name, "server", len(truth), right, known, float(majority))
     return LabelGuesses(guesses.astype(np.int64), outcome)
-
-
-# --- A10 -----------------------------------------------------------------------------------------
-
-
-def who_hides(sent: Mask, hides: Mask) -> ClaimOutcome:
-    """Claims that a client hides every attribute whose filter it did not send. Both are [clients,
-    attributes]. The base rate: to claim it of everybody."""
-    if sent.shape != hides.shape:
-        raise DataError("it must be known of every client and filter whether it was sent")
-    claimed, there = ~sent, int(hides.sum())
-    right = int((claimed & hides).sum())
-    return ClaimOutcome(
-        "missing filters", "server", int(claimed.sum()), right, there, there / max(1, hides.size)
-    )
-
-
-def who_hides_by_size(changes: Changes, hides: Mask) -> Ranking:
-    """Ranks clients by how little the whole filter moved (its L2 norm), smallest first. `hides` is
-    [clients]."""
-    square = np.zeros(len(hides))
-    for change in changes.values():
-        if len(change) != len(hides):
-            raise DataError("every client needs a change of every weight")
-        square += (np.asarray(change, dtype=np.float64).reshape(len(hides), -1) ** 2).sum(axis=1)
-    return rank("size of the filter's part", -square, hides)
-
-
-def who_hides_by_guess(logits: Floats, target: Floats, hides: Mask) -> Ranking:
-    """Ranks users by how near the filter's guess is to the target of those who hide the attribute:
-    KL(target ‖ q), smallest first. `logits` are [users, classes]."""
-    log_q = log_softmax(np.asarray(logits, dtype=np.float64), axis=1)
-    distance = xlogy(target, target).sum() - log_q @ np.asarray(target, dtype=np.float64)
-    return rank("nearness to the target", -distance, hides)
 
 
 def ranked(values: Floats) -> Floats:

@@ -27,13 +27,12 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import bdtrc, ndtri
+from scipy.special import bdtrc
 
 from sottovoce.algorithms.closed_form import vectors as closed_form
 from sottovoce.algorithms.fcf.system import FCFConfig, solved
 from sottovoce.algorithms.fmf import rotated
 from sottovoce.algorithms.fmf.system import FMFConfig
-from sottovoce.attacks.audit import clopper_pearson
 from sottovoce.attacks.pairs import opened_sums
 from sottovoce.attacks.suite.a12_known_others import opened_once
 from sottovoce.attacks.views import View
@@ -137,19 +136,6 @@ def audit(
         if epsilon > best.epsilon or not best.guesses:
             best = Audit(m, guesses, right, epsilon, claimed, delta)
     return best
-
-
-def least_distance(scores: Floats, included: Mask, confidence: float = CONFIDENCE) -> float:
-    """Of Gaussian noise only: a lower bound of √rounds / noise, from a guess about every canary.
-
-    Two Gaussians at distance μ are told apart with probability Φ(μ/2) at most. It takes the guesses
-    for independent, as they are where the canaries' updates hardly overlap; `lower_bound` does not,
-    and sees less: noise of half the size is caught by this one."""
-    m = len(scores)
-    ordered = included[np.argsort(-scores, kind="stable")]
-    right = int(ordered[: m // 2].sum() + (~ordered[m // 2 :]).sum())
-    low, _ = clopper_pearson(right, m, 1.0 - confidence)
-    return float(max(0.0, 2 * ndtri(float(low))))
 
 
 # --- canaries ------------------------------------------------------------------------------------

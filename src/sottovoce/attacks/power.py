@@ -13,6 +13,12 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy.special import betainccinv, betaincinv
+
+from sottovoce.errors import ConfigError, DataError
+
 CONFIDENCE_Z = 1.959964
 FAR, NEAREST = 0.05, 0.01
 """What counts as far, of shares and AUCs, and the least that does."""
@@ -57,3 +63,20 @@ def _enough(share: float, width: float) -> float:
     z2, w2 = CONFIDENCE_Z**2, width**2
     a, b = z2**2 * (1.0 - w2), 4.0 * z2 * share * (1.0 - share) - 2.0 * w2 * z2
     return 2.0 * a / (math.sqrt(b * b + 4.0 * a * w2) - b)
+
+
+def clopper_pearson(
+    hits: ArrayLike, trials: int, error: float
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """A lower and an upper bound of each probability with so many hits. Each of them alone is wrong
+    with a probability of `error` at most, for every probability and every number of trials."""
+    if not 0.0 < error < 0.5:
+        raise ConfigError(f"the error of a bound must lie between 0 and 0.5, not at {error:g}")
+    found = np.asarray(hits, dtype=np.int64)
+    if trials < 1 or np.any((found < 0) | (found > trials)):
+        raise DataError("there must be a trial at least, and no more hits than trials")
+    # The limits at no hit and at nothing but hits are put in afterwards.
+    some, misses = np.maximum(found, 1), np.maximum(trials - found, 1)
+    lower = np.where(found > 0, betaincinv(some, trials - some + 1, error), 0.0)
+    upper = np.where(found < trials, betainccinv(trials - misses + 1, misses, error), 1.0)
+    return lower, upper

@@ -10,18 +10,21 @@ attack enters it where it is defined, in a file of `attacks/suite/` or anywhere 
 from __future__ import annotations
 
 import math
+import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sottovoce.attacks import power
+from sottovoce.core.installed import needs
 from sottovoce.core.interactions import Interactions
 from sottovoce.core.messages import ModelView
 from sottovoce.core.redacted import Redacted
-from sottovoce.errors import ConfigError
+from sottovoce.errors import ConfigError, SottovoceError
 from sottovoce.registry import Registry
 
 Party = Literal["server", "proxy", "coalition", "orchestrator", "owner", "network", "anyone"]
@@ -367,3 +370,23 @@ def clustered(
     low = min(middle - half, p - CONFIDENCE_Z * spread)
     high = max(middle + half, p + CONFIDENCE_Z * spread)
     return max(0.0, low), min(1.0, high)
+
+
+# --- what may go wrong with an attack that is tried; the other attacks go on ---------------------
+
+FAULTS = (
+    *(SottovoceError, ArithmeticError, AttributeError, EOFError, ImportError, LookupError),
+    *(MemoryError, NameError, OSError, RuntimeError, StopIteration, TypeError, ValueError),
+)
+"""What a bug in an attack raises, or a library that is missing."""
+
+
+def trouble(error: Exception) -> str:
+    """What went wrong, without values, which may be private."""
+    if isinstance(error, SottovoceError):
+        return str(error)
+    if isinstance(error, ModuleNotFoundError):
+        return f"it {needs(error.name or 'a library')}"
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    where = f"{Path(place.filename).name}, line {place.lineno}"
+    return f"{type(error).__name__} in {place.name} ({where})"

@@ -63,17 +63,6 @@ def paired_t(a: ArrayLike, b: ArrayLike, confidence: float = 0.95) -> Paired:
     return Paired(n, mean, mean - half, mean + half, p)
 
 
-def wilcoxon(a: ArrayLike, b: ArrayLike) -> float:
-    """Two-sided p of Wilcoxon's signed-rank test; pairs without a difference are dropped."""
-    x, _ = _differences(a, b)
-    x = x[x != 0]
-    if not len(x):
-        return 1.0
-    from scipy import stats
-
-    return float(stats.wilcoxon(x).pvalue)
-
-
 def holm(p: Sequence[float]) -> list[float]:
     """Holm's step-down adjusted p values, in the given order."""
     values = np.asarray(p, dtype=np.float64)

@@ -11,8 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from sottovoce.attacks.one_run import SCORES, Audit, Canaries, audit_run, score_contributions
-from sottovoce.attacks.trying import FAULTS, trouble
-from sottovoce.attacks.views import ATTACKS, Attack, Result, View
+from sottovoce.attacks.views import ATTACKS, FAULTS, Attack, Result, View, trouble
 from sottovoce.core.consent import Choice, Consent
 from sottovoce.data.dataset import Dataset
 from sottovoce.engines.observers import Report

@@ -23,9 +23,16 @@ from numpy.typing import NDArray
 from sottovoce.algorithms.base import Reporting
 from sottovoce.attacks import alone
 from sottovoce.attacks.alone import Added, Questions, RightGuesses, Secret
-from sottovoce.attacks.audit import clopper_pearson
-from sottovoce.attacks.trying import FAULTS, trouble
-from sottovoce.attacks.views import ATTACKS, Attack, SeenRound, View, clustered
+from sottovoce.attacks.power import clopper_pearson
+from sottovoce.attacks.views import (
+    ATTACKS,
+    FAULTS,
+    Attack,
+    SeenRound,
+    View,
+    clustered,
+    trouble,
+)
 from sottovoce.core.redacted import Redacted
 from sottovoce.core.words import Said, said
 from sottovoce.errors import DoesNotApply
