@@ -23,6 +23,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import scipy.sparse as sp
@@ -31,7 +32,7 @@ from numpy.typing import NDArray
 from sottovoce.algorithms.closed_form import vectors as closed_form
 from sottovoce.algorithms.fcf.system import FCFConfig
 from sottovoce.algorithms.fmf.system import FMFConfig
-from sottovoce.baselines import MFNP
+from sottovoce.baselines import MFNP, mf_np
 from sottovoce.core.consent import Choice, Consent
 from sottovoce.core.interactions import Interactions
 from sottovoce.core.links import Direct, SecureSum
@@ -410,8 +411,8 @@ def beside_als(scale: Scale, say: Progress) -> list[dict[str, Any]]:
                 ).fit(matrix, show_progress=False)  # fmt: skip
 
         def ours(size: int, epochs: int) -> None:
-            settings = MFNP(embedding_size=size, epochs=epochs, threads=1)
-            settings.fit(train, Streams.from_seed(1))
+            with patch.object(mf_np, "default_threads", lambda: 1):
+                MFNP(embedding_size=size, epochs=epochs).fit(train, Streams.from_seed(1))
 
         calls = [partial(one, size, n) for one in (theirs, ours) for n in (1, 1 + rounds)]
         seconds = fpl.in_turns(calls, scale)
