@@ -15,6 +15,7 @@ from pathlib import Path
 
 import compiled
 import forked
+import machines
 import pytest
 
 import leftovers
@@ -88,7 +89,7 @@ def pytest_ignore_collect(collection_path, config):
     if config.option.markexpr != "cuda":
         return None
     inside = collection_path.rglob("test_*.py") if collection_path.is_dir() else [collection_path]
-    return not any("mark.cuda" in path.read_text(encoding="utf-8") for path in inside) or None
+    return not any(map(machines.asks_for_a_gpu, inside)) or None
 
 
 gc.disable()  # until all modules are loaded: none of what they bring goes away again
@@ -153,6 +154,18 @@ def quick_stores():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(apsw, "Connection", QuickConnection)
         yield
+
+
+@pytest.fixture
+def one_thread():
+    """Of torch: tables of tests gain nothing from more, and on a busy machine threads wait in
+    vain."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sottovoce.algorithms.drift.blocks import (
@@ -51,13 +51,6 @@ def test_a_block_ends_when_a_negative_follows_positives():
     assert (block.negatives, block.positives) == ([5], [6])
     assert block.end() == EndedBlock((5,), (6,))
     assert (block.negatives, block.positives) == ([], [])
-
-
-@pytest.mark.parametrize("flag", [True, False])
-def test_one_sided_users_have_no_block(flag):
-    ended, block = fed([flag] * 7)
-    assert (ended, block.end()) == ([], None)
-    assert len(blocks_of([[flag] * 7])) == 0
 
 
 @given(FLAGS)
@@ -303,10 +296,3 @@ def test_settings_are_checked():
     model.items[0, 0] = np.inf
     with pytest.raises(Diverged, match="learning_rate"):
         model.check()
-
-
-@settings(max_examples=20)
-@given(FLAGS)
-def test_nothing_private_is_shown(flags):
-    ended, block = fed(flags, first=987_000)
-    assert "987" not in f"{ended} {block} {blocks_of([flags])}"

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
-import subprocess
-import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +11,7 @@ import numpy as np
 import pytest
 from cryptography.hazmat.primitives.ciphers import Cipher
 from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
+from machines import fingerprint_without_vector_instructions
 from numpy.typing import NDArray
 
 from sottovoce.algorithms.closed_form import kernels as closed_form_kernels
@@ -100,11 +98,6 @@ def confidences(conf: Confidence, p: NDArray[np.float64]) -> NDArray[np.float64]
     return np.where(p > 0, conf.positive, conf.other)
 
 
-def loss(conf: Confidence, x: Any, v: Any, p: Any) -> float:
-    """Σ c (p − x·v)² + λ|x|² over all devices, as FCF prints it."""
-    return float((confidences(conf, p) * (p - x @ v.T) ** 2).sum() + conf.reg * (x**2).sum())
-
-
 @pytest.mark.parametrize("size", [*SIZES, 64, 128])
 @pytest.mark.parametrize("conf", CONFIDENCES)
 def test_vectors_solve_the_printed_system(size: int, conf: Confidence) -> None:
@@ -116,37 +109,6 @@ def test_vectors_solve_the_printed_system(size: int, conf: Confidence) -> None:
         expected = np.linalg.solve(v.T @ c @ v + conf.reg * np.eye(size), v.T @ c @ p[u])
         np.testing.assert_allclose(x[u], expected, rtol=2e-5, atol=2e-6)
     assert not x[1].any(), "who has no item has no taste"
-
-
-@pytest.mark.parametrize("conf", CONFIDENCES)
-def test_the_loss_is_flat_at_a_devices_vector(conf: Confidence) -> None:
-    w = world(5, devices=6, n_items=60)
-    v, p = w.items.astype(np.float64), w.positives()
-    x = w.solve(conf).astype(np.float64)
-    for u in w.rows:
-        here, at = loss(conf, x[u : u + 1], v, p[u : u + 1]), x[u]
-        curvature = 2 * (v.T @ np.diag(confidences(conf, p[u])) @ v + conf.reg * np.eye(5))
-        for f in range(5):
-            step = np.zeros(5)
-            step[f] = 1e-3
-            up, down = (loss(conf, (at + s)[None], v, p[u : u + 1]) for s in (step, -step))
-            # Single precision holds the vector, which moves the slope by its last digit.
-            slack = np.abs(curvature[f]) @ np.abs(at) * 2.0**-23 + 1e-9
-            assert abs(up - down) / 2e-3 <= slack
-            assert min(up, down) > here
-
-
-@pytest.mark.parametrize("conf", CONFIDENCES)
-def test_minus_two_f_is_the_losss_gradient_for_fixed_vectors(conf: Confidence) -> None:
-    w = world(4, devices=15, n_items=50)
-    x, p = w.solve(conf), w.positives()
-    gradient = -2 * closed_form.summed_gradient(conf, w.items, x, w.indptr, w.history)
-    v, wide = w.items.astype(np.float64), x.astype(np.float64)
-    for i, f in [(0, 0), (7, 3), (20, 2), (49, 1)]:
-        step = np.zeros_like(v)
-        step[i, f] = 1e-4
-        slope = (loss(conf, wide, v + step, p) - loss(conf, wide, v - step, p)) / 2e-4
-        assert gradient[i, f] == pytest.approx(slope, rel=1e-6, abs=1e-7)
 
 
 def updates(conf: Confidence, w: World, x: NDArray[np.float32]) -> NDArray[np.float64]:
@@ -263,20 +225,7 @@ def fingerprint() -> str:
 
 @pytest.mark.slow
 def test_results_do_not_depend_on_vector_instructions(tmp_path: Path) -> None:
-    plain = {
-        "NUMBA_CPU_NAME": "generic",
-        "NUMBA_CPU_FEATURES": "",
-        "NUMBA_CACHE_DIR": str(tmp_path),
-        "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path]),
-    }
-    called = subprocess.run(
-        [sys.executable, "-c", "import test_closed_form as t; print(t.fingerprint())"],
-        env=os.environ | plain,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert called.stdout.strip() == fingerprint()
+    assert fingerprint_without_vector_instructions("test_closed_form", tmp_path) == fingerprint()
 
 
 # --- reports, as the contract words them ---------------------------------------------------------
@@ -430,13 +379,6 @@ def test_shapes_that_do_not_fit_are_refused() -> None:
     table = one_bit.item_table(np.ones(7))
     with pytest.raises(ConfigError):
         w.call(closed_form.learn_reports, PAPER, x, w.rule(3, cumulative=table))
-
-
-@pytest.mark.parametrize("field", ["positive", "other", "reg"])
-@pytest.mark.parametrize("value", [-1.0, np.nan, np.inf])
-def test_confidences_that_make_no_loss_are_refused(field: str, value: float) -> None:
-    with pytest.raises(ConfigError, match=field):
-        replace(PAPER, **{field: value})
 
 
 def test_nobody_taking_part_is_no_error() -> None:

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from sottovoce.algorithms.drift.blocks import Blocks as BlockTable
 from sottovoce.algorithms.drift.blocks import (
-    BlockStep,
     DriftModel,
     EndedBlock,
     Events,
@@ -18,12 +17,12 @@ from sottovoce.algorithms.drift.blocks import (
     gradient,
     learn,
 )
-from sottovoce.algorithms.drift.messages import Gradients, Interaction, OwnerTable, RowRequest, Rows
+from sottovoce.algorithms.drift.messages import Interaction, OwnerTable, RowRequest
 from sottovoce.algorithms.drift.replay import DRIFT, exchange, plan, replay
 from sottovoce.algorithms.drift.system import DRIFTConfig, Orchestrator, Owner
 from sottovoce.baselines.saros import SAROS
 from sottovoce.core.interactions import Interactions
-from sottovoce.errors import ConfigError, DataError, MessageError, RunError
+from sottovoce.errors import DataError, MessageError, RunError
 
 SEVERAL = np.array([[1, 0, 0], [1, 1, 0], [0, 1, 0], [0, 1, 1], [1, 1, 1], [0, 0, 1]], dtype=bool)
 """Six items, three owners; items 1, 3 and 4 belong to several."""
@@ -170,42 +169,6 @@ def test_owners_need_not_be_numbered_without_gaps():
     assert same(one, other)
 
 
-def test_the_two_orders_differ():
-    train, table = world(20, 12, 200, seed=3), OwnerTable.of_membership(membership(12, 3, 0))
-    by_user, by_time = (
-        DRIFT(DRIFTConfig(order=order, learning_rate=0.1)).fit_steps(train, table, RNG, [1])[0]
-        for order in ("user", "time")
-    )
-    assert not same(by_user, by_time)
-
-
-def test_every_round_has_theta_blocks_of_one_owner_but_for_the_rest_at_the_end():
-    train, member = world(20, 12, 200, seed=4), membership(12, 3, 1)
-    table = OwnerTable.of_membership(member)
-    blocks = plan(Events.of(train, 4.0, "time"), table, 4)
-    sizes = np.diff(blocks.updates)
-    assert (sizes <= 4).all()
-    assert (sizes < 4).sum() <= 3
-    assert (sizes[:-3] == 4).all()
-    for first, stop in zip(blocks.updates[:-1], blocks.updates[1:], strict=True):
-        items = [blocks.entries[a:b].tolist() for a, _, _, b in blocks.spans[first:stop]]
-        owned = member[np.concatenate(items).astype(int)].all(axis=0)
-        assert owned.any()
-
-
-def test_an_item_in_several_genres_takes_part_several_times():
-    events = Events.of(world(20, 6, 100, seed=5), 4.0, "time")
-    one, two = (plan(events, OwnerTable.of_membership(np.ones((6, n), bool)), 1) for n in (1, 2))
-    assert len(two) == 2 * len(one) > 0
-
-
-def test_a_plan_of_nothing_has_no_rounds():
-    nothing = Events.of(world(3, 6, 0, seed=0), 4.0, "time")
-    blocks = plan(nothing, OwnerTable.of_membership(SEVERAL), 2)
-    assert (len(blocks), blocks.steps) == (0, 0)
-    assert learn(DriftModel.start(3, 6, 4, RNG), blocks, BlockStep()) == (0, 0)
-
-
 def test_an_epoch_goes_on_without_an_owner_that_does_not_answer():
     train, member = world(9, 6, 60, seed=6), SEVERAL
     events = Events.of(train, 4.0, "time")
@@ -294,16 +257,6 @@ def test_gradients_are_those_of_the_sum_of_the_blocks():
     np.testing.assert_array_equal(found.users, [0, 2])
     np.testing.assert_array_equal(found.user_rows, by_users[[0, 2]].astype(np.float32))
     np.testing.assert_array_equal(found.item_rows, by_items[[0, 1]].astype(np.float32))
-
-
-@pytest.mark.parametrize("flag", [True, False])
-def test_users_of_one_kind_alone_finish_no_block(flag):
-    users, owners, orchestrator = small()
-    for k in range(6):
-        assert not any(send(users, owners, 0, k, flag, k))
-    assert not any(owner.end_stream(0) for owner in owners.values())
-    assert not any(exchange(owner, orchestrator) for owner in owners.values())
-    assert orchestrator.version == 0
 
 
 def test_the_end_of_a_stream_ends_its_block_and_its_clock():
@@ -636,27 +589,3 @@ def test_the_table_refuses_what_cannot_be():
         DRIFT(CONFIG).fit(world(4, 30, 60, seed=0), table, RNG)
     with pytest.raises(DataError, match="numbered from 0 to"):
         Orchestrator(CONFIG, RNG).join_user(1 << 40)
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [{"theta": 0}, {"theta": -3}, {"epochs": 0}, {"order": "x"}, {"max_age": -1},
-     {"embedding_size": 0}, {"learning_rate": 0.0}, {"reg": -1.0}, {"ridge": "x"}],
-)  # fmt: skip
-def test_settings_are_checked(wrong):
-    with pytest.raises(ConfigError, match=next(iter(wrong))):
-        DRIFTConfig(**wrong)
-
-
-def test_nothing_private_is_shown():
-    users, owners, orchestrator = small()
-    fill(users, owners, 2)
-    message = Interaction(0, 987654, 987655, True, 987656)
-    numbers = np.array([987654])
-    rows = np.full((1, 4), 987.0, np.float32)
-    shown = [
-        message, users[2], owners[0], orchestrator, orchestrator.table,
-        RowRequest(0, numbers, numbers), Rows(1, numbers, numbers, rows, rows),
-        Gradients(0, 1, numbers, numbers, rows, rows),
-    ]  # fmt: skip
-    assert "987" not in " ".join(map(repr, shown))

@@ -278,15 +278,3 @@ def test_items_without_a_row_count_as_average_ones():
     shown = ranked_rows(rows, np.array([True, False, True]))
     assert shown.tolist() == [rows[0].tolist(), [4, 5, 6, 7], rows[2].tolist()]
     assert ranked_rows(rows, np.zeros(3, bool)) is rows
-
-
-def test_nothing_private_is_shown():
-    train, member = world(5, 9, 60, seed=7), membership(9, 2, seed=7)
-    owners, _ = watched(CONFIG, train, member, 1)
-    fast = at_once(CONFIG, train, member, 1)
-    table = OwnerTable.of_membership(member)
-    plan = AggregatedPlan.of(Events.of(train, 4.0, "time"), table, 0)
-    for thing in (fast, plan, owners[0], owners[0]._kept):
-        assert "0." not in repr(thing)
-    assert plan.people(9).shape == (2, 9)
-    assert plan.people(9).max() <= 5

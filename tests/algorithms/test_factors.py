@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-import os
-import subprocess
-import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from machines import fingerprint_without_vector_instructions
 from numba import njit
 from numpy.typing import NDArray
 
@@ -318,20 +316,7 @@ def test_results_do_not_depend_on_the_machine() -> None:
 
 @pytest.mark.slow
 def test_results_do_not_depend_on_vector_instructions(tmp_path: Path) -> None:
-    plain = {
-        "NUMBA_CPU_NAME": "generic",
-        "NUMBA_CPU_FEATURES": "",
-        "NUMBA_CACHE_DIR": str(tmp_path),
-        "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path]),
-    }
-    called = subprocess.run(
-        [sys.executable, "-c", "import test_factors; print(test_factors.fingerprint())"],
-        env=os.environ | plain,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert called.stdout.strip() == fingerprint()
+    assert fingerprint_without_vector_instructions("test_factors", tmp_path) == fingerprint()
 
 
 # --- draws ---------------------------------------------------------------------------------------
@@ -385,14 +370,6 @@ def chi_square(values: Any, support: Any) -> float:
     return (((observed - expected) ** 2 / expected).sum() - free) / math.sqrt(2 * free + 1e-9)
 
 
-def test_shares_of_coins() -> None:
-    w = world(3, n_users=400)
-    for share in (0.0, 0.3, 1.0):
-        _, positives, negatives, _ = w.summed(1, w.rule(share))
-        assert (negatives == 1).all()
-        assert abs(positives.mean() - share) <= 4 * math.sqrt(share * (1 - share) / 400)
-
-
 # --- the step against the printed equations ------------------------------------------------------
 
 
@@ -432,35 +409,6 @@ def test_many_steps_stay_close_to_double_precision() -> None:
             s = 1 / (1 + math.exp(p @ d[:10] + d[10]))
             p = p + STEP.learning_rate * (s * d[:10] - STEP.reg_user * p)
         assert np.abs(vectors[user] - p).max() < 1e-5
-
-
-def test_the_step_climbs_the_printed_objective() -> None:
-    """Δ is the gradient of ln σ(x) − (λ_u|p|² + λ_i|q_i|² + λ_j|q_j|² + λ_b(b_i² + b_j²))/2."""
-    w = world(3, n_users=8)
-    _, item, values, vectors = w.rows(1)
-    reg_i, reg_j = regs(3)
-
-    def objective(p: Any, q_i: Any, q_j: Any) -> float:
-        x = np.append(p, 1.0) @ (q_i - q_j)
-        decay = STEP.reg_user * (p @ p) + reg_i @ q_i**2 + reg_j @ q_j**2
-        return float(-math.log1p(math.exp(-x)) - decay / 2)
-
-    def slope(at: list[Any], which: int) -> NDArray[np.float64]:
-        gradient = np.zeros_like(at[which])
-        for f in range(len(gradient)):
-            up, down = [a.copy() for a in at], [a.copy() for a in at]
-            up[which][f] += 1e-5
-            down[which][f] -= 1e-5
-            gradient[f] = (objective(*up) - objective(*down)) / 2e-5
-        return gradient
-
-    for user in range(8):
-        j, i = item[2 * user : 2 * user + 2]
-        at = [a.astype(np.float64) for a in (w.vectors[user], w.model[i], w.model[j])]
-        assert np.allclose(values[2 * user] / GRID, slope(at, 2), atol=1e-6)
-        assert np.allclose(values[2 * user + 1] / GRID, slope(at, 1), atol=1e-6)
-        moved = (vectors[user].astype(np.float64) - at[0]) / STEP.learning_rate
-        assert np.allclose(moved, slope(at, 0), atol=1e-5)
 
 
 def test_the_exponential_is_within_two_units_in_the_last_place() -> None:

@@ -133,24 +133,6 @@ def test_a_round_equals_the_reference(size: int, triples: int, subset: bool, fus
 
 
 @both
-@pytest.mark.parametrize("triples", [1, 12])
-@pytest.mark.parametrize("size", [10, 32, 50])
-def test_five_rounds_equal_the_reference(size: int, triples: int, fused: bool) -> None:
-    world = World.of(size + triples, size, n_users=40)
-    federation = world.resident(where(fused))
-    model = factors.padded(world.model)
-    start = world.vectors.copy()
-    for round in range(5):
-        learn(federation, world.keys(round), triples, fused)
-        federation.fold()
-        factors.fold(STEP, model, world.reference(model, world.able(), round, triples)[0])
-    close(federation.model(), model[:, : size + 1], 1e-5)
-    close(federation.vectors(), world.vectors, 1e-5)
-    assert np.abs(world.vectors - start).max() > 1e-3
-    assert np.abs(world.model - federation.model()).max() > 1e-3
-
-
-@both
 def test_draws_are_the_references_draws(fused: bool) -> None:
     world = World.of(5, 4)
     federation = world.resident(where(fused))
@@ -202,19 +184,6 @@ def test_chunks_do_not_matter(fused: bool, monkeypatch: pytest.MonkeyPatch) -> N
     learn(chunked, world.keys(0), 6, fused)
     assert np.array_equal(whole.sums(), chunked.sums())
     assert np.array_equal(whole.vectors(), chunked.vectors())
-
-
-def test_fold_is_the_references_fold_and_starts_again() -> None:
-    world = World.of(3, 10)
-    federation = world.resident()
-    federation.learn(*world.keys(0), 6)
-    model = factors.padded(world.model)
-    sums = np.zeros(model.shape, dtype=np.int64)
-    sums[:, :11] = federation.sums()
-    factors.fold(STEP, model, sums)
-    federation.fold()
-    assert np.array_equal(federation.model(), model[:, :11])
-    assert not federation.sums().any()
 
 
 def test_every_item_has_rows_of_its_own() -> None:

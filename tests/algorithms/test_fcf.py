@@ -9,15 +9,12 @@ from sottovoce.core.cohort import Cohort
 from sottovoce.core.consent import Choice, Consent
 from sottovoce.core.ledger import Ledger
 from sottovoce.core.messages import GRID, BitCounts, ModelView, SummedReports
-from sottovoce.engines.observers import AtRounds
 from sottovoce.engines.simulation import SimulatedDevices
 from sottovoce.errors import ConfigError, ConsentError, MessageError
 from sottovoce.parties.server import Server
 from sottovoce.privacy.mechanisms import Everything
 from sottovoce.rng import Streams
 from sottovoce.runs.devices import world_of
-from sottovoce.runs.federation import Federation
-from sottovoce.runs.folder import RunFolder
 from sottovoce.testing import random_world
 
 RNG = Streams.from_seed(4)
@@ -147,62 +144,7 @@ def test_randomised_reports_are_not_folded():
         algorithm.server_fold(items, memory, BitCounts(0, (1,), (1,), np.zeros((1, 27), np.int64)))
 
 
-@pytest.mark.parametrize(
-    "bad",
-    [
-        {"embedding_size": 0},
-        {"embedding_size": 129},
-        {"reg": 0.0},
-        {"reg": float("nan")},
-        {"alpha": -1.0},
-        {"learning_rate": 0.0},
-        {"learning_rate": float("inf")},
-        {"rounds": 0},
-        {"variant": "fast"},
-    ],
-)
-def test_settings_out_of_range_are_refused(bad):
-    with pytest.raises(ConfigError, match=next(iter(bad))):
-        FCFConfig(**bad)
-
-
 # --- resuming ------------------------------------------------------------------------------------
-
-
-class Killed(Exception):
-    pass
-
-
-@pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("keeps_memory", [True, False])
-def test_a_run_that_was_cut_off_goes_on_as_if_it_had_not_been(variant, keeps_memory, tmp_path):
-    """Through the checkpoint on disk. Without Adam's memory it would go on another way."""
-    config = FCFConfig(embedding_size=3, rounds=9, variant=variant)
-    federation = [
-        Federation.build(config, WORLD, everyone(WORLD.n_users), Everything(), RNG)
-        for _ in range(3)
-    ]
-    whole, first, second = federation
-    whole.run()
-    folder = RunFolder.claim(tmp_path / "run", {"identity": "x"}, resume=False)
-
-    def save(moment):
-        memory = moment.memory if keeps_memory else None
-        folder.save_checkpoint(
-            moment.round, moment.items, moment.cohort.vectors, moment.ledger, memory
-        )
-        raise Killed
-
-    with pytest.raises(Killed):
-        first.run([AtRounds((4,), save)])
-    second.restore(folder.load_checkpoint())
-    assert second.server.round == 4
-    second.run(threads=2)
-    same = keeps_memory or variant == "fpl"
-    assert np.array_equal(second.server.items, whole.server.items) == same
-    assert np.array_equal(second.devices.cohort.vectors, whole.devices.cohort.vectors) == same
-    assert np.array_equal(second.server.memory, whole.server.memory) == same
-    assert second.devices.ledger.totals == whole.devices.ledger.totals
 
 
 def test_confidence_and_pull_follow_the_density_of_the_data():

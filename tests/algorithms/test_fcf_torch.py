@@ -6,6 +6,7 @@ import sys
 
 import numpy as np
 import pytest
+from machines import here_and_on_a_gpu
 
 from sottovoce.algorithms.closed_form import vectors as closed_form
 from sottovoce.algorithms.fcf import accelerated as fcf_torch
@@ -22,16 +23,7 @@ from sottovoce.runs.federation import Federation
 from sottovoce.testing import random_world
 
 torch = pytest.importorskip("torch")
-DEVICES = [
-    "torch-cpu",
-    pytest.param(
-        "cuda",
-        marks=[
-            pytest.mark.cuda,
-            pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU on this machine"),
-        ],
-    ),
-]
+DEVICES = here_and_on_a_gpu()
 RNG = Streams.from_seed(2)
 SHARES_ALL = Choice(share_positives=1.0)
 
@@ -46,7 +38,7 @@ def both(device, history, config, items, rows):
     """Sums, counts and vectors of one round: by torch, and by the compiled kernels."""
     algorithm, view = FCF(config), ModelView(0, items)
     fast, plain = cohort_of(history, config), cohort_of(history, config)
-    accelerator = FCFOnTorch.load(config.confidence(), fast, device.removeprefix("torch-"))
+    accelerator = FCFOnTorch.load(config.confidence(), fast, device)
     sums, counts = accelerator.learn_summed(view, rows, 0, 0)
     known = algorithm.device_learn_summed(view, plain, rows, None, RNG, 1)
     assert np.array_equal(counts.positive, known[1].positive)
@@ -64,7 +56,7 @@ def test_the_accelerator_gives_the_same_run(device, variant, size):
     config = FCFConfig(embedding_size=size, rounds=6, variant=variant)
     plain, fast = (Federation.build(config, train, consent, Everything(), RNG) for _ in range(2))
     plain.run()
-    fast.accelerate(device.removeprefix("torch-"))
+    fast.accelerate(device)
     fast.run()
     assert np.array_equal(fast.server.items, plain.server.items)
     assert np.array_equal(fast.devices.cohort.vectors, plain.devices.cohort.vectors)
@@ -129,9 +121,7 @@ def test_a_model_that_has_diverged_is_refused(device, bad):
     history, config = random_world(10, 20, 60, seed=8), FCFConfig(embedding_size=3)
     items = FCF(config).server_init(20, RNG)
     items[3, 1] = bad
-    accelerator = FCFOnTorch.load(
-        config.confidence(), cohort_of(history, config), device.removeprefix("torch-")
-    )
+    accelerator = FCFOnTorch.load(config.confidence(), cohort_of(history, config), device)
     with pytest.raises(Diverged, match="item vectors"):
         accelerator.learn_summed(ModelView(0, items), np.arange(10), 0, 0)
 
@@ -142,7 +132,7 @@ def test_a_singular_system_is_refused_here_and_there(device):
     config = FCFConfig(embedding_size=3, variant="fpl", reg=1e-300)
     items = np.ones((20, 3), dtype=np.float32)
     cohort = cohort_of(history, config)
-    accelerator = FCFOnTorch.load(config.confidence(), cohort, device.removeprefix("torch-"))
+    accelerator = FCFOnTorch.load(config.confidence(), cohort, device)
     with pytest.raises(Diverged, match="reg"):
         accelerator.learn_summed(ModelView(0, items), np.arange(10), 0, 0)
     with pytest.raises(Diverged, match="reg"):

@@ -11,8 +11,7 @@ from sottovoce.core.consent import Choice, Consent
 from sottovoce.core.ledger import Ledger
 from sottovoce.core.links import Proxied
 from sottovoce.core.messages import Batch, BitCounts, ModelView, SummedReports
-from sottovoce.core.one_bit import bits, coordinates, item_probabilities
-from sottovoce.engines.observers import AtRounds
+from sottovoce.core.one_bit import item_probabilities
 from sottovoce.engines.simulation import SimulatedDevices
 from sottovoce.errors import ConfigError, ConsentError, MessageError, Stalled
 from sottovoce.parties.device import Devices
@@ -20,7 +19,6 @@ from sottovoce.parties.server import Server
 from sottovoce.privacy.reports import KReports, Tier
 from sottovoce.rng import Streams
 from sottovoce.runs.federation import Federation
-from sottovoce.runs.folder import RunFolder
 from sottovoce.testing import checkerboard, random_world
 from sottovoce.wire.terms import Terms
 
@@ -95,33 +93,6 @@ def test_devices_alone_send_what_they_send_together():
         assert np.array_equal(alone.reports[0], together.reports[row])
         assert alone.tier[0] == together.tier[row]
         assert np.array_equal(cohort.vectors[0], devices.cohort.vectors[row])
-
-
-def test_a_run_that_was_cut_off_goes_on_as_if_it_had_not_been(tmp_path):
-    """Through the checkpoint on disk: model, vectors and what everyone has spent."""
-
-    class Killed(Exception):
-        pass
-
-    limited = replace(choices(20, 1.5), total_epsilon=np.where(np.arange(600) % 3, 1e9, 120.0))
-    whole, first, second = (built(consent=limited) for _ in range(3))
-    whole.run()
-    assert set(whole.devices.cohort.spent) == {120.0, 180.0}  # a third stops after four rounds
-    folder = RunFolder.claim(tmp_path / "run", {"identity": "x"}, resume=False)
-
-    def save(moment):
-        cohort = moment.cohort
-        folder.save_checkpoint(
-            moment.round, moment.items, cohort.vectors, moment.ledger, moment.memory, cohort.spent
-        )
-        raise Killed
-
-    with pytest.raises(Killed):
-        first.run([AtRounds((3,), save)])
-    second.restore(folder.load_checkpoint())
-    second.run()
-    assert same(second, whole)
-    assert second.devices.ledger.totals == whole.devices.ledger.totals
 
 
 # --- the estimate --------------------------------------------------------------------------------
@@ -320,32 +291,6 @@ def test_who_is_in_no_tier_sends_nothing():
         federation.devices.report_bits(federation.server.publish(), np.array([0]))
     federation.run()
     assert set(federation.devices.cohort.spent[::2]) == {0.0}
-
-
-def test_a_report_names_a_coordinate_and_a_bit():
-    federation = built()
-    sent = federation.devices.report_bits(federation.server.publish(), np.arange(600))
-    assert sent.reports.shape == (600, 20)
-    assert set(np.unique(coordinates(sent.reports))) == set(range(75))
-    assert 0.4 < bits(sent.reports).mean() < 0.6
-
-
-@pytest.mark.parametrize(
-    "bad",
-    [
-        {"embedding_size": 0},
-        {"reg": 0.0},
-        {"alpha": -0.1},
-        {"scale": 0.0},
-        {"scale": float("inf")},
-        {"learning_rate": float("nan")},
-        {"server_steps": 0},
-        {"rounds": 0},
-    ],
-)
-def test_settings_out_of_range_are_refused(bad):
-    with pytest.raises(ConfigError, match=next(iter(bad))):
-        FMFConfig(**bad)
 
 
 def test_items_with_long_vectors_are_drawn_more_often_and_known_to_be():

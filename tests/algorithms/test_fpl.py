@@ -22,7 +22,7 @@ BRAZIL, PRINTED = TABLE3["counts"], TABLE3["printed"]
 def test_sfpl_with_everything_shared_is_bpr_mf_bit_for_bit():
     train = random_world(37, 81, 700, seed=11)
     epochs = 3
-    config = FPLConfig(configuration="sFPL", embedding_size=6, epochs=epochs)
+    config = FPLConfig(configuration="sFPL", embedding_size=8, epochs=epochs)
     plan = schedule(config, train.n_users, train.n_interactions)
     federated = small_run(
         FPL(config, plan.triples),
@@ -33,7 +33,7 @@ def test_sfpl_with_everything_shared_is_bpr_mf_bit_for_bit():
         seed=5,
         written=True,
     )
-    central = BPRMF(embedding_size=6, epochs=epochs).fit(train, Streams.from_seed(5))
+    central = BPRMF(embedding_size=8, epochs=epochs).fit(train, Streams.from_seed(5))
     assert np.array_equal(federated.items[:, :-1], central.item_factors)
     assert np.array_equal(federated.items[:, -1], central.item_bias)
     assert np.array_equal(federated.vectors, central.user_factors)
@@ -42,7 +42,7 @@ def test_sfpl_with_everything_shared_is_bpr_mf_bit_for_bit():
 def test_bpr_mf_follows_the_printed_equations():
     """An independent double-precision loop on the same triples."""
     train = random_world(15, 40, 150, seed=3)
-    size, rate = 6, 0.05
+    size, rate = 8, 0.05
     fitted = BPRMF(embedding_size=size, learning_rate=rate, epochs=2).fit(
         train, Streams.from_seed(9)
     )
@@ -84,7 +84,7 @@ def _mix(z):
 @pytest.mark.parametrize("triples", [1, 5])
 def test_pfpl_with_one_user_is_sfpl(triples):
     train = random_world(1, 30, 12, seed=2)
-    algorithm = FPL(FPLConfig(embedding_size=4), triples)
+    algorithm = FPL(FPLConfig(embedding_size=3), triples)
     parallel = small_run(algorithm, train, rounds=25, fuse=False, threads=2)
     sequential = small_run(algorithm, train, rounds=25, cohort_size=1, fuse=True)
     assert parallel.equals(sequential)
@@ -94,7 +94,7 @@ def test_pfpl_with_one_user_is_sfpl(triples):
 @pytest.mark.parametrize("per", ["draw", "item"])
 def test_batching_and_messages_do_not_change_any_configuration(name, per):
     train = random_world(60, 100, 1100, seed=8)
-    config = FPLConfig(configuration=name, embedding_size=6, rounds=8)
+    config = FPLConfig(configuration=name, embedding_size=8, rounds=8)
     plan = schedule(config, train.n_users, train.n_interactions)
     users = np.arange(train.n_users)
     consent = Consent.of(
@@ -139,28 +139,6 @@ def test_schedule_of_the_four_configurations():
         assert plan.rounds == 3 * per_epoch
 
 
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"embedding_size": 0},
-        {"embedding_size": 10**12},
-        {"triples": 10**12},
-        {"learning_rate": 0.0},
-        {"learning_rate": float("nan")},
-        {"epochs": 0},
-        {"triples": 0},
-        {"cohort_size": -1},
-        {"configuration": "qFPL"},
-        {"reg_user": -1.0},
-        {"init_bias": "ones"},
-        {"embedding_size": 3.5},
-    ],
-)
-def test_bad_settings_raise(fields):
-    with pytest.raises(ConfigError):
-        FPLConfig(**fields)
-
-
 def test_impossible_schedules_raise():
     with pytest.raises(ConfigError, match="no device can take part"):
         schedule(FPLConfig(), 0, 0)
@@ -172,7 +150,7 @@ def test_impossible_schedules_raise():
 
 def test_a_model_that_runs_off_is_reported():
     train = random_world(200, 20, 2000, seed=1)
-    algorithm = FPL(FPLConfig(embedding_size=4, learning_rate=10.0, reg_user=1.0), 40)
+    algorithm = FPL(FPLConfig(embedding_size=3, learning_rate=10.0, reg_user=1.0), 40)
     with pytest.raises(Diverged, match="learning_rate"):
         small_run(algorithm, train, rounds=400, choice=Choice(share_positives=1.0))
 
@@ -236,7 +214,7 @@ def test_rows_of_zeros_and_rows_that_are_missing_are_the_same_to_adagrad():
 
 def test_one_device_a_round_is_not_fused_where_the_server_divides():
     train = random_world(12, 30, 120, seed=2)
-    config = FPLConfig(embedding_size=4, cohort_size=1, triples=3, server_rate=0.1)
+    config = FPLConfig(embedding_size=3, cohort_size=1, triples=3, server_rate=0.1)
     runs = [
         small_run(
             FPL(config, 3), train, rounds=25, cohort_size=1, choice=Choice(share_positives=1.0),
@@ -246,16 +224,10 @@ def test_one_device_a_round_is_not_fused_where_the_server_divides():
     ]  # fmt: skip
     assert np.array_equal(runs[0].items, runs[1].items)
     plain = small_run(
-        FPL(FPLConfig(embedding_size=4, cohort_size=1, triples=3), 3), train, rounds=25,
+        FPL(FPLConfig(embedding_size=3, cohort_size=1, triples=3), 3), train, rounds=25,
         cohort_size=1, choice=Choice(share_positives=1.0), seed=5,
     )  # fmt: skip
     assert not np.allclose(runs[0].items, plain.items, atol=1e-3)
-
-
-@pytest.mark.parametrize("rate", [0.0, -0.1, 11.0])
-def test_a_server_rate_that_makes_no_sense_is_refused(rate):
-    with pytest.raises(ConfigError, match="server_rate"):
-        FPLConfig(server_rate=rate)
 
 
 def test_what_a_model_looks_like_names_the_setting():
@@ -274,7 +246,7 @@ def test_what_a_model_looks_like_names_the_setting():
 
 
 def by_interaction(triples=16, **more):
-    return FPLConfig(embedding_size=4, triples=triples, draws_by="interaction", **more)
+    return FPLConfig(embedding_size=3, triples=triples, draws_by="interaction", **more)
 
 
 def test_by_interaction_a_device_draws_as_often_as_it_has_positives():
@@ -302,7 +274,7 @@ def test_by_interaction_messages_and_sums_are_the_same(share):
     assert np.array_equal(runs[0].items, runs[1].items)
     assert np.array_equal(runs[0].vectors, runs[1].vectors)
     alike = small_run(
-        FPL(FPLConfig(embedding_size=4, triples=16, server_rate=0.1), 16), train, rounds=6,
+        FPL(FPLConfig(embedding_size=3, triples=16, server_rate=0.1), 16), train, rounds=6,
         cohort_size=23, choice=Choice(share_positives=share), seed=5,
     )  # fmt: skip
     assert not np.array_equal(runs[0].items, alike.items)

@@ -4,6 +4,7 @@ The torch path runs here on the CPU; on a machine with a GPU the same test runs 
 
 import numpy as np
 import pytest
+from machines import here_and_on_a_gpu
 
 from sottovoce.algorithms.fpl.system import FPL, FPLConfig, schedule
 from sottovoce.core.consent import Choice, Consent
@@ -14,16 +15,7 @@ from sottovoce.runs.federation import Federation
 from sottovoce.testing import random_world
 
 torch = pytest.importorskip("torch")
-DEVICES = [
-    "torch-cpu",
-    pytest.param(
-        "cuda",
-        marks=[
-            pytest.mark.cuda,
-            pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU on this machine"),
-        ],
-    ),
-]
+DEVICES = here_and_on_a_gpu()
 
 
 def federation(train, configuration, per, size):
@@ -42,7 +34,7 @@ def test_the_accelerator_gives_the_same_run(device, configuration, per, size):
     train = random_world(90, 140, 1500, seed=3)
     plain, fast = (federation(train, configuration, per, size) for _ in range(2))
     plain.run()
-    fast.accelerate(device.removeprefix("torch-"))
+    fast.accelerate(device)
     fast.run()
     assert fast.devices.ledger.totals == plain.devices.ledger.totals
     assert fast.devices.ledger.pending().equals(plain.devices.ledger.pending())

@@ -286,22 +286,6 @@ def test_names_that_are_neither_items_nor_categories_are_refused():
         federation(consent=hides).run()
 
 
-def test_categories_of_the_town_can_be_withheld():
-    table = {
-        "algorithm": {"name": "gram"}, "data": {"source": "town"}, "town": {"residents": 200},
-        "consent": {"epsilon": 8.0}, "release": {"epsilon": 8.0},
-    }  # fmt: skip
-    experiment = Experiment.from_table(table)
-    category = experiment.dataset().item_categories[0][0]
-    hiding = Experiment.from_table({**table, "consent": {"epsilon": 8.0, "never_send": [category]}})
-    whole, part = run_experiment(experiment), run_experiment(hiding)
-    q = part.federation.server.items[:, Q]
-    held = np.isin(np.arange(len(q)), part.federation.devices.cohort.items_named[category])
-    noise = OwnEpsilon(8.0).sigma / np.sqrt(0.1 * 0.9)
-    assert np.abs(q[held]).mean() < 1.2 * noise
-    assert whole.federation.server.items[held, Q].mean() > q[held].mean()
-
-
 # --- what goes wrong ------------------------------------------------------------------------------
 
 
@@ -365,38 +349,3 @@ def test_a_catalogue_that_changed_between_the_rounds_is_refused():
         made.devices.report_summed(fewer, made.devices.willing())
     assert made.devices.ledger.totals == before
     assert (made.devices.cohort.sent == 1).all()
-
-
-def test_a_stopped_run_goes_on_from_its_first_round(tmp_path):
-    table = {
-        "algorithm": {"name": "gram"}, "data": {"source": "town"}, "town": {"residents": 100},
-        "consent": {"epsilon": 4.0}, "release": {"epsilon": 4.0}, "seed": 5,
-    }  # fmt: skip
-    experiment = Experiment.from_table(table)
-    whole = run_experiment(experiment, tmp_path / "whole")
-
-    class Stop(Exception):
-        pass
-
-    def stop(what, done, total):
-        if what == "training" and done == 1:
-            raise Stop
-
-    with pytest.raises(Stop):
-        run_experiment(experiment, tmp_path / "part", report=stop)
-    again = run_experiment(experiment, tmp_path / "part", resume=True)
-    assert np.array_equal(whole.federation.server.items, again.federation.server.items)
-    assert whole.federation.devices.ledger.totals == again.federation.devices.ledger.totals
-    assert again.federation.devices.ledger.totals.epsilon == pytest.approx(400.0, abs=1e-4)
-
-
-def test_bad_settings_get_a_sentence():
-    for settings, words in (
-        ({"embedding_size": 0}, "embedding_size"),
-        ({"most_head": 3}, "most_head"),
-        ({"popularity_share": 1.5}, "popularity_share"),
-        ({"memory": -1.0}, "memory"),
-    ):
-        with pytest.raises(ConfigError, match=words):
-            GramConfig(**settings)
-    assert isinstance(GramConfig().build_under(OwnEpsilon(), None, 0), Gram)

@@ -4,6 +4,7 @@ The torch path runs here on the CPU; on a machine with a GPU the same tests run 
 
 import numpy as np
 import pytest
+from machines import here_and_on_a_gpu
 
 from sottovoce.algorithms.gram import accelerated as torch_sums
 from sottovoce.algorithms.gram.accelerated import ResidentProfiles, sum_pairs_on
@@ -11,16 +12,7 @@ from sottovoce.algorithms.gram.kernels import LARGEST_STEP, sum_pairs
 from sottovoce.errors import DataError, UsageError
 
 torch = pytest.importorskip("torch")
-DEVICES = [
-    "cpu",
-    pytest.param(
-        "cuda",
-        marks=[
-            pytest.mark.cuda,
-            pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU on this machine"),
-        ],
-    ),
-]
+DEVICES = here_and_on_a_gpu()
 
 
 def crowd(seed, users, size, share=0.3, most=LARGEST_STEP):

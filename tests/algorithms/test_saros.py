@@ -6,7 +6,7 @@ import pytest
 from sottovoce.algorithms.drift.blocks import Blocks, BlockStep, DriftModel, Events, learn, losses
 from sottovoce.baselines.saros import SAROS, single_positives, thresholds, within_thresholds
 from sottovoce.core.interactions import Interactions
-from sottovoce.errors import ConfigError, DataError, Diverged
+from sottovoce.errors import DataError, Diverged
 from sottovoce.rng import Streams
 
 RNG = Streams.from_seed(8)
@@ -154,16 +154,6 @@ def test_users_of_one_kind_alone_teach_nothing_and_break_nothing(rating):
 def test_a_table_without_ratings_is_refused():
     with pytest.raises(DataError, match="ratings in the order of time"):
         SAROS().fit(Interactions.from_pairs([0], [0]), RNG)
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [{"variant": "x"}, {"epochs": 0}, {"embedding_size": 0}, {"momentum": 1.0}, {"lower": -0.1},
-     {"upper": 1.1}, {"learning_rate": 0.0}, {"lower": 0.9, "upper": 0.5}, {"ridge": "x"}],
-)  # fmt: skip
-def test_settings_are_checked(wrong):
-    with pytest.raises(ConfigError, match=next(iter(wrong))):
-        SAROS(**wrong)
 
 
 def test_running_off_to_infinity_is_said():

@@ -37,12 +37,7 @@ SMALL = UCConfig(
 KINDS = ["mf", "ncf", "neumf", "gnn"]
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def consent_of(hides=None, strength=0.5):
@@ -78,12 +73,6 @@ def rounds(federation, n, written=False):
 def sent_by(reports, user):
     mine = reports.sender == user
     return reports.item[mine], reports.values[mine]
-
-
-def network_rows(federation, part):
-    layout = ModelLayout.of(SMALL, TRAIN.n_items)
-    place = layout.filters[part]
-    return federation.server.items[place.first : place.stop]
 
 
 # --- the table ------------------------------------------------------------------------------------
@@ -178,19 +167,6 @@ def test_neighbours_are_seen_as_they_were_before_the_round(monkeypatch, link):
     made[1].schedule = replace(made[1].schedule, rounds=1)
     made[1].run(message_observers=[Messages()])
     assert np.allclose(made[0].devices.cohort.vectors, made[1].devices.cohort.vectors, atol=1e-6)
-
-
-def test_a_device_in_company_sends_what_it_sends_alone():
-    consent = consent_of({3: ("gender",)})
-    together, alone = built(consent=consent), built(consent=consent)
-    view = together.server.publish()
-    company = together.devices.report(view, USERS[:6])
-    for user in range(6):
-        items, values = sent_by(alone.devices.report(view, USERS[[user]]), user)
-        beside = sent_by(company, user)
-        assert np.array_equal(items, beside[0])
-        assert np.array_equal(values, beside[1])
-    assert np.array_equal(together.devices.cohort.vectors[:6], alone.devices.cohort.vectors[:6])
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -369,19 +345,6 @@ def test_a_value_that_is_none_of_the_classes_counts_as_hidden():
     named = UCConfig(attributes=(FilterConfig("gender", ("f", "x"), (1.0, 1.0)),))
     labels = named.labels({"gender": Labels.of(["f", "m", "f"])}, 3)
     assert labels[:, 0].tolist() == [0, -1, 0]
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"recommender": "transformer"}, {"embedding_size": 0}, {"item_rate": 0.0},
-        {"momentum": 1.0}, {"target": "none"}, {"filters": "means"}, {"rounds": 0},
-        {"cooling": 1.5}, {"attributes": (GENDER, GENDER)},
-    ],
-)  # fmt: skip
-def test_settings_that_make_no_sense_are_refused(fields):
-    with pytest.raises(ConfigError):
-        UCConfig(**fields)
 
 
 @pytest.mark.parametrize(

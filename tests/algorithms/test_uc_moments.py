@@ -44,12 +44,7 @@ SHARES = (*PRIORS, torch.full((7,), 1 / 7))
 STRENGTHS = [0.5, 0.8, 0.99, 0.9999]
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def moments_of(rows, labels, shares):
@@ -134,36 +129,6 @@ def test_whoever_hides_sends_nothing_of_the_filter(kind):
             assert set(there) == {not clients.hidden[n, t]}
             if clients.hidden[n, t]:
                 assert not any(change[n].any() for change in sent.filters[t].values())
-
-
-def test_in_the_mean_they_come_to_be_the_moments_of_those_who_share():
-    model, clients = model_of("mf", TWO), clients_of()
-    model = replace(model, users=model.users + torch.linspace(-1, 2, 6))
-    how = LocalTraining(epochs=1, pairs=4, rate=1e-9, filter_rate=0.2, clip=np.inf)
-    filters = model.filters
-    for number in range(80):
-        now = replace(model, filters=filters)
-        sent = train(now, clients, how, RNG.child(number), PRIORS)
-        filters = tuple(
-            {n: w + sent.filters[t][n][sent.shared[:, t]].mean(dim=0) for n, w in old.items()}
-            for t, old in enumerate(filters)
-        )
-    for t, shares in enumerate(PRIORS):
-        mine = ~clients.hidden[:, t]
-        rows = model.users.double().numpy()[mine]
-        expected = moments_of(rows, clients.labels[mine, t], shares)
-        for name, weight in expected.items():
-            assert torch.allclose(filters[t][name], weight, atol=1e-4), name
-
-
-def test_a_hidden_label_is_not_read():
-    one, two = clients_of(), clients_of()
-    two.labels[two.hidden] = 99
-    model = trained_model()
-    same(
-        everything(train(model, one, HOW, RNG, PRIORS)),
-        everything(train(model, two, HOW, RNG, PRIORS)),
-    )
 
 
 # --- what they tell -----------------------------------------------------------------------------
@@ -335,36 +300,6 @@ def test_a_whole_round_stays_finite_however_strongly_one_hides(kind, beta):
     spread = torch.stack([weights["moments"].trace().sqrt() for weights in model.filters])
     far = (model.users + sent.users - model.filters[0]["center"]).norm(dim=1)
     assert far.max() < 3 * spread.max()
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("masked", [False, True])
-def test_whoever_shares_is_not_touched_by_others_hiding(kind, masked):
-    """To the last bit."""
-    model, some = trained_model(kind), clients_of(strength=0.9)
-    none = replace(some, hidden=np.zeros_like(some.hidden))
-    masks = torch.randn(USERS, 6) if masked else None
-    one, two = (train(model, c, HOW, RNG, PRIORS, masks) for c in (none, some))
-    open_ = ~some.hidden.any(axis=1)
-    assert 0 < open_.sum() < USERS
-    same([c[open_] for c in everything(one)], [c[open_] for c in everything(two)])
-    hiding = torch.from_numpy(~open_)
-    assert bool((one.users != two.users)[hiding].any(dim=1).all())
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_strength_of_nought_asks_for_nothing(kind):
-    model = trained_model(kind)
-    hides, shares = clients_of(hidden=True, strength=0.0), clients_of(hidden=False)
-    one = train(model, hides, HOW, RNG, PRIORS, torch.randn(USERS, 6))
-    two = train(model, shares, HOW, RNG, PRIORS)
-    same([one.users, one.items, *one.towers.values()], [two.users, two.items, *two.towers.values()])
-
-
-def test_a_rate_of_nought_pulls_nobody():
-    clients = clients_of(hidden=True, strength=0.9)
-    sent = train(trained_model(), clients, replace(HOW, rate=0.0), RNG, PRIORS)
-    assert not sent.users.any()
 
 
 def test_of_two_attributes_hidden_at_once_neither_filter_tells_much():

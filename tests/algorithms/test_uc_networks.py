@@ -29,13 +29,7 @@ def model_of(kind, attributes=(), size=6):
     return UCModel.init(Recommender(kind, size), 30, 20, attributes, RNG)
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    """Tables this small gain nothing from more, and on a busy machine threads wait in vain."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.mark.parametrize(("kind", "width"), [("mf", 6), ("neumf", 6), ("ncf", 12), ("gnn", 12)])
@@ -67,18 +61,6 @@ def test_the_nearest_begin_with_oneself():
     assert np.array_equal(near, np.argsort(-(units @ units.T), axis=1)[:, :4])
     assert np.array_equal(near[:, 0], np.arange(30))
     assert model.nearest(torch.arange(2), 100).shape == (2, 30)
-
-
-@pytest.mark.parametrize("hidden", [(), (128,), (7, 5, 3)])
-def test_stacked_copies_guess_each_for_itself(hidden):
-    attribute = Attribute("age", 4, hidden)
-    copies = [attribute.init(Recommender("mf", 12), RNG.child(c)) for c in range(3)]
-    rows = torch.randn(3, 2, 12, generator=torch.Generator().manual_seed(0))
-    stacked = guess(rows, {n: torch.stack([copy[n] for copy in copies]) for n in copies[0]})
-    assert stacked.shape == (3, 2, 4)
-    for c, copy in enumerate(copies):
-        alone = guess(rows[c][None], {n: w[None] for n, w in copy.items()})[0]
-        assert torch.allclose(stacked[c], alone, atol=1e-6)
 
 
 @pytest.mark.parametrize("width", [5, 16, 50])
@@ -116,12 +98,6 @@ def test_divergence_is_nought_at_the_target_alone():
     found = divergence(target, rows)
     assert found[0].abs() < 1e-6
     assert found[1] > 0.3
-
-
-def test_filters_change_nothing_of_the_rest():
-    bare, more = model_of("gnn"), model_of("gnn", (Attribute("age", 3),))
-    assert torch.equal(bare.items, more.items)
-    assert torch.equal(bare.towers["around"], more.towers["around"])
 
 
 def test_neumf_is_the_published_network():

@@ -39,12 +39,7 @@ BIAS, OF_SUM = a09_filter_bias.BIAS, a09_filter_bias.OF_SUM
 CONSENT, ATTRIBUTES = a10_consent.ATTACK, a08_attributes.ATTACK
 
 
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 class All:

@@ -12,6 +12,11 @@ import pytest
 
 from sottovoce.baselines import (
     BASELINES,
+    DPALS,
+    DPLCF,
+    EASE,
+    IALS,
+    MFNP,
     SLIM,
     Baseline,
     ItemKNN,
@@ -21,9 +26,11 @@ from sottovoce.baselines import (
     TopPop,
     UserKNN,
 )
+from sottovoce.baselines.saros import SAROS
 from sottovoce.core.interactions import Interactions
 from sottovoce.core.recommender import top_n
 from sottovoce.errors import ConfigError, SottovoceError
+from sottovoce.evaluation.protocol import Protocol, Sampled, evaluate
 from sottovoce.experiment import Experiment
 from sottovoce.rng import Streams
 from sottovoce.runs.train import run_experiment
@@ -73,13 +80,123 @@ def test_another_stream_gives_other_scores(name: str, sparse: Interactions) -> N
         MultVAE(20, 8, epochs=60, batch_size=10, learning_rate=0.01),
         SLIM(reg=1.0),
         LightGCN(8, epochs=40, batch_size=64, learning_rate=0.02),
+        EASE(1.0),
+        EASE(1.0, most_items=0),
+        IALS(2, unobserved=0.1, reg=0.1),
+        MFNP(2, reg=0.1),
     ],
-    ids=["user-knn", "item-knn", "mult-vae", "slim", "lightgcn"],
+    ids=[
+        *("user-knn", "item-knn", "mult-vae", "slim", "lightgcn"),
+        *("ease", "ease by neighbours", "ials", "mf-np"),
+    ],
 )
 def test_learns_the_checkerboard(baseline: Baseline, checkerboard: Interactions) -> None:
     users = np.arange(checkerboard.n_users)
     items, _ = top_n(baseline.fit(checkerboard, RNG), users, checkerboard, 1)
     np.testing.assert_array_equal(items[:, 0], users)
+
+
+@pytest.mark.parametrize(
+    ("baseline", "protocol", "metric", "factor"),
+    [
+        (EASE(), Protocol(10), "P@10", 1.3),
+        (EASE(most_items=0, neighbors=20), Protocol(10), "P@10", 1.3),
+        (IALS(4), Protocol(10), "P@10", 1.3),
+        (MFNP(4, reg=1.0), Protocol(10, Sampled(50)), "NDCG@10", 1.5),
+    ],
+    ids=["ease", "ease by neighbours", "ials", "mf-np"],
+)
+def test_beats_popularity_where_there_are_tastes(
+    baseline: Baseline, protocol: Protocol, metric: str, factor: float
+) -> None:
+    rng = np.random.default_rng(2)
+    taste, kind = rng.integers(0, 4, 200), rng.integers(0, 4, 120)
+    table = rng.random((200, 120)) < np.where(taste[:, None] == kind, 0.25, 0.03)
+    held_out = table & (rng.random(table.shape) < 0.2)
+    train, test = (
+        Interactions.from_pairs(*np.nonzero(part), n_users=200, n_items=120)
+        for part in (table & ~held_out, held_out)
+    )
+    ours, popular = (
+        evaluate(each.fit(train, RNG), train, test, protocol).mean(metric)
+        for each in (baseline, TopPop())
+    )
+    assert ours > factor * popular
+
+
+@pytest.mark.parametrize(
+    "baseline",
+    [UserKNN(5), ItemKNN(5), DPLCF(1.0), DPALS(embedding_size=2), EASE(), EASE(most_items=0),
+     IALS(2, epochs=2), MFNP(2, epochs=2)],
+    ids=lambda one: type(one).__name__,
+)  # fmt: skip
+@pytest.mark.parametrize(("n_users", "n_items"), [(0, 4), (3, 0), (1, 1), (3, 5)])
+def test_empty_tables_have_scores_of_the_right_shape(
+    baseline: Baseline, n_users: int, n_items: int
+) -> None:
+    """Zeros, but where noise alone ranks."""
+    nothing = Interactions.from_pairs([], [], n_users=n_users, n_items=n_items)
+    scores = baseline.fit(nothing, RNG).scores(np.arange(n_users))
+    assert scores.shape == (n_users, n_items)
+    assert np.isfinite(scores).all()
+    assert isinstance(baseline, DPALS) or not scores.any()
+
+
+NAN = float("nan")
+REFUSED: dict[type[Baseline], dict[str, list[Any]]] = {
+    UserKNN: {"neighbors": [0, -3]},
+    ItemKNN: {"neighbors": [0, -3], "memory": [-1.0]},
+    DPLCF: {"epsilon": [0.0, NAN], "neighbors": [0]},
+    DPALS: {
+        "epsilon": [0.0, -1.0, float("inf")], "delta": [0.0], "rounds": [0], "embedding_size": [0],
+        "head": [-1], "popularity_share": [0.0, 1.0], "memory": [-1.0],
+    },
+    EASE: {"reg": [-1.0, NAN], "memory": [-1.0], "most_items": [-1, 50_000], "neighbors": [0]},
+    SLIM: {"reg": [-1.0], "reg_l1": [-0.1], "neighbors": [-1]},
+    IALS: {
+        "embedding_size": [0], "epochs": [0], "reg": [-1.0, NAN], "unobserved": [-1.0],
+        "frequency": [3.0], "memory": [-1.0],
+    },
+    MFNP: {
+        "embedding_size": [0], "epochs": [0], "reg": [0.0, NAN], "alpha": [-1.0],
+        "learning_rate": [0.0], "solver": ["sgd"],
+    },
+    MultVAE: {
+        "hidden_size": [0], "embedding_size": [-1], "epochs": [0], "batch_size": [0],
+        "learning_rate": [0.0, NAN], "dropout": [1.0, -0.1], "kl_weight": [-0.2],
+        "anneal_steps": [-1],
+    },
+    SAROS: {
+        "variant": ["x"], "epochs": [0], "embedding_size": [0], "momentum": [1.0],
+        "lower": [-0.1], "upper": [1.1], "learning_rate": [0.0], "ridge": ["x"],
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "value"),
+    [(kind, name, value) for kind, wrong in REFUSED.items() for name in wrong
+     for value in wrong[name]],
+)  # fmt: skip
+def test_settings_that_cannot_work_are_refused_by_their_name(
+    kind: type[Baseline], name: str, value: Any
+) -> None:
+    with pytest.raises(ConfigError, match=name):
+        kind(**{name: value})
+
+
+@pytest.mark.parametrize(
+    ("kind", "wrong", "words"),
+    [
+        (DPALS, {"epsilon": 1e-9, "rounds": 1000}, "epsilon"),
+        (SAROS, {"lower": 0.9, "upper": 0.5}, "lower"),
+    ],
+)
+def test_settings_that_do_not_go_together_are_refused(
+    kind: type[Baseline], wrong: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(ConfigError, match=words):
+        kind(**wrong)
 
 
 @pytest.mark.parametrize("name", ["user-knn", "item-knn", "mult-vae", "slim", "lightgcn"])
@@ -121,7 +238,7 @@ def test_a_spoilt_baseline_is_named(
     fault: str, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     town = {"residents": 30, "venues": 60, "visits_per_resident": 10}
-    algorithm = {"embedding_size": 2, "epochs": 1}
+    algorithm = {"embedding_size": 3, "epochs": 1}
     experiment = Experiment.from_table({"town": town, "algorithm": algorithm})
     monkeypatch.setattr(Spoilt, "fault", fault)
     with pytest.raises(SottovoceError, match=f"^{words}"):

@@ -14,7 +14,6 @@ from scipy.stats import kstest, norm
 
 from sottovoce.baselines import DPALS, IALS, Baseline, TopPop, dpals
 from sottovoce.core.interactions import Interactions
-from sottovoce.errors import ConfigError
 from sottovoce.evaluation.protocol import Protocol, evaluate
 from sottovoce.privacy.central import price
 from sottovoce.rng import Streams
@@ -235,32 +234,3 @@ def test_without_times_memory_changes_nothing() -> None:
     train = Interactions.from_pairs(users, items, n_users=30, n_items=12)
     plain, late = (DPALS(8.0, memory=m).fit(train, RNG) for m in (0.0, 4.0))
     np.testing.assert_array_equal(plain.user_factors, late.user_factors)
-
-
-@pytest.mark.parametrize(("n_users", "n_items"), [(0, 4), (3, 0), (1, 1), (3, 5)])
-def test_empty_tables_are_ranked_by_noise_alone(n_users: int, n_items: int) -> None:
-    nothing = Interactions.from_pairs([], [], n_users=n_users, n_items=n_items)
-    scores = DPALS(embedding_size=2).fit(nothing, RNG).scores(np.arange(n_users))
-    assert scores.shape == (n_users, n_items)
-    assert np.isfinite(scores).all()
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"epsilon": 0.0},
-        {"epsilon": -1.0},
-        {"epsilon": float("inf")},
-        {"epsilon": 1e-9, "rounds": 1000},
-        {"delta": 0.0},
-        {"rounds": 0},
-        {"embedding_size": 0},
-        {"head": -1},
-        {"popularity_share": 0.0},
-        {"popularity_share": 1.0},
-        {"memory": -1.0},
-    ],
-)
-def test_refuses_what_cannot_work(settings: dict[str, float]) -> None:
-    with pytest.raises(ConfigError, match=next(iter(settings))):
-        DPALS(**settings)  # type: ignore[arg-type]

@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 
 from sottovoce.baselines import DPLCF, ItemKNN, dplcf
 from sottovoce.core.interactions import Interactions
-from sottovoce.errors import ConfigError
 from sottovoce.rng import Streams
 
 RNG = Streams.from_seed(4)
@@ -78,15 +77,6 @@ def test_bits_are_flipped_as_often_as_claimed(epsilon: float, bit: bool) -> None
     assert DPLCF(epsilon).flip() - p < 2.0**-31
 
 
-def test_neighbours_survive_mild_noise() -> None:
-    rng = np.random.default_rng(6)
-    group = rng.integers(0, 3, 3000)
-    table = rng.random((3000, 30)) < np.where(group[:, None] == np.arange(30) % 3, 0.5, 0.05)
-    near = DPLCF(2.0, neighbors=9).fit(interactions(table), RNG).right.toarray() > 0
-    alike = np.equal.outer(np.arange(30) % 3, np.arange(30) % 3) & ~np.eye(30, dtype=bool)
-    np.testing.assert_array_equal(near, alike)
-
-
 def test_recommends_from_the_true_history(sparse: Interactions) -> None:
     scorer = DPLCF(0.2, neighbors=5).fit(sparse, RNG)
     table = np.zeros((sparse.n_users, sparse.n_items))
@@ -112,19 +102,3 @@ def test_result_does_not_depend_on_blocks(
     parts = DPLCF(1.0, 4).fit(sparse, RNG, lambda done, total: seen.append((done, total)))
     np.testing.assert_array_equal(parts.scores(users), whole)
     assert seen == [(step, 11) for step in range(1, 12)]
-
-
-@pytest.mark.parametrize(("n_users", "n_items"), [(0, 4), (3, 0), (1, 1)])
-def test_empty_tables_have_scores_of_the_right_shape(n_users: int, n_items: int) -> None:
-    nothing = Interactions.from_pairs([], [], n_users=n_users, n_items=n_items)
-    scores = DPLCF(1.0).fit(nothing, RNG).scores(np.arange(n_users))
-    assert scores.shape == (n_users, n_items)
-    assert not scores.any()
-
-
-@pytest.mark.parametrize(
-    "settings", [{"epsilon": 0.0}, {"epsilon": float("nan")}, {"neighbors": 0}]
-)
-def test_refuses_what_cannot_work(settings: dict[str, float]) -> None:
-    with pytest.raises(ConfigError, match=next(iter(settings))):
-        DPLCF(**settings)  # type: ignore[arg-type]

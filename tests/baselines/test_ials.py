@@ -6,12 +6,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from sottovoce.baselines import IALS, MFNP, TopPop, ials
+from sottovoce.baselines import IALS, MFNP, ials
 from sottovoce.core.interactions import Interactions
 from sottovoce.core.recency import recency
-from sottovoce.core.recommender import FactorScorer, top_n
-from sottovoce.errors import ConfigError
-from sottovoce.evaluation.protocol import Protocol, evaluate
+from sottovoce.core.recommender import FactorScorer
 from sottovoce.rng import Streams
 
 RNG = Streams.from_seed(3)
@@ -106,27 +104,6 @@ def test_settings_follow_from_the_data(sparse: Interactions) -> None:
     assert IALS(unobserved=0.1, reg=7.0).weights(sparse) == (0.1, 7.0)
 
 
-def test_learns_the_checkerboard(checkerboard: Interactions) -> None:
-    users = np.arange(checkerboard.n_users)
-    model = IALS(2, unobserved=0.1, reg=0.1).fit(checkerboard, RNG)
-    items, _ = top_n(model, users, checkerboard, 1)
-    np.testing.assert_array_equal(items[:, 0], users)
-
-
-def test_beats_popularity_where_there_are_tastes() -> None:
-    rng = np.random.default_rng(2)
-    taste, kind = rng.integers(0, 4, 200), rng.integers(0, 4, 120)
-    table = rng.random((200, 120)) < np.where(taste[:, None] == kind, 0.25, 0.03)
-    held = table & (rng.random(table.shape) < 0.2)
-    train = Interactions.from_pairs(*np.nonzero(table & ~held), n_users=200, n_items=120)
-    test = Interactions.from_pairs(*np.nonzero(held), n_users=200, n_items=120)
-    ours, popular = (
-        evaluate(b.fit(train, RNG), train, test, Protocol(10)).mean("P@10")
-        for b in (IALS(4), TopPop())
-    )
-    assert ours > 1.3 * popular
-
-
 def test_threads_do_not_matter(sparse: Interactions, monkeypatch: pytest.MonkeyPatch) -> None:
     found = []
     for threads in (1, 3):
@@ -135,28 +112,3 @@ def test_threads_do_not_matter(sparse: Interactions, monkeypatch: pytest.MonkeyP
     one, three = found
     np.testing.assert_array_equal(one.user_factors, three.user_factors)
     np.testing.assert_array_equal(one.item_factors, three.item_factors)
-
-
-@pytest.mark.parametrize(("n_users", "n_items"), [(0, 4), (3, 0), (1, 1), (3, 5)])
-def test_empty_tables_give_zeros(n_users: int, n_items: int) -> None:
-    nothing = Interactions.from_pairs([], [], n_users=n_users, n_items=n_items)
-    scores = IALS(2, epochs=2).fit(nothing, RNG).scores(np.arange(n_users))
-    assert scores.shape == (n_users, n_items)
-    assert not scores.any()
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"embedding_size": 0},
-        {"epochs": 0},
-        {"reg": -1.0},
-        {"reg": float("nan")},
-        {"unobserved": -1.0},
-        {"frequency": 3.0},
-        {"memory": -1.0},
-    ],
-)
-def test_refuses_what_cannot_work(settings: dict[str, float]) -> None:
-    with pytest.raises(ConfigError, match=next(iter(settings))):
-        IALS(**settings)  # type: ignore[arg-type]

@@ -66,20 +66,6 @@ def test_neighbours_are_the_exact_ones(table: NDArray[np.bool_], k: int) -> None
     np.testing.assert_array_equal(near.toarray() > 0, reference(table, k) > 0)
 
 
-def test_hand_computed_scores() -> None:
-    # u0 = {0, 1}, u1 = {0, 1, 2}, u2 = {0, 3}: cos(0,1) = 2/√6, cos(0,2) = 1/2, cos(1,2) = 1/√6.
-    train = interactions(np.array([[1, 1, 0, 0], [1, 1, 1, 0], [1, 0, 0, 1]], dtype=bool))
-    user = UserKNN(1).fit(train, RNG).scores(np.array([0, 2]))
-    np.testing.assert_allclose(user[0], [2 / sqrt(6), 2 / sqrt(6), 2 / sqrt(6), 0], rtol=1e-6)
-    np.testing.assert_allclose(user[1], [0.5, 0.5, 0, 0], rtol=1e-6)
-    # Items 0..3 have users {0,1,2}, {0,1}, {1}, {2}. Item 2's only nearest is item 1 (1/√2);
-    # item 3's is item 0 (1/√3), item 0's is item 1 and item 1's is item 0 (2/√6).
-    item = ItemKNN(1).fit(train, RNG).scores(np.array([0]))
-    np.testing.assert_allclose(
-        item[0], [2 / sqrt(6), 2 / sqrt(6), 1 / sqrt(2), 1 / sqrt(3)], rtol=1e-6
-    )
-
-
 def test_later_items_weigh_more_at_home(sparse: Interactions) -> None:
     plain, late = (ItemKNN(5, memory=m).fit(sparse, RNG) for m in (0.0, 4.0))
     table = np.zeros((sparse.n_users, sparse.n_items))
@@ -121,37 +107,3 @@ def test_result_does_not_depend_on_blocks(
     parts = nearest_rows(matrix, 4, lambda done, total: seen.append((done, total))).toarray()
     np.testing.assert_array_equal(whole, parts)
     assert seen == [(7, 40), (14, 40), (21, 40), (28, 40), (35, 40), (40, 40)]
-
-
-@pytest.mark.parametrize("kind", [UserKNN, ItemKNN])
-def test_keeps_at_most_k_neighbours(kind: type[UserKNN | ItemKNN], sparse: Interactions) -> None:
-    scorer = kind(3).fit(sparse, RNG)
-    near = scorer.left if kind is UserKNN else scorer.right.T.tocsr()
-    assert np.diff(near.indptr).max() == 3
-    assert near.diagonal().sum() == 0
-
-
-@pytest.mark.parametrize("kind", [UserKNN, ItemKNN])
-def test_a_user_without_positives_gets_zeros(
-    kind: type[UserKNN | ItemKNN], sparse: Interactions
-) -> None:
-    scores = kind(10).fit(sparse, RNG).scores(np.arange(sparse.n_users))
-    assert not scores[7].any()
-    assert not scores[:, 3].any()
-    assert (scores[:7] > 0).any(axis=1).all()
-
-
-@pytest.mark.parametrize("kind", [UserKNN, ItemKNN])
-@pytest.mark.parametrize(("n_users", "n_items"), [(0, 4), (3, 0), (1, 1), (2, 3)])
-def test_empty_tables_give_zeros(kind: type[UserKNN | ItemKNN], n_users: int, n_items: int) -> None:
-    nothing = Interactions.from_pairs([], [], n_users=n_users, n_items=n_items)
-    scores = kind(5).fit(nothing, RNG).scores(np.arange(n_users))
-    assert scores.shape == (n_users, n_items)
-    assert not scores.any()
-
-
-@pytest.mark.parametrize("kind", [UserKNN, ItemKNN])
-@pytest.mark.parametrize("k", [0, -3])
-def test_refuses_an_empty_neighbourhood(kind: type[UserKNN | ItemKNN], k: int) -> None:
-    with pytest.raises(ConfigError, match=f"neighbors must be at least 1, not {k}"):
-        kind(k)

@@ -10,7 +10,6 @@ from ir_measures import AP, RR, P, R, Success, nDCG
 from sottovoce.core.interactions import Interactions
 from sottovoce.errors import DataError, UsageError
 from sottovoce.evaluation import metrics
-from sottovoce.evaluation.metrics import Ranked, user_metrics
 
 CASES = 1000
 
@@ -58,76 +57,6 @@ def test_agrees_with_ir_measures(k):
     for measure, values in ours.items():
         np.testing.assert_allclose(values, theirs[measure], atol=1e-9, rtol=0, err_msg=str(measure))
         assert 0 < values.mean() < 1
-
-
-@st.composite
-def judged(draw):
-    k = draw(st.integers(1, 12))
-    n = draw(st.integers(1, 6))
-    hit = np.array(
-        draw(st.lists(st.lists(st.booleans(), min_size=k, max_size=k), min_size=n, max_size=n))
-    )
-    more = draw(st.lists(st.integers(0, 20), min_size=n, max_size=n))
-    relevant = np.maximum(hit.sum(axis=1) + np.array(more), 1)
-    return hit, relevant
-
-
-def of(name, hit, relevant):
-    """A metric per user by its short name, of lists with these hits."""
-    return user_metrics(("MRR",))[name].per_user(Ranked(None, None, hit, relevant, None, None))
-
-
-@given(judged())
-def test_bounds_and_relations(case):
-    hit, relevant = case
-    k = hit.shape[1]
-    value = {name: of(name, hit, relevant) for name in user_metrics(("MRR",))}
-    for name, column in value.items():
-        assert column.shape == (len(hit),), name
-        assert ((column >= 0) & (column <= 1 + 1e-12)).all(), name
-        assert ((column > 0) == hit.any(axis=1)).all(), name
-    np.testing.assert_allclose(value["P"] * k, value["R"] * relevant)
-    assert (value["HR"] >= value["NDCG"] - 1e-12).all()
-    alone = metrics.ndcg(hit[:1], relevant[:1])
-    np.testing.assert_array_equal(alone, value["NDCG"][:1])
-
-
-@given(judged())
-def test_a_hit_moved_up_never_lowers_a_metric(case):
-    hit, relevant = case
-    for row in hit:
-        at = np.flatnonzero(~row[:-1] & row[1:])
-        if len(at):
-            better = row.copy()
-            better[[at[0], at[0] + 1]] = better[[at[0] + 1, at[0]]]
-            r = relevant[:1] * 0 + max(1, row.sum())
-            for name in ("NDCG", "AP"):
-                assert of(name, better[None], r)[0] > of(name, row[None], r)[0]
-            for name in ("P", "R", "HR"):
-                assert of(name, better[None], r)[0] == of(name, row[None], r)[0]
-
-
-@given(st.integers(1, 12), st.integers(1, 30))
-def test_the_perfect_list_reaches_one(k, relevant):
-    hit = (np.arange(k) < relevant)[None]
-    count = np.array([relevant])
-    assert metrics.ndcg(hit, count)[0] == pytest.approx(1.0)
-    assert metrics.average_precision(hit, count)[0] == pytest.approx(1.0)
-    assert metrics.hit_rate(hit, count)[0] == 1.0
-    assert metrics.recall(hit, count)[0] == pytest.approx(min(k, relevant) / relevant)
-    assert metrics.precision(hit, count)[0] == pytest.approx(min(k, relevant) / k)
-
-
-def test_by_hand():
-    hit = np.array([[True, False, True, False]])
-    relevant = np.array([3])
-    assert metrics.precision(hit, relevant)[0] == 0.5
-    assert metrics.recall(hit, relevant)[0] == pytest.approx(2 / 3)
-    ideal = 1 + 1 / np.log2(3) + 0.5
-    assert metrics.ndcg(hit, relevant)[0] == pytest.approx(1.5 / ideal)
-    assert metrics.average_precision(hit, relevant)[0] == pytest.approx((1 + 2 / 3) / 3)
-    assert metrics.f1(0.5, 0.25) == pytest.approx(1 / 3)
-    assert metrics.f1(0.0, 0.0) == 0.0
 
 
 def test_padding_and_foreign_items_are_no_hits():

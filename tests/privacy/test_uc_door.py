@@ -47,12 +47,7 @@ TRAIN = random_world(N_USERS, N_ITEMS, 120, seed=2)
 LABELS = np.stack([np.arange(N_USERS) % 2, np.arange(N_USERS) % 3], axis=1)
 
 
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def terms_of(release, kind="mf", filters="moments"):
