@@ -19,16 +19,16 @@ SUM = {"name": "secure-sum", "min_devices": 10}
 WORLDS = {
     "fpl": {
         "draws": "secret",
-        "algorithm": {"configuration": "pFPL", "embedding_size": 4, "rounds": 4},
+        "algorithm": {"configuration": "pFPL", "embedding_size": 3, "rounds": 4},
     },
     "fpl, summed": {
         "link": SUM,
-        "algorithm": {"configuration": "pFPL", "embedding_size": 4, "rounds": 4},
+        "algorithm": {"configuration": "pFPL", "embedding_size": 3, "rounds": 4},
     },
     "fpl, summed, by Adagrad": {
         "link": SUM,
         "algorithm": {
-            "configuration": "pFPL", "embedding_size": 4, "rounds": 4, "server_rate": 0.1,
+            "configuration": "pFPL", "embedding_size": 3, "rounds": 4, "server_rate": 0.1,
         },
     },
     "fcf": {

@@ -4,10 +4,8 @@ what is private they read only to be scored."""
 import json
 import pickle
 import sys
-from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from importlib.util import find_spec
-from multiprocessing import get_context
 
 import numpy as np
 import pytest
@@ -138,15 +136,6 @@ def test_lessons_elsewhere_and_in_another_order_find_the_same():
     assert infer(*given, RNG, each=elsewhere) == infer(*given, RNG)
     assert len(sizes) == 3
     assert min(sizes) > 1
-
-
-@learning
-@pytest.mark.slow
-def test_processes_find_the_same():
-    given = world(classes=3, strength=1.0)
-    with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
-        found = infer(*given, RNG, each=lambda work, parts: list(pool.map(work, parts)))
-    assert found == infer(*given, RNG)
 
 
 @learning

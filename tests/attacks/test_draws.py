@@ -64,7 +64,7 @@ def reports(kind, variant="rotated", favour=0.0):
 
 
 def updates(kind):
-    settings = FPLConfig(configuration="pFPL+", embedding_size=4, rounds=2)
+    settings = FPLConfig(configuration="pFPL+", embedding_size=3, rounds=2)
     return played(settings, ShareFraction(), Direct(), Choice(share_positives=0.5), kind)
 
 

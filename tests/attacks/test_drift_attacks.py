@@ -225,9 +225,3 @@ def test_a_guess_at_the_base_rate_is_none():
     low, high = table["interval"]
     assert low < 0.3 < high
     assert ClaimOutcome("a", "orchestrator", 100, 60, 200, 0.3).to_table()["verdict"] == "guesses"
-
-
-def test_nothing_private_is_shown():
-    attack = Cosine(named=True)
-    attack.take([Claim(987, 986, True)], [Claim(987, 986, True)], 1)
-    assert "98" not in repr(attack)

@@ -229,17 +229,6 @@ def test_the_attack_would_find_the_label_under_too_little_noise(world, hidden):
     assert strong.precision > 0.9 > weak.precision
 
 
-def test_guesses_are_scored_where_the_label_is_known():
-    changes = {
-        "weight0": np.zeros((4, 3, 2)),
-        "bias0": np.array([[-1, 2, -1], [3, -1, -2.0], [0, 0, 0], [-1, -1, 2]]),
-    }
-    guesses, outcome = label_from_bias(changes, np.array([1, 2, 0, -1]))
-    assert guesses.tolist() == [1, 0, -1, 2]
-    assert (outcome.claimed, outcome.right, outcome.there) == (2, 1, 3)
-    assert outcome.base_rate == 0.5
-
-
 def test_moments_name_the_label_just_as_well(followers, followed):
     _, changes = followers.sent(Clipped(clip=8.0))
     blind = label_from_moments(changes, followed).outcome
@@ -352,12 +341,6 @@ def test_the_chance_interval_holds_chance():
     flat = rank("x", np.zeros(60), np.arange(60) < 25)
     assert flat.auc == 0.5
     assert not flat.succeeds
-
-
-def test_an_auc_counts_pairs():
-    score, hides = np.array([3.0, 1.0, 2.0, 2.0]), np.array([True, False, True, False])
-    assert rank("x", score, hides).auc == 3.5 / 4
-    assert rank("x", score, hides).to_table()["value"] == 3.5 / 4
 
 
 def test_what_does_not_fit_is_refused():

@@ -85,12 +85,6 @@ def test_central_noise_closes_it():
     assert found.claims < 300
 
 
-def test_it_says_what_it_needs():
-    config = FPLConfig(triples=1)
-    view = View("anyone", (), config, ShareFraction(), SecureSum(), 3, np.zeros((3, 11), "f4"))
-    assert "two rounds" in ATTACK.applies(view)
-
-
 @pytest.mark.parametrize("rounds", [(), (0, 2)])
 def test_only_rounds_in_a_row_are_compared(rounds):
     models = [ModelView(r, np.zeros((3, 11), np.float32)) for r in rounds]

@@ -11,7 +11,6 @@ from scipy.stats import binom
 from sottovoce.algorithms.fcf.system import FCFConfig
 from sottovoce.algorithms.fmf.system import FMFConfig
 from sottovoce.attacks.one_run import (
-    Audit,
     Canaries,
     audit,
     audit_run,
@@ -23,9 +22,8 @@ from sottovoce.attacks.one_run import (
 from sottovoce.attacks.pairs import opened_sums
 from sottovoce.attacks.views import View
 from sottovoce.core.consent import Choice, Consent
-from sottovoce.core.interactions import Interactions
 from sottovoce.core.links import Proxied, SecureSum
-from sottovoce.core.messages import BitReports, SummedReports
+from sottovoce.core.messages import SummedReports
 from sottovoce.core.one_bit import bits, coordinates
 from sottovoce.engines.transcripts import Recorder, seen_by
 from sottovoce.errors import ConfigError, DataError
@@ -114,14 +112,6 @@ def test_what_cannot_be_asked_is_refused():
     few = random_world(3, 5, 5, seed=1)
     with pytest.raises(DataError, match="canary"):
         Canaries(few, few, np.ones(2, bool))
-
-
-def test_the_verdict_is_told_in_words():
-    caught = Audit(1000, 200, 199, 3.5, 1.0, 1e-6)
-    assert caught.convicted
-    assert "more than the ε = 1.00" in caught.describe()
-    assert not replace(caught, claimed=4.0).convicted
-    assert "within" in replace(caught, claimed=4.0).describe()
 
 
 def test_a_runs_histories_are_the_canaries_by_their_coins():
@@ -318,9 +308,3 @@ def test_views_that_lack_what_is_needed_are_refused():
     silent = replace(view, rounds=())
     assert opened_sums(silent) == []
     assert not score_sums(silent, ABSENT).any()
-
-
-def test_sealed_reports_do_not_reach_the_auditor():
-    view = reports_run(ROTATED, 1.0, 10)(CANARIES)
-    assert not view.messages(BitReports)
-    assert isinstance(CANARIES.inside, Interactions)

@@ -11,7 +11,7 @@ from sottovoce.algorithms.drift.blocks import Events
 from sottovoce.algorithms.drift.messages import Interaction, OwnerTable
 from sottovoce.algorithms.drift.system import DRIFTConfig, Owner
 from sottovoce.attacks.suite import a06_cosine, a07_requests, owners_refused
-from sottovoce.attacks.views import Truth, View
+from sottovoce.attacks.views import Truth
 from sottovoce.core.consent import Choice, Consent
 from sottovoce.core.interactions import Interactions
 from sottovoce.engines.silo import SiloWorld
@@ -205,20 +205,6 @@ def test_an_owner_that_reads_who_refuses_it_is_caught():
 
 def test_where_nobody_refuses_there_is_nothing_to_attack():
     assert results(*seen(SUMS))[REFUSAL].verdict == "nothing to attack"
-
-
-def test_views_of_others_and_of_nothing_are_declined_with_a_reason():
-    views, _ = seen(DRIFTConfig(), events=50)
-    wrong = {"orchestrator": "network", "network": "owner", "owner": "orchestrator"}
-    for attack in EVERY:
-        assert attack.applies(views[wrong[attack.party]])
-        view = views[attack.party]
-        assert attack.applies(replace(view, algorithm=object()))
-        assert attack.applies(replace(view, rounds=()))
-        if attack.party != "network":
-            assert attack.applies(View(attack.party, view.rounds, SUMS, "", None, 3, view.final))
-    pairs = replace(views["orchestrator"], algorithm=DRIFTConfig(ridge="pairs"))
-    assert "ridge" in a06_cosine.COSINE.applies(pairs)
 
 
 def test_nothing_private_is_shown():

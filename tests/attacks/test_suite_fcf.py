@@ -90,12 +90,6 @@ def test_what_departs_is_what_was_liked(number, liked, alpha):
     np.testing.assert_array_equal(departures(upload, items) > 1.0, mine > 0)
 
 
-def test_an_empty_upload_tells_nothing():
-    assert not (
-        departures(np.zeros((50, 4)), np.random.default_rng(0).normal(size=(50, 4))) > 1
-    ).any()
-
-
 @pytest.mark.slow
 @pytest.mark.data
 def test_on_real_data(play, real):

@@ -7,13 +7,11 @@ import numpy as np
 import pytest
 from open_proxy import Open
 
-from sottovoce.algorithms.fcf.system import FCFConfig
 from sottovoce.algorithms.fmf.system import FMFConfig
 from sottovoce.attacks.suite import a05_linkage
 from sottovoce.attacks.views import Truth, View
 from sottovoce.core.consent import Choice, Consent
 from sottovoce.core.links import Proxied
-from sottovoce.core.messages import BitReports
 from sottovoce.engines.transcripts import Recorder, seen_by
 from sottovoce.errors import DataError
 from sottovoce.parties import shuffler as shuffling
@@ -131,14 +129,3 @@ def test_what_cannot_be_judged_is_said():
         PLACE.run(view, replace(truth, own={"bits": other}))
     with pytest.raises(DataError, match="every round once"):
         PLACE.run(view, replace(truth, own={"bits": truth.own["bits"] * 2}))
-
-
-def test_other_systems_and_silent_runs_are_not_attacked():
-    view, _ = played(rounds=1)
-    for attack in (PLACE, CONTENT, ITEM):
-        assert "FMF-LDP" in attack.applies(replace(view, algorithm=FCFConfig()))
-        assert "no batch" in attack.applies(replace(view, rounds=()))
-        assert attack.promise.endswith(".")
-    with pytest.raises(DataError):
-        PLACE.guess(replace(view, algorithm=FCFConfig()))
-    assert not view.messages(BitReports)
