@@ -311,7 +311,7 @@ def test_faults_and_redirects_are_one_sentence(serve, ca, status):
         b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n",
         b"HTTP/1.1 200 OK\r\nx: " + b"y" * 10**6 + b"\r\n\r\n",
         b"HTTP/1.1 200 OK\r\ncontent-encoding: zstd\r\n\r\nnot zstd at all",
-        b"HTTP/1.1 200 OK\r\ncontent-encoding: gzip\r\n\r\n" + gzip.compress(b"{}"),
+        b"HTTP/1.1 200 OK\r\ncontent-encoding: gzip\r\n\r\n" + gzip.compress(b"{}", mtime=0),
         b"HTTP/1.1 200 OK\r\ncontent-encoding: br\r\n\r\nx",
         b"HTTP/1.1 101 Switching\r\n\r\n",
     ],
