@@ -98,6 +98,25 @@ def test_a_limit_of_60_is_told_that_it_protects_nothing_before_it_is_set(tmp_pat
     assert limit_of(path) == 60
 
 
+def test_an_answer_undoes_nothing_that_was_chosen_while_it_was_waited_for(
+    tmp_path, say, terminal, monkeypatch
+):
+    """A question stands on a terminal for minutes. Meanwhile she stops taking part on the page."""
+    path = joined(tmp_path / "phone", choice=Choice(takes_part=True, epsilon=1.0))
+
+    def confirm(question):
+        with CohortStore.open(path) as store:
+            store.set_choice(7, Choice(takes_part=False, epsilon=1.0, never_send=("clinic",)))
+        return True
+
+    monkeypatch.setattr(plainly.typer, "confirm", confirm)
+    say("consent", path, "--total-epsilon", "60")
+    with CohortStore.open(path) as store:
+        assert store.choice(7) == Choice(
+            takes_part=False, epsilon=1.0, never_send=("clinic",), total_epsilon=60.0
+        )
+
+
 def test_yes_or_no_terminal_is_not_asked_and_told_all_the_same(
     tmp_path, say, terminal, monkeypatch
 ):

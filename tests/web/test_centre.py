@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from consent_world import GramTown, gram_terms, newcomer
@@ -200,14 +201,32 @@ def test_the_verdict_on_a_limit_comes_before_it_is_set(centre, town):
 
 @pytest.mark.parametrize(
     "change",
-    [{"epsilon": "loud"}, {"nonsense": 1}, {"epsilon": -1}, {"never_send": "all"}, {"strength": 2}],
-)
+    [
+        {"epsilon": "loud"}, {"nonsense": 1}, {"epsilon": -1}, {"never_send": "all"},
+        {"strength": 2}, {"never_send": {"add": "all"}}, {"never_send": {"add": [1]}},
+        {"never_send": {"lift": ["Food"]}}, {"epsilon": {"add": [1.0]}},
+    ],
+)  # fmt: skip
 def test_a_strange_change_is_refused_in_a_sentence(centre, change):
     before = store(centre)["choice"]
     with pytest.raises(Told) as error:
         centre.choose("s0", change)
     assert say(Said(error.value.key, error.value.values))
     assert store(centre)["choice"] == before
+
+
+def test_rules_of_two_programs_take_none_of_each_others_back(centre, tmp_path):
+    """Each says what it adds and drops. A list that one had read before would undo the other's."""
+    with Centre([tmp_path / "me"], plaintext=True) as second, ThreadPoolExecutor(2) as pool:
+
+        def rules(which, names):
+            for name in names:
+                which.choose("s0", {"never_send": {"add": [name, f"{name} too"]}})
+                which.choose("s0", {"never_send": {"drop": [f"{name} too"]}})
+
+        mine, others = ([f"{who} {n:02d}" for n in range(10)] for who in ("mine", "others"))
+        list(pool.map(rules, (centre, second), (mine, others)))
+    assert sorted(store(centre)["choice"]["never_send"]) == [*mine, *others]
 
 
 def test_two_tabs_see_one_store(centre, town):

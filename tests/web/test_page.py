@@ -204,6 +204,15 @@ def test_a_rule_in_advance_is_made_and_lifted(page, mock):
     until(lambda: mock.shops[0].choice["never_send"] == [])
 
 
+def test_a_switch_takes_back_no_rule_that_a_page_has_not_seen(page, mock):
+    """Another browser or `sottovoce device never` has made it since this page was drawn."""
+    mock.shops[0].choice["never_send"] = ["Western"]
+    page.locator("#never").get_by_role("switch", name="Playtime (1967)").click()
+    until(lambda: mock.shops[0].choice["never_send"] == ["Western", "f4"])
+    rule = page.locator('#never [data-rule="Western"]')
+    expect(rule).to_have_attribute("aria-checked", "false")
+
+
 def test_a_switch_that_was_refused_goes_back(page, mock):
     mock.fail["choose"] = Wrong(400, "trouble.refused")
     switch = page.locator("#never").get_by_role("switch", name="Playtime (1967)")

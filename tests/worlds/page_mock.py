@@ -457,7 +457,12 @@ class Mock:
         return self.shop(store).weigh(change)
 
     def choose(self, store, change):
-        self.shop(store).choice.update(change)
+        choice = self.shop(store).choice
+        for name, value in change.items():
+            if isinstance(value, dict):
+                kept = [one for one in choice[name] if one not in value["drop"]]
+                value = [*kept, *value["add"]]
+            choice[name] = value
         return self.changed(store)
 
     def things(self, store, query="", offset="0", limit="100"):

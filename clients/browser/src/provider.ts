@@ -187,7 +187,8 @@ class Tab {
 
   async #weigh(change: Change): Promise<Weighed> {
     const status = await this.device.status();
-    const choice = { ...status.choice, ...changeOf(change) };
+    const { neverSend } = status.choice;
+    const choice = { ...status.choice, ...changeOf(change), neverSend };
     const terms = termsOf(status.pending ?? status.terms);
     return weigh(choice, Object.keys(change), terms, status.budget.spent);
   }

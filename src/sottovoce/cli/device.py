@@ -250,12 +250,16 @@ def consent(
         number, hosted, gateway = whose(store, user), DeviceSession(store), is_gateway(store)
         pending, known = hosted.pending, hosted.pending or hosted.terms
         choice = store.choice(number)
-        hidden = hiding(choice, hide or [], reveal or [], known)
-        choice = replace(choice, **changes, hidden_attributes=hidden)
+
+        def changed(now: Choice) -> Choice:
+            hidden = hiding(now, hide or [], reveal or [], known)
+            return replace(now, **changes, hidden_attributes=hidden)
+
+        choice = changed(choice)
         worth = plainly.worth(choice, changes, known)
         if chosen:
             plainly.ask_before(worth, yes=yes, as_json=as_json)
-            store.set_choice(number, choice)
+            choice = store.change_choice(number, changed)
         if ask_first is not None:
             word.set_asks_first(store, ask_first)
         asks = word.asks_first(store)

@@ -146,9 +146,9 @@ def never(
             )
         if names:
             _require_known(centre.known_names("s0"), names)
-        wanted = [n for n in dict.fromkeys([*kept, *(names or ())]) if n not in (undo or ())]
-        if wanted != kept:
-            store = centre.choose("s0", {"never_send": wanted})
+        if names or undo:
+            rules = {"add": list(names or ()), "drop": list(undo or ())}
+            store = centre.choose("s0", {"never_send": rules})
     found = store["choice"]["never_send"]
     if as_json:
         history = store["history"]

@@ -221,7 +221,7 @@ def _join_devices(
         if changes:
             choice = replace(store.choice(number), **changes)
             plainly.ask_before(plainly.worth(choice, changes, terms), yes=yes, as_json=as_json)
-            store.set_choice(number, choice)
+            store.change_choice(number, lambda now: replace(now, **changes))
         choice = store.choice(number)
         show(*_stands(store, choice, terms))
         if chosen:

@@ -65,8 +65,9 @@ def join(
         if asking and takes_part is None and not refuse and not chosen and names:
             takes_part, refuse = _ask_part(store, names, refuse or [])
         if takes_part is not None or refuse:
-            choice = store.changed(store.choice(ALONE), takes_part, refuse or [], [])
-            UserDoor(store).choose(ALONE, choice)
+            with store.file.transaction():
+                choice = store.changed(store.choice(ALONE), takes_part, refuse or [], [])
+                UserDoor(store).choose(ALONE, choice)
         choice = store.choice(ALONE)
         if history is not None:
             # Where she takes no part it is noted at home, and nothing leaves.
@@ -153,8 +154,9 @@ def consent(
     changing = takes_part is not None or bool(refuse) or bool(allow)
     choice, dropped = store.choice(number), 0
     if changing:
-        choice = store.changed(choice, takes_part, refuse, allow)
-        dropped = UserDoor(store).choose(number, choice)
+        with store.file.transaction():
+            choice = store.changed(store.choice(number), takes_part, refuse, allow)
+            dropped = UserDoor(store).choose(number, choice)
     owners, records = store.readers(number), store.records(number)
     settings = store.world.directory.settings
     told = {k for k, states in store.counts(number).items() if set(states) - {"dropped"}}

@@ -542,6 +542,14 @@ class CohortStore(PersonalStore):
             self.name(number)
             self._set_choices([(int(number), choice_text(choice))])
 
+    def change_choice(self, number: int, change: Callable[[Choice], Choice]) -> Choice:
+        """Set what `change` makes of the choice that is in force at that moment, so that nothing is
+        undone that was chosen elsewhere meanwhile. The new choice."""
+        with self.file.transaction():
+            choice = change(self.choice(number))
+            self.set_choice(number, choice)
+        return choice
+
     def set_choices(self, consent: Consent) -> None:
         """`set_choice` for every user of these records."""
         rows = [

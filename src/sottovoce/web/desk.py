@@ -134,21 +134,21 @@ class StoreDesk(ABC, Generic[S]):
         given = dict(change)
         if "total_epsilon" in given and given["total_epsilon"] is None:
             given["total_epsilon"] = math.inf
-        for name in given.keys() & set(_LISTS):
-            given[name] = tuple(dict.fromkeys(given[name])) if isinstance(
-                given[name], list
-            ) else given[name]  # fmt: skip
+        now = self.store.choice(self.number)
         try:
-            return replace(self.store.choice(self.number), **given)
+            for name in given.keys() & set(_LISTS):
+                given[name] = _names(given[name], getattr(now, name))
+            return replace(now, **given)
         except (ConfigError, TypeError, ValueError) as error:
             raise Told("trouble.bad_input", what=str(error)) from None
 
     def choose(self, change: Mapping[str, Any]) -> None:
-        """Keep a changed choice."""
-        self.keep(self.changed(change))
+        """Keep a changed choice. What other programs have chosen meanwhile stays."""
+        with self.store.file.transaction():
+            self.keep(self.changed(change))
 
     def stop(self, everything: bool) -> None:
-        self.keep(replace(self.store.choice(self.number), takes_part=False))
+        self.choose({"takes_part": False})
         if everything:
             self.store.set_stopped(True)
 
@@ -289,6 +289,19 @@ def plain_value(value: Any) -> Any:
 
 def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
+
+
+def _names(asked: object, now: tuple[str, ...]) -> object:
+    """A list of a choice after a change: a whole new list, or names to add and to drop. A page may
+    have been drawn before somebody else changed the list, so it says what it adds and drops."""
+    if isinstance(asked, list):
+        return tuple(dict.fromkeys(asked))
+    if not isinstance(asked, dict):
+        return asked  # which a choice refuses
+    add, drop = asked.get("add", []), asked.get("drop", [])
+    if asked.keys() - {"add", "drop"} or not isinstance(add, list) or not isinstance(drop, list):
+        raise ValueError("a list is changed by names to add and to drop")
+    return tuple(dict.fromkeys([*(name for name in now if name not in drop), *add]))
 
 
 def _iso(when: int) -> str:

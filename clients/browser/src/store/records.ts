@@ -82,14 +82,23 @@ interface KeptBudget {
 }
 
 /** What is to be changed of a choice, and no more. */
-export type ChoiceChange = Partial<Choice>;
+/** Names that are added to a list and dropped from it, whatever else is in it. */
+export interface NamesChange {
+  readonly add?: readonly string[];
+  readonly drop?: readonly string[];
+}
+
+export type ChoiceChange = Partial<Omit<Choice, "neverSend">> & {
+  readonly neverSend?: readonly string[] | NamesChange;
+};
 
 /** The choice with these changes; raises where a value is none. */
 export function changedChoice(choice: Choice, change: ChoiceChange): Choice {
   const known = Object.keys(AT_HOME);
   const strange = Object.keys(change).find((name) => !known.includes(name));
   if (strange !== undefined) throw new UsageError(`a choice has no field ${strange}`);
-  const found: Choice = { ...choice, ...change };
+  const neverSend = namesAfter(choice.neverSend, change.neverSend);
+  const found: Choice = { ...choice, ...change, neverSend };
   if (typeof found.takesPart !== "boolean") throw new UsageError("takesPart must be true or false");
   const most = { sharePositives: 1, epsilon: Infinity, totalEpsilon: Infinity } as const;
   for (const name of ["sharePositives", "epsilon", "totalEpsilon"] as const) {
@@ -99,11 +108,21 @@ export function changedChoice(choice: Choice, change: ChoiceChange): Choice {
     }
   }
   if (!Number.isFinite(found.epsilon)) throw new UsageError("epsilon must be finite");
-  const names = found.neverSend;
-  if (!Array.isArray(names) || !names.every((name) => typeof name === "string")) {
-    throw new UsageError("neverSend must be a list of names");
+  return found;
+}
+
+/** A list of names after a change; raises where there is something else in it. */
+function namesAfter(now: readonly string[], change: ChoiceChange["neverSend"]): string[] {
+  if (change === undefined) return [...now];
+  const isList = (one: unknown): boolean =>
+    Array.isArray(one) && one.every((name) => typeof name === "string");
+  const asked = Array.isArray(change) ? { add: change, drop: now } : (change as NamesChange | null);
+  const { add = [], drop = [] } = asked ?? {};
+  if (asked === null || typeof asked !== "object" || !isList(add) || !isList(drop)) {
+    throw new UsageError("neverSend must be a list of names, or names to add and to drop");
   }
-  return { ...found, neverSend: [...new Set(names)].sort() };
+  const kept = now.filter((name) => !drop.includes(name));
+  return [...new Set([...kept, ...add])].sort();
 }
 
 function sameChoice(one: Choice, other: Choice): boolean {

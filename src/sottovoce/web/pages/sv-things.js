@@ -185,12 +185,12 @@ export class Things extends Part {
 		const { store, provider } = this.desk;
 		const [name, want] = [names[0] ?? "", { on }];
 		this.wanted.set(name, want);
-		const done = await this.desk.act(() => {
-			// The latest state of the store that she pressed in.
-			const now = this.desk.state?.stores.find((one) => one.id === store.id) ?? store;
-			const rest = never(now).filter((one) => !names.includes(one));
-			return provider.choose(store.id, { never_send: on ? rest : [...rest, name] });
-		}, said(on ? "page.thing_may" : "page.thing_never", { name: names.at(-1) || name }));
+		// Only what she pressed changes: another page or a command may have made rules meanwhile.
+		const rules = { drop: names, add: on ? [] : [name] };
+		const done = await this.desk.act(
+			() => provider.choose(store.id, { never_send: rules }),
+			said(on ? "page.thing_may" : "page.thing_never", { name: names.at(-1) || name }),
+		);
 		if (this.wanted.get(name) === want) this.wanted.delete(name);
 		if (done) return;
 		// The switch shows what she asked for, which was not stored: draw it again.
