@@ -285,6 +285,22 @@ def test_who_takes_no_part_only_reads(start, choice):
     assert len(devices.hosted().recommend(0, 3)) == 3
 
 
+def test_the_number_of_a_version_comes_back_from_nobody_who_takes_no_part(start):
+    """A server that gave each device a version of its own would know it again by `since`, from
+    whatever address it asks."""
+    federation = Federation(rounds=9, devices=2)
+    devices, now = start(federation), 1e9
+    devices.store(1, choice=Choice(takes_part=False))
+    for _ in range(3):
+        devices.visit(1, clock=lambda at=now: at)
+        devices.visit(0)
+        now += 86400
+    asked = [r.path for r in devices.server.requests if "model" in r.path]
+    seen = [path for path in asked if "since" not in path]
+    assert seen == ["/v1/model/0", "/v1/model/0", "/v1/model/1", "/v1/model/2"], asked
+    assert devices.hosted(1).model().round == 2
+
+
 def test_not_one_byte_of_a_report_leaves_the_socket(start):
     """The same rounds, with and without taking part, counted where they leave."""
     sent = {}
@@ -735,10 +751,10 @@ def test_who_is_not_asked_fetches_the_model_once_a_day(start):
     for _ in range(4):
         devices.visit(1, 0, clock=lambda: now[0])
     devices.visit(1, clock=lambda: now[0])
-    before = [r.path for r in devices.server.requests].count("/v1/model/4?since=0")
+    before = [r.path for r in devices.server.requests].count("/v1/model/4")
     now[0] += 86400
     devices.visit(1, clock=lambda: now[0])
-    after = [r.path for r in devices.server.requests].count("/v1/model/4?since=0")
+    after = [r.path for r in devices.server.requests].count("/v1/model/4")
     assert (before, after) == (0, 1)
 
 

@@ -255,6 +255,17 @@ def test_what_is_asked_of_the_server_names_nobody(town):
             assert not request.body
 
 
+def test_the_number_of_a_version_does_not_come_back(town):
+    """A server that gave each device a version of its own would know it again by `since`."""
+    town.visit()
+    for _ in range(3):
+        town.federation.next_round()
+        town.visit()
+    models = [r.path for r in town.server.requests if "model" in r.path]
+    assert models == [f"/v1/model/{round}" for round in range(4)]
+    assert len(town.proxy.taken) == 4
+
+
 def test_the_server_gets_the_same_questions_from_every_tier(town):
     town.store(1, Choice(epsilon=0.5, max_reports=K, total_epsilon=1000.0))
     asked = []

@@ -223,23 +223,25 @@ export class Device {
   }
 
   /** The model to learn from in the round. Where recommendations are made by an earlier one, that
-   * stays in the store, and this one is not kept. */
-  async #model(now: Descriptor, terms: Terms): Promise<ModelView> {
+   * stays in the store, and this one is not kept. With `changes`, only what changed is asked for, by
+   * the number of the version that is there. The server chose that number: by one for each device it
+   * would know them again. So only who tells the server who it is, in this very visit, may say it. */
+  async #model(now: Descriptor, terms: Terms, changes = false): Promise<ModelView> {
     if (now.published === null || now.published === now.model) {
-      return this.#keep(now.model, terms);
+      return this.#keep(now.model, terms, changes);
     }
     if (this.#learning === null || this.#learning.round !== now.model) {
       this.#learning = null;
-      this.#learning = await this.#fetch(now.model, terms, await this.#kept());
+      this.#learning = await this.#fetch(now.model, terms, changes ? await this.#kept() : null);
     }
     return this.#learning;
   }
 
   /** The published model, in the store. */
-  async #keep(round: number, terms: Terms): Promise<ModelView> {
+  async #keep(round: number, terms: Terms, changes: boolean): Promise<ModelView> {
     const kept = await this.#kept();
     if (kept !== null && kept.round === round && kept.rows === terms.nItems) return kept;
-    const view = await this.#fetch(round, terms, kept);
+    const view = await this.#fetch(round, terms, changes ? kept : null);
     checkShape(view, terms);
     await this.vault.change(async (draft) => {
       const store = new Writing(draft);
@@ -250,7 +252,7 @@ export class Device {
     return view;
   }
 
-  /** A model, of which only what changed is fetched where that is shorter. */
+  /** A model; with the one that is there, only what changed, where that is shorter. */
   async #fetch(round: number, terms: Terms, kept: ModelView | null): Promise<ModelView> {
     const fits = kept && kept.round <= round && kept.rows === terms.nItems;
     const have = fits && kept.width === terms.width ? kept : null;
@@ -277,10 +279,10 @@ export class Device {
 
   /** Keep a model for recommendations while offline: the published version, or, where every model
    * is published, the last one, or one a day old. */
-  async #refresh(now: Descriptor, terms: Terms): Promise<void> {
+  async #refresh(now: Descriptor, terms: Terms, changes = false): Promise<void> {
     const kept = (await this.#kept())?.round ?? null;
     if (now.published !== null) {
-      if (kept !== now.published) await this.#keep(now.published, terms);
+      if (kept !== now.published) await this.#keep(now.published, terms, changes);
       return;
     }
     const { refreshed } = await this.#marks();
@@ -343,8 +345,8 @@ export class Device {
       await this.#checkIn(now);
       return;
     }
-    if (now.published !== null) await this.#refresh(now, terms);
-    const view = await this.#model(now, terms);
+    if (now.published !== null) await this.#refresh(now, terms, true);
+    const view = await this.#model(now, terms, true);
     let prepared: Prepared | Nothing;
     try {
       prepared = await this.door.prepare(view, now.attempt);

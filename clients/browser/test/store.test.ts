@@ -7,7 +7,7 @@ import { test } from "node:test";
 import { equal, textOf, toHex } from "../src/bytes.ts";
 import { sha256, signingKeyFromSeed } from "../src/crypto.ts";
 import { Leaving } from "../src/door.ts";
-import { ConsentError, MessageError, StorageTrouble, Unreachable } from "../src/errors.ts";
+import { ConsentError, MessageError, StorageTrouble, Unreachable, UsageError } from "../src/errors.ts";
 import { exported, isGone, ledgerRows } from "../src/ledger.ts";
 import { challengeFromTable, placeRequest } from "../src/places.ts";
 import type { Disk } from "../src/store/disk.ts";
@@ -141,6 +141,21 @@ test("nothing is sent for somebody who takes no part or has not agreed", async (
   assert.equal(world.asked.length, asked, "not even a question");
 });
 
+test("the number of a version comes back from nobody who takes no part", async () => {
+  const { world, opened } = await settled();
+  await choose(opened, { takesPart: false });
+  const models = () => world.asked.filter((one) => one.includes("model"));
+  for (let day = 0; day < 3; day++) {
+    await opened.device.visit();
+    world.round += 1; // a server may show each device a number of its own
+    world.time += 86_400;
+  }
+  assert.deepEqual(models(), [0, 1, 2].map((round) => `GET /v1/model/${round}`));
+  await choose(opened, { takesPart: true });
+  await opened.device.visit(); // what she sends now bears her name
+  assert.equal(models().at(-1), "GET /v1/model/3?since=2");
+});
+
 test("other terms stop everything until she agrees", async () => {
   const { world, opened } = await settled();
   world.table = { ...world.table, link: { ...(world.table["link"] as object), min_devices: 2 } };
@@ -188,6 +203,22 @@ test("what is never sent is in nothing that is prepared, whatever it is called l
   await write(opened, (store) => store.removed(["item-2"], 0));
   assert.equal((await opened.door.latest())?.state, "dropped");
   assert.deepEqual((await opened.device.show()).report?.round.contents.items, [1]);
+});
+
+test("a rule takes back none that was made elsewhere meanwhile", async () => {
+  const { opened } = await settled();
+  await choose(opened, { neverSend: ["bars"] });
+  await Promise.all([
+    choose(opened, { neverSend: { add: ["item-8"] } }),
+    choose(opened, { neverSend: { add: ["item-5"], drop: ["bars"] } }),
+    choose(opened, { epsilon: 0.5 }),
+  ]);
+  const { choice } = await read(opened, (store) => store.choice());
+  assert.deepEqual([choice.neverSend, choice.epsilon], [["item-5", "item-8"], 0.5]);
+  for (const strange of ["all", null, { add: "all" }, { add: [1] }, [1]]) {
+    await assert.rejects(choose(opened, { neverSend: strange as never }), UsageError);
+  }
+  assert.deepEqual((await read(opened, (store) => store.choice())).choice, choice);
 });
 
 test("two choices between a look and a press leave the budget alone", async () => {

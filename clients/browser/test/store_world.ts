@@ -115,9 +115,9 @@ export class World {
   }
 
   readonly fetcher: typeof fetch = async (input, options) => {
-    const { pathname } = new URL(String(input));
+    const { pathname, search } = new URL(String(input));
     const method = options?.method ?? "GET";
-    this.asked.push(`${method} ${pathname}`);
+    this.asked.push(`${method} ${pathname}${search}`);
     const answer =
       method === "POST"
         ? await this.#post(pathname, new Uint8Array(options?.body as Bytes))

@@ -213,29 +213,33 @@ class Reader(Loop):
 
         await self._aside(keep)
 
-    async def _model(self, now: Descriptor, terms: Terms) -> ModelView:
+    async def _model(self, now: Descriptor, terms: Terms, *, changes: bool = False) -> ModelView:
         """The model to learn from in the round. Where recommendations are made by an earlier one,
-        that stays in the store, and this one is not kept."""
+        that stays in the store, and this one is not kept.
+
+        With `changes`, only what changed is asked for, by the number of the version that is there.
+        The server chose that number: by one for each device it would know them again. So only who
+        tells the server who it is, in this very visit, may say it."""
         if now.published in (None, now.model):
-            return await self._keep(now.model, terms)
+            return await self._keep(now.model, terms, changes=changes)
         if self._learning is None or self._learning.round != now.model:
             self._learning = None
-            kept = await self._aside(self.hosted.model)
+            kept = await self._aside(self.hosted.model) if changes else None
             self._learning = await self._fetch(now.model, terms, kept)
         return self._learning
 
-    async def _keep(self, round: int, terms: Terms) -> ModelView:
+    async def _keep(self, round: int, terms: Terms, *, changes: bool) -> ModelView:
         """The published model, in the store."""
         kept = await self._aside(self.hosted.model)
         if kept is not None and kept.round == round:
             return kept
-        view = await self._fetch(round, terms, kept)
+        view = await self._fetch(round, terms, kept if changes else None)
         await self._aside(lambda: self.hosted.keep_model(view))
         await self._aside(lambda: self._stamp(_REFRESHED))
         return view
 
     async def _fetch(self, round: int, terms: Terms, kept: ModelView | None) -> ModelView:
-        """A model, of which only what changed is fetched where that is shorter."""
+        """A model; with the one that is there, only what changed, where that is shorter."""
         if kept is not None and (
             kept.round > round or kept.items.shape != (terms.n_rows, terms.width)
         ):
@@ -259,13 +263,13 @@ class Reader(Loop):
             raise MessageError("the server sent the model of another round")
         return view
 
-    async def _refresh(self, now: Descriptor, terms: Terms) -> None:
+    async def _refresh(self, now: Descriptor, terms: Terms, *, changes: bool = False) -> None:
         """Keep a model for recommendations while offline: the published version, or, where every
         model is published, the last one, or one a day old."""
         kept = await self._aside(self.hosted.model_round)
         if now.published is not None:
             if kept != now.published:
-                await self._keep(now.published, terms)
+                await self._keep(now.published, terms, changes=changes)
             return
         if (
             kept is None
@@ -500,9 +504,11 @@ class Agent(Reader):
         elif not await self._is_asked(now):
             await self._check_in(now)
             return
+        signs = terms.reporting is None  # what leaves has this device's number
         if now.published is not None:
-            await self._refresh(now, terms)  # what is learnt may be how the two compare
-        view = await self._model(now, terms)
+            # What is learnt may be how the two compare.
+            await self._refresh(now, terms, changes=signs)
+        view = await self._model(now, terms, changes=signs)
         try:
             prepared = await self._aside(
                 lambda: self.hosted.prepare(view, now.attempt, summed=False)
