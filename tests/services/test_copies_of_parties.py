@@ -17,6 +17,7 @@ from orchestrator_world import new_folder as new_orchestrator
 from owner_world import World as OwnerWorld
 from proxy_world import App, Device, proxied
 from secure_sum_world import (
+    TOKEN,
     MaskerApp,
     SeedKeeper,
     SummedWorld,
@@ -30,14 +31,19 @@ from talk import until
 from sottovoce.cli import call
 from sottovoce.core.consent import Choice
 from sottovoce.core.masking import sum_masks
-from sottovoce.errors import ServiceError, StoreError, UsageError
+from sottovoce.errors import KeyTrouble, ServiceError, StoreError, UsageError
 from sottovoce.parties.helper import Answered
 from sottovoce.services.copies.copying import make_backup, restore_backup
 from sottovoce.services.server.shuffled_rounds import coordinator_of
 from sottovoce.stores import server as records
 from sottovoce.stores.conductor import Checkpoint, ConductedRound
 from sottovoce.stores.device import CohortStore
-from sottovoce.stores.helper_folder import Answers, init_helper, open_helper
+from sottovoce.stores.helper_folder import (
+    Answers,
+    HelperIntroduction,
+    init_helper,
+    open_helper,
+)
 from sottovoce.stores.keys import ReportKeys
 from sottovoce.stores.noted import note_of
 from sottovoce.stores.orchestrator_folder import invite, open_orchestrator_folder
@@ -108,6 +114,33 @@ def test_a_restored_proxy_goes_on_from_what_the_former_folder_has_told(masks, tm
         assert app.sums(devices[0].asked).body == devices[0].told
     assert ask_again(folder, 2, devices[1:]).error == "late"
     assert ask_again(folder, 4, devices[1:]).status == 200
+
+
+def test_a_restored_proxy_keeps_terms_that_were_changed_since(masks, tmp_path):
+    """With those of the copy it refused every sum (`other_terms`) until its operator had agreed
+    to the changed ones anew."""
+    folder, devices = masks
+    before = folder.introduction.terms
+    after, next_ones = (replace(before, n_items=before.n_items + more) for more in (5, 9))
+    folder.agree(HelperIntroduction(after, TOKEN))
+    with MaskerApp(folder) as app:
+        assert app.sums(question(after, 4, devices)).status == 200
+    open_helper(folder.path).agree(HelperIntroduction(next_ones, TOKEN))
+    done = restore_backup(tmp_path / "b", folder.path)
+    folder = open_helper(folder.path)
+    assert folder.introduction.terms == after
+    assert [one.terms for one in folder.agreed()] == [next_ones]
+    assert "Terms were changed after the copy" in " ".join(done.settled.means)
+    with MaskerApp(folder) as app:
+        assert app.sums(question(before, 5, devices)).error == "other_terms"
+        assert app.sums(question(after, 5, devices)).status == 200
+    # A copy that is newer than the folder that it replaces keeps its own.
+    make_backup(folder.path, tmp_path / "newer")
+    lose(folder.path)
+    restore_backup(tmp_path / "b", folder.path, next_round=5)
+    assert open_helper(folder.path).introduction.terms == before
+    restore_backup(tmp_path / "newer", folder.path)
+    assert open_helper(folder.path).introduction.terms == after
 
 
 @pytest.mark.parametrize("gone", ["folder", "answers", "damaged"])
@@ -239,6 +272,20 @@ def test_a_restored_proxy_hands_nothing_over_twice_and_holds_no_report(tmp_path)
             server.parts = {where: part for where, part in server.parts.items() if where[0] == 4}
 
 
+def test_a_restored_shuffler_follows_terms_that_were_changed_since(tmp_path):
+    with proxied(tmp_path) as (server, folder):
+        folder.keep_terms(server.terms)
+        make_backup(folder.path, tmp_path / "b")
+        after, next_ones = (replace(server.terms, n_items=ITEMS + more) for more in (5, 9))
+        for terms in (after, next_ones):
+            folder.agree(terms)
+        folder.keep_terms(after)
+        done = restore_backup(tmp_path / "b", folder.path)
+        folder = open_shuffler_folder(folder.path)
+        assert (folder.terms(), folder.agreed()) == (after, [next_ones])
+        assert "Terms were changed after the copy" in " ".join(done.settled.means)
+
+
 # --- the server -----------------------------------------------------------------------------------
 
 
@@ -348,9 +395,10 @@ def test_a_restored_orchestrator_gives_no_number_twice(tmp_path, lost):
     folder = open_orchestrator_folder(folder.path)
     with contextlib.closing(folder.store()) as store:
         assert users(store, 1)[0] > 4
-        let_in(folder, store, tmp_path, "Library", [3])
+        if lost:
+            let_in(folder, store, tmp_path, "Library", [3])
         [_, library] = store.owners()
-        assert library.number > 1
+        assert library.number > (1 if lost else 0)
         assert store.directory_version > version
         assert all(store.counters()[name] >= seen[name] for name in seen if name != "round")
         assert store.round == (0 if lost else seen["round"] + 1)
@@ -358,7 +406,53 @@ def test_a_restored_orchestrator_gives_no_number_twice(tmp_path, lost):
         assert (store.public(1) is None) == (not lost)
         assert store.departed() == ([] if lost else [1])
         invite(folder, store, 1, "https://127.0.0.1:1")
-    assert any("numbers are given to nobody" in sentence for sentence in done.settled.means)
+    said = "numbers are given to nobody" if lost else "are those of the former folder"
+    assert any(said in sentence for sentence in done.settled.means)
+
+
+def test_an_orchestrators_older_copy_has_the_items_users_and_owners_of_today(tmp_path):
+    """Users' stores refuse a directory without items that they know, and data owners and users
+    that came since the copy were strangers to it: nothing went on until all was made again."""
+    folder = new_orchestrator(tmp_path)
+    with contextlib.closing(folder.store()) as store:
+        first = store.invite(2)
+        assert [store.enrol(token, Identity().public) for token in first] == [0, 1]
+        let_in(folder, store, tmp_path, "Bakery", [1, 2])
+        let_in(folder, store, tmp_path, "Museum", [3])
+        make_backup(folder.path, tmp_path / "b")
+        names = (*store.catalogue, "a new item")
+        store.set_catalogue(names)
+        store.leave_user(0)
+        (late,) = store.invite(1)
+        key = Identity().public
+        assert store.enrol(late, key) == 2
+        (waiting,) = store.invite(1)
+        store.remove_owner(store.owners()[1].number)
+        let_in(folder, store, tmp_path, "Library", [3, len(names) - 1])
+        store.raise_target(7)
+        store.hear(0, 5)
+        owners, directory = store.owners(), store.directory(bytes(32))
+    done = restore_backup(tmp_path / "b", folder.path)
+    with contextlib.closing(open_orchestrator_folder(folder.path).store()) as store:
+        assert store.catalogue == names
+        assert store.owners() == owners
+        now = store.directory(bytes(32))
+        assert (now.catalogue, now.owners) == (directory.catalogue, directory.owners)
+        assert now.version > directory.version
+        assert (store.departed(), store.public(0), store.public(2)) == ([0], None, key)
+        assert store.enrol(late, key) == 2
+        with pytest.raises(KeyTrouble):
+            store.enrol(first[0], Identity().public)
+        assert store.enrol(waiting, Identity().public) > 2
+        assert (store.target(), store.all_heard()) == (7, {0: 5})
+        assert np.isfinite(store.load().model.items).all()
+    assert "Items, users, invitations" in " ".join(done.settled.means)
+    # An older copy in the place of a newer one takes nothing away from that.
+    with contextlib.closing(open_orchestrator_folder(folder.path).store()) as store:
+        make_backup(folder.path, tmp_path / "newer")
+    restore_backup(tmp_path / "b", folder.path, next_round=0)
+    with contextlib.closing(open_orchestrator_folder(folder.path).store()) as store:
+        assert (store.catalogue, store.departed()) == (names, [0])
 
 
 def test_an_orchestrator_can_be_told_the_round(tmp_path):

@@ -389,6 +389,68 @@ class OrchestratorStore(RoundStore):
             file.close()
             raise
 
+    def take_over(self, former: OrchestratorStore) -> bool:
+        """Bring an older copy up to the folder that it replaces: items, invitations, users and data
+        owners, and who has left. Their stores and folders know the newest of these and refuse older
+        ones. The model stays that of the copy, in which whoever came since begins anew. Return
+        False, and change nothing, if the former folder is an older copy itself."""
+        newest = former.counters()
+        if any(newest[name] < value for name, value in self.counters().items()):
+            return False
+        if (former.federation, former.settings) != (self.federation, self.settings):
+            raise UsageError(
+                f"the settings of the copy and of {former.folder} differ; nothing was changed"
+            )
+        with self._file.transaction(), former._file.snapshot():
+            self.set_catalogue(former.catalogue)
+            for table in ("invitations", "departed", "holdings", "heard"):
+                rows = former._file.rows(f"SELECT * FROM {table}")
+                self._file.write(f"DELETE FROM {table}")
+                if rows:
+                    marks = ", ".join("?" * len(rows[0]))
+                    self._file.write_many(f"INSERT INTO {table} VALUES ({marks})", rows)
+            self._take_over_users(former)
+            self._take_over_owners(former)
+            self.raise_target(former.target())
+            self._set("erasing", 1)
+            self._changed_directory()
+        with self._caching:
+            self._cached = None
+        self._erase()
+        return True
+
+    def _take_over_users(self, former: OrchestratorStore) -> None:
+        there = dict(former._file.rows("SELECT number, public FROM users"))
+        known = {number for (number,) in self._file.rows("SELECT number FROM users")}
+        gone = [(number,) for number in known - there.keys()]
+        self._file.write_many("DELETE FROM users WHERE number = ?", gone)
+        new = sorted(there.keys() - known)
+        first = [b""] * len(new) if self._sums else self._first("users", new)
+        rows = zip(new, (there[number] for number in new), first, strict=True)
+        self._file.write_many("INSERT INTO users VALUES (?, ?, ?)", rows)
+
+    def _take_over_owners(self, former: OrchestratorStore) -> None:
+        counted = {
+            number: (counted, flushed)
+            for number, counted, flushed in self._file.rows(
+                "SELECT number, counted, flushed FROM owners"
+            )
+        }
+        new = -1, int(self._meta("flushed"))
+        rows = former._file.rows(
+            "SELECT number, name, url, public, authority, node_key FROM owners"
+        )
+        self._file.write("DELETE FROM owners")
+        self._file.write_many(
+            "INSERT INTO owners VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+            [(*row, *counted.get(row[0], new)) for row in rows],
+        )
+        held = [n for (n,) in self._file.rows("SELECT DISTINCT item FROM holdings ORDER BY item")]
+        known = {number for (number,) in self._file.rows("SELECT number FROM items")}
+        items = [item for item in held if item not in known]
+        first = self._first("items", items)
+        self._file.write_many("INSERT INTO items VALUES (?, ?)", zip(items, first, strict=True))
+
     @staticmethod
     def exists(path: Path) -> bool:
         return (path / DATABASE).exists()

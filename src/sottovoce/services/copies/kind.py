@@ -8,11 +8,12 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from sottovoce.errors import CorruptData, ServiceError
+from sottovoce.stores.keys import replace_file
 
 _BUSY_SECONDS = 20.0
 
@@ -47,6 +48,31 @@ def in_words(path: Path) -> Iterator[None]:
         said = str(error)
         why = "there is no space left; free some and try again" if "full" in said else said
         raise ServiceError(f"{path} cannot be copied: {why}") from None
+
+
+def bring_forward(copy: Path, before: Path, names: Sequence[str]) -> bool:
+    """Give a copy these files as they are in the folder that it replaces. Whether they differed."""
+
+    def content(place: Path) -> bytes | None:
+        return place.read_bytes() if place.is_file() else None
+
+    differed = False
+    for name in names:
+        newer = content(before / name)
+        if newer == content(copy / name):
+            continue
+        differed = True
+        if newer is None:
+            (copy / name).unlink()
+        else:
+            replace_file(copy / name, newer)
+    return differed
+
+
+CHANGED_TERMS = (
+    "Terms were changed after the copy was made. It keeps those of the former folder, by which the "
+    "server goes."
+)
 
 
 @dataclass(frozen=True, slots=True)

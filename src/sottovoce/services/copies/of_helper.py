@@ -9,7 +9,13 @@ from pathlib import Path
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from sottovoce.errors import KeyTrouble, ServiceError, UsageError
-from sottovoce.services.copies.kind import FolderKind, Resumption, Whose
+from sottovoce.services.copies.kind import (
+    CHANGED_TERMS,
+    FolderKind,
+    Resumption,
+    Whose,
+    bring_forward,
+)
 from sottovoce.stores.aggregator_folder import COINS_SECRET, AggregatorIntroduction
 from sottovoce.stores.helper_folder import HelperIntroduction
 from sottovoce.stores.keys import read_private_key
@@ -58,7 +64,11 @@ def _settle(copy: Path, before: Path | None, next_round: int | None) -> Resumpti
             "its metrics or log, devices and their owners say, not by what the server "
             "says alone: too high costs rounds, too low a device's update"
         )
-    if newer is not None:
+    changed = False
+    if newer is not None and before is not None:
+        # An older copy in its place knows no newer terms.
+        if newer.last.round >= answers.last.round:
+            changed = bring_forward(copy, before, (INTRODUCTION, NEXT))
         answers.go_on_from(newer.last)
     if next_round is not None:
         answers.refuse_before(next_round)
@@ -72,6 +82,7 @@ def _settle(copy: Path, before: Path | None, next_round: int | None) -> Resumpti
         (
             f"The first round of which it tells a sum is {first}.",
             *(told if first else []),
+            *([CHANGED_TERMS] if changed else []),
             "Let no other copy of this folder run or be started: two of them could tell two sums "
             "of one round.",
         ),

@@ -8,7 +8,15 @@ import contextlib
 from pathlib import Path
 
 from sottovoce.errors import ServiceError, UsageError
-from sottovoce.services.copies.kind import FolderKind, Resumption, Whose, connected, in_words
+from sottovoce.services.copies.kind import (
+    CHANGED_TERMS,
+    FolderKind,
+    Resumption,
+    Whose,
+    bring_forward,
+    connected,
+    in_words,
+)
 from sottovoce.stores.server_folder import read_introduction
 from sottovoce.stores.shuffler import ShufflerStore, copy_accounts
 from sottovoce.stores.shuffler_folder import (
@@ -42,7 +50,8 @@ def _settle(copy: Path, before: Path | None, next_round: int | None) -> Resumpti
         raise ServiceError("the backup lacks the shuffler's accounts; use another one")
     # The marks of what has left are outside the folder, and may be here where the folder is not.
     marks = open_shuffler_folder(copy).marks()
-    left, seen = marks.read(), _round(before)
+    left, former = marks.read(), _round(before)
+    seen, changed = former, False
     if left is not None:
         seen = max(-1 if seen is None else seen, left.next_round - 1)
     if seen is None and next_round is None:
@@ -53,6 +62,11 @@ def _settle(copy: Path, before: Path | None, next_round: int | None) -> Resumpti
         )
     first = max([0 if seen is None else seen + 1, next_round or 0])
     with contextlib.closing(ShufflerStore(place)) as store:
+        if before is not None and former is not None and former >= store.position.round:
+            with contextlib.suppress(ServiceError):  # where they cannot be read, the copy's stay
+                newer = open_shuffler_folder(before)
+                _ = newer.terms(), newer.agreed()
+                changed = bring_forward(copy, before, (TERMS, NEXT_TERMS))
         first = max(first, store.position.round + 1)
         marks.begin(first)
         store.go_on_with(first)
@@ -63,6 +77,7 @@ def _settle(copy: Path, before: Path | None, next_round: int | None) -> Resumpti
             f"Let the server go on with that round: `sottovoce serve server DIR --skip-to-round "
             f"{first}`.",
             "Devices that came since are not known here; they enrol again by themselves.",
+            *([CHANGED_TERMS] if changed else []),
         ),
         first,
     )

@@ -82,6 +82,7 @@ def _settle_orchestrator(copy: Path, before: Path | None, next_round: int | None
     known = newest is not None
     with OrchestratorStore.open(copy) as store:
         least = store.counters()
+        forward = known and before is not None and _bring_forward(store, before)
         if newest is None:
             more = {"next_user": _MORE_USERS, "next_owner": _MORE_OWNERS}
             more |= dict.fromkeys(("version", "directory", "membership"), _MORE_VERSIONS)
@@ -97,18 +98,31 @@ def _settle_orchestrator(copy: Path, before: Path | None, next_round: int | None
     left = "Users who left since are back in it; they have to leave again."
     if known:
         left = "Users who left since have left the copy, too."
+    lost = (
+        "Users and data owners that came since are not known to it: they need new invitations "
+        f"and admissions. Their numbers are given to nobody: new users begin with "
+        f"{newest['next_user']:,}, new data owners with {newest['next_owner']:,}.",
+        f"{left} Data owners that were removed since are back: remove them again. Items that "
+        "were added since must be added again, in the same order.",
+    )
+    kept = (
+        "Items, users, invitations and data owners are those of the former folder, with who has "
+        "left or was removed. In the model, whoever came since begins anew.",
+    )
     return Resumption(
         (
             f"It goes on with round {at}; data owners refuse rounds before their last one.",
-            "Users and data owners that came since are not known to it: they need new invitations "
-            f"and admissions. Their numbers are given to nobody: new users begin with "
-            f"{newest['next_user']:,}, new data owners with {newest['next_owner']:,}.",
-            f"{left} Data owners that were removed since are back: remove them again. Items that "
-            "were added since must be added again, in the same order.",
+            *(kept if forward else lost),
             "What users have spent is in their own ledgers; the orchestrator keeps none.",
         ),
         at,
     )
+
+
+def _bring_forward(store: OrchestratorStore, before: Path) -> bool:
+    """Whether the copy has what the folder that it replaces has."""
+    with OrchestratorStore.open(before) as former:
+        return store.take_over(former)
 
 
 def _newest(folder: Path | None) -> tuple[dict[str, int] | None, list[int]]:
