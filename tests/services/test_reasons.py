@@ -119,6 +119,17 @@ def test_an_open_round_waits_for_reports_until_its_deadline():
     assert found["what"] == "5 of 8 reports of round 3 are here; its sum needs at least 6"
 
 
+def test_a_round_that_is_open_again_has_no_deadline_for_those_who_are_missing():
+    """Bad submissions were left out, and what the others have sent is kept until more come."""
+    found = told(opened(7), ours=SUMMED, summed=5)
+    assert found["what"] == (
+        "7 of 8 reports of round 3 are here, 5 of which can be summed; its sum needs at least 6"
+    )
+    assert found["do"].startswith("the round stays open until others come in their place: look")
+    some = plan(summed_terms("ab" * 32, min_devices=6), cohort_size=8, min_devices=2)
+    assert "it is tried again then" in told(opened(7), ours=some, summed=5)["do"]
+
+
 def test_through_a_shuffler_batches_are_waited_for():
     found = told(opened(0, 5, 0), ours=SHUFFLED)
     assert (found["party"], found["since"]) == ("shuffler", OPENED)

@@ -313,6 +313,10 @@ def _of_reports(now: Situation, plan: Plan) -> Reason:
         what += "; its deadline is over, and what is on its way still counts"
         do = f"wait: it ends within {plan.grace:.0f} seconds"
         return _reason("reports", "devices", now.opened, what, do)
+    if plan.asks_all and there < min(at.reported, sum_of):
+        # The others' submissions are kept, and nobody who was left out can send again.
+        do = f"the round stays open until others come in their place: {_SILENT}"
+        return _reason("reports", "devices", now.opened, what, do)
     ends = _deadline(now.opened, plan)
     if ends is None:
         return _reason("reports", "devices", now.opened, what, "wait for the round's deadline")
