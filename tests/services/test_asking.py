@@ -250,6 +250,13 @@ def test_a_store_of_several_cannot_be_asked(tmp_path):
             DeviceSession(store).willing()
 
 
+def test_who_leaves_and_joins_again_is_still_asked(tmp_path):
+    with CohortStore.create(tmp_path / "me", [(0, "me")]) as store:
+        word.set_asks_first(store, True)
+        store.leave_federation()
+        assert word.asks_first(store)
+
+
 def told(capsys, *words):
     assert call([*map(str, words), "--json"]) == 0
     return json.loads(capsys.readouterr().out)

@@ -233,7 +233,7 @@ export function serverAddress(url: string): string {
     throw new UsageError("the address of a federation must begin with https:// and be no more");
   }
   // Every spelling of one address is the same store, with one budget.
-  const path = parsed.pathname.replace(/%[\da-f]{2}/gi, plainly).replace(/\/+$/, "");
+  const path = parsed.pathname.replace(/%[\da-f]{2}/gi, plainly).replace(/\/{2,}/g, "/").replace(/\/$/, "");
   const port = parsed.port && `:${parsed.port}`;
   return `${parsed.protocol}//${parsed.hostname.replace(/\.$/, "")}${port}${path}`;
 }

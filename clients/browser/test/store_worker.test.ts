@@ -139,6 +139,10 @@ test("every spelling of one address opens the same store", async () => {
   assert.deepEqual(other.map(serverAddress), Array(2).fill("https://federation.example/a%2Fb"));
   assert.notEqual(serverAddress("https://federation.example/a/b"), serverAddress(other[0] as string));
   assert.equal(serverAddress("http://[::1]:8080/%7Eme/"), "http://[::1]:8080/~me");
+  // As a load balancer that merges slashes reads them.
+  for (const path of ["//api", "/api//", "///api/"]) {
+    assert.equal(serverAddress(`https://federation.example${path}`), "https://federation.example/api");
+  }
 });
 
 test("nothing that a device asks or sends is kept by the browser", async () => {

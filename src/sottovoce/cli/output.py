@@ -47,10 +47,13 @@ STAGES = {
 LANGUAGE_VARIABLE = "SOTTOVOCE_LANGUAGE"
 _STEERING = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff"
-    "\u061c\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069]"
+    "\u061c\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069"
+    "\u00ad\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b\u2060-\u2065\u206a-\u206f"
+    "\u3164\ufeff\uffa0\ufff9-\ufffb\U000e0000-\U000e0fff]|(?<=[\x00-\x7f])[\u200c\u200d]"
 )
-"""Control characters but tab and line feed, halves of characters, and what turns the direction of
-writing."""
+"""Control characters but tab and line feed, halves of characters, what turns the direction of
+writing, and signs without a width, by which a name could look like another one. What joins letters
+of other scripts, or pictures, stays."""
 
 _MOST_NAMED = 40
 BETWEEN_LINES = 10.0

@@ -48,6 +48,8 @@ from sottovoce.wire.invitations import Invitation, keep_invitation, kept_invitat
 
 NOISE_BYTES = 32
 _DRAWS, _FORMER, _COINS = "root-key", "former-root-key", "noise-root"
+ASKS_FIRST = "asks-first"
+"""Whether each message waits until its user has said yes to it (`stores.word`)."""
 
 
 def first_roots(root_key: int | None) -> dict[str, bytes]:
@@ -312,11 +314,13 @@ class CohortStore(PersonalStore):
 
     def leave_federation(self) -> None:
         """Nobody of this store takes part any more, and what it takes to do so is forgotten: the
-        invitation, keys and accounts. Nobody is told. Histories, ledger and budget stay."""
+        invitation, keys and accounts. Nobody is told. Histories, ledger and budget stay, and so
+        does her wish to be asked before anything leaves."""
         with self.file.transaction():
             for number in self.numbers:
                 self.set_choice(number, replace(self.choice(number), takes_part=False))
-            self.file.write("DELETE FROM meta WHERE name LIKE 'secret:%'")
+            forgotten = "DELETE FROM meta WHERE name LIKE 'secret:%' AND name != ?"
+            self.file.write(forgotten, [f"secret:{ASKS_FIRST}"])
         self.file.cut_log()
 
     def streams(self, era: int = 0) -> Streams:

@@ -12,16 +12,16 @@ import secrets
 from collections.abc import Iterable
 
 from sottovoce.errors import ConsentError, UsageError
-from sottovoce.stores.device import CohortStore
+from sottovoce.stores.device import ASKS_FIRST, CohortStore
 from sottovoce.wire.signing import NONCE_BYTES
 
-_ASKS, _ALLOWED, _DECLINED = "asks-first", "allowed-by-word", "declined-by-word"
+_ALLOWED, _DECLINED = "allowed-by-word", "declined-by-word"
 _PRESENCE = "presence-shown"
 
 
 def asks_first(store: CohortStore) -> bool:
     """Whether each message waits until its user has said yes to it."""
-    return bool(store.secret(_ASKS))
+    return bool(store.secret(ASKS_FIRST))
 
 
 def set_asks_first(store: CohortStore, asks: bool) -> None:
@@ -31,7 +31,7 @@ def set_asks_first(store: CohortStore, asks: bool) -> None:
             f"the store in {store.path} holds several people, who cannot be asked each time"
         )
     with store.file.transaction():
-        store.set_secret(_ASKS, b"1" if asks else b"")
+        store.set_secret(ASKS_FIRST, b"1" if asks else b"")
         store.set_secret(_ALLOWED, b"")
 
 
