@@ -229,3 +229,11 @@ def test_sentences_are_told_a_line_each():
     lines = output.told(said("stands.nothing"), said("quiet.off"))
     assert lines == ["Nothing has left this device.", "Nothing leaves: you do not take part."]
     assert output.joined(said("stands.nothing"), said("quiet.off")) == " ".join(lines)
+
+
+def test_no_name_hides_a_sign_or_turns_writing_around():
+    """As on the pages: a name could look like another one."""
+    for sign in "\u200b\u2060\ufeff\u00ad\u202e\u2066\U000e0041\u200d":
+        assert output.one_line(f"Ca{sign}fe") == "Ca\N{REPLACEMENT CHARACTER}fe"
+    for name in ("Caffè Ñandú", "می\u200cخواهم", "👩\u200d🍳 Küche", "क\u094d\u200dष", "☕\ufe0f"):
+        assert output.one_line(name) == name
