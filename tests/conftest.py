@@ -25,12 +25,13 @@ from sottovoce.engines.processes import descendants
 compiled.use_locks()
 
 with contextlib.suppress(ModuleNotFoundError):  # on a bare machine with a GPU
-    from hypothesis import settings
+    from hypothesis import HealthCheck, settings
 
     # The same examples for the same code, so that a failure comes of a change; `make test-all`
-    # looks for new ones.
-    settings.register_profile("steady", derandomize=True)
-    settings.register_profile("searching", print_blob=True)
+    # looks for new ones. How long an example takes, or is drawn, is the machine's affair.
+    slow = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
+    settings.register_profile("steady", derandomize=True, **slow)
+    settings.register_profile("searching", print_blob=True, **slow)
     settings.load_profile("steady")
 
 with contextlib.suppress(ModuleNotFoundError):

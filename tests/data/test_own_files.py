@@ -80,7 +80,10 @@ ROWS = st.lists(
 
 
 @pytest.mark.usefixtures("small")
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=60,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
 @given(
     rows=ROWS,
     mark=st.sampled_from(",;\t|"),
@@ -100,7 +103,10 @@ def test_any_ids_come_back_from_text(
 
 
 @pytest.mark.usefixtures("small")
-@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=30,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
 @given(rows=ROWS)
 def test_any_ids_come_back_from_parquet_and_in_pieces(tmp_path: Path, rows: list[Row]) -> None:
     names = ("user", "item", "rating", "timestamp")
@@ -112,7 +118,10 @@ def test_any_ids_come_back_from_parquet_and_in_pieces(tmp_path: Path, rows: list
     assert read_prepared(folder).fingerprint() == found.fingerprint()
 
 
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=40,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
 @given(
     batches=st.lists(
         st.lists(st.integers(-5, 30).map(str) | st.sampled_from(["07", "x", "٧"]), min_size=1),
@@ -237,7 +246,10 @@ JSON_ROWS = st.lists(
 
 
 @pytest.mark.usefixtures("small")
-@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=30,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
 @given(rows=JSON_ROWS, listed=st.booleans(), packed=st.booleans())
 def test_any_events_come_back_from_json(
     tmp_path: Path, rows: list[tuple[str, str | int, float]], listed: bool, packed: bool
@@ -420,7 +432,10 @@ FRAGMENTS = st.sampled_from(
 
 
 @pytest.mark.usefixtures("small")
-@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=150,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
 @given(
     content=st.lists(FRAGMENTS, max_size=40).map(b"".join),
     head=st.sampled_from([b"", b"user,item,rating,timestamp\n", b"user_id:token\titem_id:token\n"]),

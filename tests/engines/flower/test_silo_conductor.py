@@ -379,7 +379,7 @@ FAULTS = ["lost", "mute", "error once", "twice", "crash", "crash after", "restar
 @settings(
     max_examples=40,
     deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(
     seed=st.integers(0, 10**6),
