@@ -291,6 +291,7 @@ def test_the_number_of_a_version_comes_back_from_nobody_who_takes_no_part(start)
     federation = Federation(rounds=9, devices=2)
     devices, now = start(federation), 1e9
     devices.store(1, choice=Choice(takes_part=False))
+    federation.state, federation.asked = "open", [0]
     for _ in range(3):
         devices.visit(1, clock=lambda at=now: at)
         devices.visit(0)

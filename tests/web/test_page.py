@@ -176,6 +176,27 @@ def test_a_share_and_data_owners_are_drawn_by_their_kind(page, mock):
     expect(page.get_by_role("switch", name="Kino Sud")).to_have_attribute("aria-checked", "true")
 
 
+def test_keep_takes_back_nothing_that_was_refused_elsewhere(page, mock):
+    """With a command or on another page, before this one has read what is stored, and after."""
+    to_store(page, OWNERS)
+    shop, refused = mock.shops[2], page.get_by_role("switch", name="Kino Sud")
+    page.get_by_role("switch", name="Video Nord").click()
+    shop.choice["refused_owners"] = ["Kino Sud"]
+    page.get_by_role("button", name=t("page.keep")).click()
+    until(lambda: shop.choice["refused_owners"] == ["Kino Sud", "Video Nord"])
+    expect(refused).to_have_attribute("aria-checked", "false")
+
+    page.get_by_role("switch", name="Video Nord").click()
+    shop.choice["refused_owners"] = ["Video Nord", "Cinema Aurora"]
+    page.evaluate("window.dispatchEvent(new Event('focus'))")
+    other = page.get_by_role("switch", name="Cinema Aurora")
+    expect(other).to_have_attribute("aria-checked", "false")
+    expect(refused).to_have_attribute("aria-checked", "true")
+    page.get_by_role("button", name=t("page.keep")).click()
+    until(lambda: shop.choice["refused_owners"] == ["Cinema Aurora"])
+    expect(other).to_have_attribute("aria-checked", "false")
+
+
 @pytest.mark.smoke
 def test_never_send_holds_at_once_and_the_preview_follows(page, mock):
     take_part(page)

@@ -15,7 +15,7 @@ export class Choices extends Part {
 	wrong = new Set();
 	/** @type {Change | null} what is being kept now */
 	keeping = null;
-	/** @type {Map<string, {base: string, shown: string, place: HTMLElement}>} the fields as they are laid out */
+	/** @type {Map<string, {base: string, shown: string, stored: unknown, place: HTMLElement}>} the fields as they are laid out */
 	laid = new Map();
 	basis = "";
 	pause = 0;
@@ -74,16 +74,20 @@ export class Choices extends Part {
 		const laid = new Map();
 		for (const field of fields) {
 			const { name, value } = field;
+			const old = this.laid.get(name);
+			if (old && name in this.draft && Array.isArray(value) && JSON.stringify(old.stored) !== JSON.stringify(value)) {
+				// Names that were added to a list or dropped from it elsewhere are so in the draft, too.
+				this.draft[name] = listAfter(value, difference(old.stored, this.draft[name]));
+			}
 			// A draft that equals what is stored is none; during Keep, that is not decided yet.
 			if (!this.keeping && JSON.stringify(this.draft[name]) === JSON.stringify(value)) delete this.draft[name];
 			const now = name in this.draft ? this.draft[name] : value;
 			const base = JSON.stringify({ ...field, value: null });
-			const old = this.laid.get(name);
 			if (old?.base !== base) this.wrong.delete(name);
 			const shown = this.wrong.has(name) ? "" : JSON.stringify(now);
 			const place = old?.place ?? h("div");
 			if (old?.base !== base || old.shown !== shown) put(place, control(field, now, (...made) => this.moved(name, ...made)));
-			laid.set(name, { base, shown, place });
+			laid.set(name, { base, shown, stored: value, place });
 		}
 		for (const name of [...Object.keys(this.draft), ...this.wrong]) {
 			if (laid.has(name)) continue;
@@ -151,11 +155,15 @@ export class Choices extends Part {
 	async kept() {
 		const { store } = this.desk;
 		const keeping = (this.keeping = { ...this.draft });
-		this.mark();
-		const done = await this.desk.act(
-			() => this.desk.provider.choose(store.id, keeping),
-			said("page.saved"),
+		// Of a list only what she moved: others may have changed it since this page was drawn.
+		const change = Object.fromEntries(
+			Object.entries(keeping).map(([name, value]) => [
+				name,
+				Array.isArray(value) ? difference(this.laid.get(name)?.stored, value) : value,
+			]),
 		);
+		this.mark();
+		const done = await this.desk.act(() => this.desk.provider.choose(store.id, change), said("page.saved"));
 		if (this.keeping !== keeping) return; // another store is shown
 		this.keeping = null;
 		for (const name of done ? Object.keys(keeping) : []) {
@@ -190,6 +198,18 @@ export class Choices extends Part {
 	}
 }
 customElements.define("sv-choices", Choices);
+
+/** @param {unknown} list @returns {unknown[]} */
+const names = (list) => (Array.isArray(list) ? list : []);
+
+/** What was added to a list and dropped from it. @param {unknown} before @param {unknown} after */
+function difference(before, after) {
+	const [one, other] = [names(before), names(after)];
+	return { add: other.filter((name) => !one.includes(name)), drop: one.filter((name) => !other.includes(name)) };
+}
+
+/** @param {unknown[]} list @param {{add: unknown[], drop: unknown[]}} change */
+const listAfter = (list, { add, drop }) => [...new Set([...list.filter((name) => !drop.includes(name)), ...add])];
 
 /** Who is asked for recommendations: nobody, or whoever can make them. @param {Store} store */
 const asked = (store) =>
