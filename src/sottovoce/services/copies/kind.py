@@ -50,7 +50,7 @@ def in_words(path: Path) -> Iterator[None]:
         raise ServiceError(f"{path} cannot be copied: {why}") from None
 
 
-def bring_forward(copy: Path, before: Path, names: Sequence[str]) -> bool:
+def keep_newer_files(copy: Path, before: Path, names: Sequence[str]) -> bool:
     """Give a copy these files as they are in the folder that it replaces. Whether they differed."""
 
     def content(place: Path) -> bytes | None:

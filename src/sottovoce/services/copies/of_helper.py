@@ -14,7 +14,7 @@ from sottovoce.services.copies.kind import (
     FolderKind,
     Resumption,
     Whose,
-    bring_forward,
+    keep_newer_files,
 )
 from sottovoce.stores.aggregator_folder import COINS_SECRET, AggregatorIntroduction
 from sottovoce.stores.helper_folder import HelperIntroduction
@@ -68,7 +68,7 @@ def _settle(copy: Path, before: Path | None, next_round: int | None) -> Resumpti
     if newer is not None and before is not None:
         # An older copy in its place knows no newer terms.
         if newer.last.round >= answers.last.round:
-            changed = bring_forward(copy, before, (INTRODUCTION, NEXT))
+            changed = keep_newer_files(copy, before, (INTRODUCTION, NEXT))
         answers.go_on_from(newer.last)
     if next_round is not None:
         answers.refuse_before(next_round)

@@ -13,9 +13,9 @@ from sottovoce.services.copies.kind import (
     FolderKind,
     Resumption,
     Whose,
-    bring_forward,
     connected,
     in_words,
+    keep_newer_files,
 )
 from sottovoce.stores.server_folder import read_introduction
 from sottovoce.stores.shuffler import ShufflerStore, copy_accounts
@@ -66,7 +66,7 @@ def _settle(copy: Path, before: Path | None, next_round: int | None) -> Resumpti
             with contextlib.suppress(ServiceError):  # where they cannot be read, the copy's stay
                 newer = open_shuffler_folder(before)
                 _ = newer.terms(), newer.agreed()
-                changed = bring_forward(copy, before, (TERMS, NEXT_TERMS))
+                changed = keep_newer_files(copy, before, (TERMS, NEXT_TERMS))
         first = max(first, store.position.round + 1)
         marks.begin(first)
         store.go_on_with(first)

@@ -82,7 +82,7 @@ def _settle_orchestrator(copy: Path, before: Path | None, next_round: int | None
     known = newest is not None
     with OrchestratorStore.open(copy) as store:
         least = store.counters()
-        forward = known and before is not None and _bring_forward(store, before)
+        forward = known and before is not None and _take_over(store, before)
         if newest is None:
             more = {"next_user": _MORE_USERS, "next_owner": _MORE_OWNERS}
             more |= dict.fromkeys(("version", "directory", "membership"), _MORE_VERSIONS)
@@ -119,7 +119,7 @@ def _settle_orchestrator(copy: Path, before: Path | None, next_round: int | None
     )
 
 
-def _bring_forward(store: OrchestratorStore, before: Path) -> bool:
+def _take_over(store: OrchestratorStore, before: Path) -> bool:
     """Whether the copy has what the folder that it replaces has."""
     with OrchestratorStore.open(before) as former:
         return store.take_over(former)
