@@ -246,6 +246,21 @@ def test_a_reason_names_those_who_refuse(tmp_path):
         assert "put back the catalogue that devices know" in why["do"]
         with database.writing() as link:
             for number in range(2):
-                operating.set_objection(link, number, "")
                 records.seen(link, [number])
         assert status(database, plan=folder.plan)["reason"] is None
+
+
+def test_a_device_that_has_reported_since_refuses_nothing_if_it_falls_silent(tmp_path):
+    folder = new_folder(tmp_path / "town", min_devices=2)
+    with contextlib.closing(folder.database()) as database:
+        invite(folder, database, "https://127.0.0.1:1", range(2))
+        with database.writing() as link:
+            link.execute(devices.update().values(public_key=devices.c.token_hash))
+            operating.set_objection(link, 0, "catalogue")
+            operating.set_objection(link, 0, "catalogue")
+            assert operating.count_objections(link) == {"catalogue": 1}
+            records.seen(link, [0, 1])  # as after a round in which both have reported
+            assert operating.count_objections(link) == {}
+            records.missed(link, [0], 1)
+            assert operating.count_objections(link) == {}
+            assert operating.list_devices(link, 0, 9, "", "silent")["rows"][0]["why"] == ""

@@ -178,25 +178,27 @@ def _unheard(changed: str) -> sa.ColumnElement[bool]:
     return sa.or_(contacts.c.last_contact.is_(None), last <= changed[:_TO_THE_MINUTE])
 
 
-def set_objection(link: sa.Connection, number: int, why: str) -> None:
-    """Note that a device refuses what is published: it is not asked until it checks in again. An
-    empty `why` notes that it no longer refuses."""
-    link.execute(objections.delete().where(objections.c.number == number))
-    if why:
-        link.execute(objections.insert().values(number=number, why=why))
-        missed = sa.case((devices.c.missed > 0, devices.c.missed), else_=1)
-        here = devices.c.number == number
-        link.execute(devices.update().where(here).values(dormant=True, missed=missed))
+def set_objection(link: sa.Connection, number: int, what: str) -> None:
+    """Note that a device refuses this part of what is published. It is not asked until it checks in
+    again or reports (`records.seen`)."""
+    _upsert(link, objections, [{"number": number, "why": what}])
+    missed = sa.case((devices.c.missed > 0, devices.c.missed), else_=1)
+    here = devices.c.number == number
+    link.execute(devices.update().where(here).values(dormant=True, missed=missed))
+
+
+def objection_of(link: sa.Connection, number: int) -> str:
+    """Return what this device refuses; empty if it refuses nothing."""
+    found = sa.select(objections.c.why).where(objections.c.number == number)
+    return str(link.execute(found).scalar() or "")
 
 
 def count_objections(link: sa.Connection) -> dict[str, int]:
     """Count the devices that refuse what is published, by what they refuse. Devices that were shut
     out are left out."""
-    silent = sa.select(devices.c.number).where(devices.c.dormant.is_(True))
     welcome = objections.c.number.not_in(sa.select(shut_out.c.number))
-    query = sa.select(objections.c.why, sa.func.count())
-    here = objections.c.number.in_(silent), welcome  # who has reported since refuses no more
-    rows = link.execute(query.where(*here).group_by(objections.c.why))
+    query = sa.select(objections.c.why, sa.func.count()).where(welcome)
+    rows = link.execute(query.group_by(objections.c.why))
     return {str(why): int(many) for why, many in rows}
 
 
@@ -300,7 +302,7 @@ def list_devices(
     def reason(row: Any) -> str:
         if row.out:
             return why.get(row.number, "by the operator")
-        if row.refuses and row.dormant:
+        if row.refuses:
             return f"refuses the {row.refuses}: another item is in a place that it knows"
         last = (row.last_contact or "")[:_TO_THE_MINUTE]
         unheard = changed is not None and last <= changed[:_TO_THE_MINUTE]

@@ -21,6 +21,7 @@ from sottovoce.stores.database import (
     genuine,
     meta,
     models,
+    objections,
     refusals,
     round_times,
     rounds,
@@ -673,13 +674,15 @@ def unused_among(link: sa.Connection, numbers: Sequence[int]) -> set[int]:
 
 
 def seen(link: sa.Connection, numbers: Iterable[int]) -> None:
-    """These devices are there: they are asked again."""
+    """Note that these devices are there: they are asked again, and refuse nothing any more."""
     for part in in_parts(list(numbers)):
-        link.execute(
+        changed = link.execute(
             devices.update()
             .where(devices.c.number.in_(part), devices.c.missed > 0)
             .values(missed=0, dormant=False)
         )
+        if changed.rowcount:  # a device that refuses something counts as missed
+            link.execute(objections.delete().where(objections.c.number.in_(part)))
 
 
 def missed(link: sa.Connection, numbers: Sequence[int], dormant_after: int) -> None:

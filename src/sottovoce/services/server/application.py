@@ -407,18 +407,22 @@ class ServerApplication(HttpApplication[ServerLimits]):
             # Most are not waited for: after a change of the roster all of them come.
             with self._database.reading() as link:
                 out = records.shut_out_among(link, [number])
-                away = records.is_missed(link, number)
+                if refuses:
+                    news = not operating.objection_of(link, number)
+                else:
+                    news = records.is_missed(link, number)
             if out:
                 raise Refused("shut_out", self._why(number))
-            if away or refuses:
+            if news:
                 with self._database.writing() as link:
-                    operating.set_objection(link, number, "catalogue" if refuses else "")
-                    if not refuses:
+                    if refuses:
+                        operating.set_objection(link, number, "catalogue")
+                    else:
                         records.seen(link, [number])
-            return away or refuses
+            return news
 
-        away = await self._queries(note)
-        if number in self._checked_in[1] and not away:  # whoever sends it again changes nothing
+        news = await self._queries(note)
+        if number in self._checked_in[1] and not news:  # whoever sends it again changes nothing
             await answer(send, 204, [], b"")
             return
         if self._checked_in[0] == now:
