@@ -5,14 +5,16 @@ import asyncio
 import json
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from consent_world import GramTown, gram_terms, newcomer
-from fake_federation import TERMS, Federation, make_store
+from fake_federation import CATALOGUE, CHOICE, TERMS, Federation, make_store
 from forked import COMMAND, ForkedProcess
 
 from sottovoce.cli import call
+from sottovoce.core import waiting
 from sottovoce.errors import ConsentError, Told, UsageError
 from sottovoce.services.agent.asking import AskingAgent
 from sottovoce.stores import timeline, word
@@ -230,6 +232,28 @@ def test_a_check_in_waits_for_her_word_once(tmp_path):
                 assert centre.send("s0", shown["nonce"])["state"] == "arrived"
                 assert len(federation.checked_in) == 1
                 assert centre.preview("s0")["messages"] == []
+
+
+def test_why_rounds_wait_and_why_nothing_is_sent_is_in_the_log(tmp_path):
+    federation = Federation(rounds=9)
+    describe, federation.state = federation.descriptor, "open"
+    federation.descriptor = lambda: {**describe(), "waits": "reports"}
+    kept_back = replace(CHOICE, never_send=tuple(item for item, _ in CATALOGUE))
+    with federation.serve() as server:
+        path = make_store(tmp_path / "me", federation, server.url, choice=kept_back)
+        with Centre([path], plaintext=True) as centre:
+            centre.preview("s0")
+            with CohortStore.open(path) as store:
+                DeviceSession(store).agree(TERMS)
+                word.set_asks_first(store, True)
+            centre.send("s0", centre.preview("s0")["nonce"])  # enrols
+            with running_there(centre, path) as agent:
+                agent.until(lambda: len(agent.events) > 1)
+            said = {event: details["why"] for event, details in agent.events}
+    assert said == {
+        "round waits": waiting.words("reports"),
+        "nothing sent": waiting.words("kept_back"),
+    }
 
 
 def running_there(centre, path):

@@ -154,6 +154,7 @@ class Reader(Loop):
                 "the invitation names; nothing was sent to it"
             )
         self._pace.heard(now.poll_seconds)
+        self._say_waits(now.waits)
         return now
 
     def _say_waits(self, kind: str) -> None:
@@ -360,7 +361,6 @@ class Agent(Reader):
         """Ask once, and do what there is to do."""
         self.tally.visits += 1
         now = await self._look()
-        self._say_waits(now.waits)
         self._roster = now.roster
         try:
             terms = await self._meet(now)

@@ -43,6 +43,8 @@ class AskingAgent(ByHand):
         if now is None or terms is None:
             raise ConsentError("the store was stopped, or its terms changed, meanwhile")
         if not shown.messages:
+            if shown.detail:
+                self._say_once("nothing sent", now.key, why=shown.detail)
             return now
         # She said yes to bytes that have left before: they may be sent again.
         again = shown.report is not None and shown.report.state == "left"
