@@ -172,7 +172,7 @@ def pause(
 
     Devices are told to wait; they keep what they have, and recommendations go on.
 
-    
+    \b
     Examples:
       sottovoce serve pause town --why "until the helper has moved"
       sottovoce serve pause town --undo

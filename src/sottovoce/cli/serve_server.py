@@ -498,7 +498,12 @@ def versions(
         lines.append(f"Version {one['version']}, made {one['made']}, {state}{quality}")
     lines += _trouble_words(content)
     trouble = content.get("quality_trouble", "")
-    told = {"published": content.get("published"), "versions": found, "quality_trouble": trouble}
+    told = {
+        "published": content.get("published"),
+        "pinned": content.get("pinned"),
+        "versions": found,
+        "quality_trouble": trouble,
+    }
     if plot is not None:
         from sottovoce.evaluation.plots import quality_of_versions
 
