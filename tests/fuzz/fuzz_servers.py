@@ -67,7 +67,7 @@ _USUAL = (
     "round is open again",  # bad submissions were left out, and too few are left
     "round takes in what is on its way",
     "round given up",
-    "secure sum",
+    "round notice",
     "version published",
     "version held back",
 )

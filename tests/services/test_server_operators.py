@@ -474,7 +474,9 @@ def test_a_model_that_is_worse_is_held_back_until_the_operators_word(tmp_path, a
         assert (said["published"], said["before"]) == (2, 1)
         client.wait(published=2)
         assert "these are: 1, 2" in ask("serve", "publish", town, 3, code=2)["error"]
+        assert ask("serve", "versions", town)["pinned"] is None
         assert ask("serve", "publish", town, 1)["before"] == 2
+        assert ask("serve", "versions", town)["pinned"] == 1
         client.wait(published=1)
         assert np.array_equal(client.model(1).items, simulated(1))
         ask("backup", town, tmp_path / "copy")

@@ -41,7 +41,7 @@ def check(status, logs):
     assert [one["reported"] for one in status["rounds"]] == [len(HONEST) + 1] * ROUNDS
     assert len(lines(logs, outcome="reopened")) == ROUNDS, "one for each attacker's submission"
     for round, attacker in enumerate(ATTACKERS):
-        told = [one["detail"] for one in lines(logs, event="secure sum", round=round)]
+        told = [one["detail"] for one in lines(logs, event="round notice", round=round)]
         assert any(f"devices {attacker}" in one and "left out" in one for one in told)
     out = sorted({one for one in ATTACKERS if ATTACKERS.count(one) == 3})
     assert status["shut_out"] == out

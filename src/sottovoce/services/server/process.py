@@ -363,5 +363,4 @@ class RoundsThread:
         if event.trouble:
             self._log.error("round given up", round=event.round, detail=event.trouble)
         for notice in event.notices:
-            about = "secure sum" if event.asked else "batch dropped"  # a shuffler asks nobody
-            self._log.warning(about, round=event.round, detail=notice)
+            self._log.warning("round notice", round=event.round, detail=notice)
