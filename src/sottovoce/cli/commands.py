@@ -37,7 +37,7 @@ ROOT = {
     "keys": "Make and look at a federation's keys.",
     "device": "Everything that a person does: her data and her choices.",
 }
-"""Where the function of each command is, and the help of each group in `GROUPS`."""
+"""The function of each command by name, and the help of each group in `GROUPS`."""
 
 GROUPS = {
     "data": {"show": "data:show", "import": "data:bring"},

@@ -575,7 +575,7 @@ def _running_place(folder: Path) -> SuperLinkPlace:
 
 
 def flower_status(folder: Path) -> Said:
-    """Where a training over Flower stands, for `serve status`."""
+    """Return the state of a training over Flower, for `serve status`."""
     from sottovoce.stores.allotment import show_ranges
     from sottovoce.stores.conductor import Checkpoint, read_status
 

@@ -409,7 +409,7 @@ def _extend(folder: OrchestratorFolder, store: OrchestratorStore, file: Path) ->
 
 
 def orchestrator_status(path: Path) -> Said:
-    """Where a federation of data owners stands, for `serve status`."""
+    """Return the state of a federation of data owners, for `serve status`."""
     from sottovoce.services.orchestrator import stands
     from sottovoce.stores.orchestrator_folder import open_orchestrator_folder
 

@@ -262,7 +262,7 @@ def _forget(folder: OwnerFolder, user: int) -> Said:
 
 
 def owner_status(path: Path) -> Said:
-    """What a data owner holds and how it is doing, for `serve status`."""
+    """Return what a data owner holds and how it is doing, for `serve status`."""
     from sottovoce.services.owner import desk
     from sottovoce.stores.owner_folder import open_owner_folder
 

@@ -354,7 +354,7 @@ def _urls(folder: ServerFolder) -> tuple[str, ...]:
 
 
 def server_status(where: str, ca: Path | None, token: Path | None) -> Said:
-    """Where a federation of devices stands, for `serve status`."""
+    """Return the state of a federation of devices, for `serve status`."""
     content = status_of(where, ca, token)
     words = (
         f"Round {content['round']} of {content['target']}, attempt {content['attempt']}: "

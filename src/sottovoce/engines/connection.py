@@ -24,7 +24,7 @@ _KEPT_SECONDS = 30.0
 
 _PART = 1 << 16
 _STEPS = 3
-"""Of the event loop, after which whoever reads has what was there."""
+"""Steps of the event loop after which a reader has the bytes that had arrived."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -97,7 +97,7 @@ class Cell:
     half: float = math.nan
     """Half of the value's 95 % interval, where there is one."""
     href: str = ""
-    """Where a page leads from it."""
+    """The address that the cell links to on a page; empty for none."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -121,12 +121,12 @@ class Plan:
 
 
 def model_bytes(terms: Terms) -> int:
-    """Of a model, as it is published."""
+    """Return the bytes of a model as it is published."""
     return terms.n_rows * terms.width * np.dtype(np.float32).itemsize
 
 
 def longest_message(terms: Terms) -> int:
-    """Bytes of the longest message that can be a report."""
+    """Return the bytes of the longest message that can be a report."""
     if terms.link.checking is not None:
         return OVERHEAD + shared.message_bytes(shared.most_elements(terms))
     if terms.secure_sum is not None:
@@ -374,7 +374,7 @@ class Coordinator:
         return self._clock() - self._since
 
     def seconds_left(self) -> float:
-        """Until the deadline of the round that is being watched, or the end of its grace."""
+        """Return the seconds until the deadline of the watched round, or the end of its grace."""
         called = self._called + self._grace - self._clock()
         due = self._plan.rules.deadline_seconds - self._elapsed()
         return max(0.0, called if math.isfinite(called) else due)

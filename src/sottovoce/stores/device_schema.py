@@ -11,7 +11,7 @@ APPLICATION_ID = 0x53564F43
 """Marks a file as a store ("SVOC")."""
 
 FORMAT = 8
-"""Of a store. A file of another format is refused."""
+"""The format of a store. A file of another format is refused."""
 
 SCHEMA = """
 CREATE TABLE meta (

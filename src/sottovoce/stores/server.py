@@ -42,7 +42,7 @@ AT_ONCE = 500
 PUBLISHED = "published"
 """Of a fact: the version by which devices recommend, where that is not always the newest model."""
 LAST_CALL = "last_call"
-"""Of a fact: the attempt in which no device begins a report any more (`call_last`)."""
+"""The fact with the attempt in which no device begins a report any more (`call_last`)."""
 VERSION = "version:"
 """Of facts, before the number of a version that is kept."""
 
@@ -277,7 +277,7 @@ def move_round(
 
 
 def call_last(link: sa.Connection, round: int, attempt: int) -> None:
-    """From now on devices are not asked to begin a report for this attempt; what comes counts."""
+    """Ask no device to begin a report for this attempt any more; reports that arrive count."""
     set_fact(link, LAST_CALL, f"{round}.{attempt}")
 
 

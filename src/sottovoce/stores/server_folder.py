@@ -357,7 +357,8 @@ class ServerFolder:
         return database
 
     def kept_in(self) -> str | None:
-        """Where the state is; "nowhere" before there is one, None where no file says it."""
+        """Return the kind of database with the state; "nowhere" before there is one, None if no
+        file says it."""
         place = self.path / "state.json"
         if not place.exists():
             return None

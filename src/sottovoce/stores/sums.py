@@ -28,8 +28,8 @@ WAITING_BYTES, LEAST_WAITING = 16 << 20, 16
 _REMEMBERED = 1000
 """Rounds of which it is remembered who was left out."""
 _OFFENCES, MOST_OFFENCES = "offences", 3
-"""Of a fact: in how many rounds each device was left out by its own fault; and how many are too
-many."""
+"""The fact with the number of rounds in which each device was left out by its own fault; and how
+many are too many."""
 _AT_ONCE = 16
 """Messages that are read together where all of them are looked at."""
 

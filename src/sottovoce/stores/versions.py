@@ -24,7 +24,7 @@ AFTER_ROLLBACK = (
 KEPT = 8
 """So many versions are kept, and the published one in any case."""
 _PINNED = "published_pinned"
-"""Of a fact: the version to which the operator went back, and which stays published."""
+"""The fact with the version to which the operator went back, and which stays published."""
 _CHOSEN_IN = "published_in"
 """Of a fact: the round in which the operator last chose what is published."""
 

@@ -82,7 +82,7 @@ class Situation:
     contributed: int = 0
     """Contributions to the stage of the open round that came in earlier rounds of its period."""
     rests: str | None = None
-    """Until when devices rest that contributed to an earlier period."""
+    """When the rest of devices that contributed to an earlier period ends (UTC)."""
     held_back: int | None = None
     """The newest version of the model, if it was held back."""
 
@@ -99,7 +99,6 @@ class Situation:
         """Read the situation from the database; `trouble` is what only the server process knows."""
         now = records.position(link)
         enrolled, active = records.count_devices(link)
-        shut_out = operating.shut_out_devices(link)
         amendment, gathering = amending.proposed(link), records.fact(link, amending.GATHERING)
         changed = amending.last_change(link)
         since = None if changed is None else changed["at"]
@@ -109,30 +108,32 @@ class Situation:
         if plan is not None and plan.terms.contributes:
             contributed = _contributed(link, plan, now)
             rests = _rests(link, plan, now, 0 if changed is None else int(changed["round"]))
+        away = operating.since_when(link, operating.AWAY) if records.fact(link, "waits") else None
+        summing = plan is not None and plan.terms.link.adds_up is not None
         return cls(
-            now,
-            enrolled,
-            active,
-            plan,
-            opened,
-            ended,
-            operating.paused(link),
-            operating.since_when(link, operating.AWAY) if records.fact(link, "waits") else None,
-            trouble or operating.since_when(link, operating.TROUBLE),
-            [(one.tier, one.stored, one.parts) for one in batches.heads(link, now.round)],
-            sums.there(link, now.round, now.attempt) if plan and plan.terms.link.adds_up else None,
-            running,
-            start,
-            None if amendment is None else amendment.to_table(),
-            since,
-            shut_out,
-            0 if since is None else operating.count_unagreed(link, since),
-            operating.last_acted(link, now.round),
-            operating.count_objections(link),
-            None if gathering is None else int(gathering),
-            contributed,
-            rests,
-            held_back[0] if held_back else None,
+            position=now,
+            enrolled=enrolled,
+            active=active,
+            plan=plan,
+            opened=opened,
+            ended=ended,
+            paused=operating.paused(link),
+            away=away,
+            trouble=trouble or operating.since_when(link, operating.TROUBLE),
+            batches=[(one.tier, one.stored, one.parts) for one in batches.heads(link, now.round)],
+            summed=sums.there(link, now.round, now.attempt) if summing else None,
+            running=running,
+            start=start,
+            amendment=None if amendment is None else amendment.to_table(),
+            changed=since,
+            shut_out=operating.shut_out_devices(link),
+            unagreed=0 if since is None else operating.count_unagreed(link, since),
+            acted=operating.last_acted(link, now.round),
+            objections=operating.count_objections(link),
+            gathering=None if gathering is None else int(gathering),
+            contributed=contributed,
+            rests=rests,
+            held_back=held_back[0] if held_back else None,
         )
 
 
@@ -371,8 +372,9 @@ def _least_of_sum(plan: Plan) -> int:
 
 
 def _deadline(opened: str | None, plan: Plan) -> datetime | None:
-    """Return when the round ends, by the clock of this machine."""
+    """Return when the round ends, by the clock of this machine; None if that is not known. After a
+    restart of the server, and in a round that is open again, the time counts anew."""
     if opened is None:
         return None
-    seconds = timedelta(seconds=plan.rules.deadline_seconds)
-    return (datetime.fromisoformat(opened) + seconds).astimezone()
+    ends = datetime.fromisoformat(opened) + timedelta(seconds=plan.rules.deadline_seconds)
+    return ends.astimezone() if ends > datetime.now(UTC) else None

@@ -100,7 +100,7 @@ class _Elsewise(MessageError):
 
 
 class _TooFew(Exception):
-    """So few good submissions are left that nobody may be asked for their sum."""
+    """Fewer good submissions are left than a sum needs."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -357,7 +357,7 @@ class SumCoordinator(Coordinator, ABC):
         self._notices = tuple(notices)
 
     def _named_out(self, out: Mapping[int, str]) -> list[str]:
-        """Who was left out of a round, and why."""
+        """Return sentences that name the devices left out of a round, and why."""
         return [
             words.format(", ".join(str(n) for n, why in out.items() if why == reason))
             + "; left out"
