@@ -40,9 +40,9 @@ devices = sa.Table(
     sa.Column("missed", sa.Integer, nullable=False),
     sa.Column("dormant", sa.Boolean, nullable=False),
 )
-_one_key = sa.Index("devices_one_key", devices.c.public_key, unique=True)
+sa.Index("devices_one_key", devices.c.public_key, unique=True)
 _enrolled = devices.c.public_key.is_not(None)
-_by_state = sa.Index(  # enrolled devices are counted and listed from it alone
+sa.Index(  # enrolled devices are counted and listed from it alone
     "devices_by_state",
     devices.c.dormant,
     devices.c.number,
@@ -266,19 +266,17 @@ class Database:
         return self._engine.dialect.name == "postgresql"
 
     def create(self) -> None:
-        """Make the tables where there are none. Raises where they are of another version."""
+        """Make the tables if there are none. Raise if they have another format."""
         with self.writing() as link:
             self.take_turn(link)
-            _make_tables(link)
-            version = self._version(link)
-            if version is None:
+            if self._version(link) is None:
+                _metadata.create_all(link)
                 link.execute(meta.insert().values(key="schema", value=str(SCHEMA)))
 
     def require(self) -> None:
         """Raise if there are no tables, or tables of another format. Make none."""
         with self.reading() as link:
-            there = sa.inspect(link).has_table(meta.name)
-            version = self._version(link) if there else None
+            version = self._version(link)
         if version is None:
             raise ServiceError(
                 f"{self._name} is empty, but the state of this federation was there before; "
@@ -286,6 +284,9 @@ class Database:
             )
 
     def _version(self, link: sa.Connection) -> int | None:
+        """Return the format of the tables; None if there are none."""
+        if not sa.inspect(link).has_table(meta.name):
+            return None
         found = link.execute(sa.select(meta.c.value).where(meta.c.key == "schema")).scalar()
         if found not in (None, str(SCHEMA)):
             raise ServiceError(
@@ -380,13 +381,6 @@ class Leader:
         else:
             with self._database._in_words(), self._link.begin():
                 yield self._link
-
-
-def _make_tables(link: sa.Connection) -> None:
-    """Those that are not there; an index is not made by itself for a table that is."""
-    _metadata.create_all(link)
-    for index in (_one_key, _by_state):
-        index.create(link, checkfirst=True)
 
 
 def _prepare_sqlite(connection: object, record: object) -> None:

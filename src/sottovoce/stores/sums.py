@@ -48,7 +48,9 @@ def accept(
     now = records.position(link)
     free = most
     if (now.round, now.attempt) in places:
-        free -= there(link, now.round, now.attempt)
+        free -= now.reported
+        if free < len(batch):  # those who were left out have room for others
+            free = most - there(link, now.round, now.attempt)
     if not searches.found(link).on:  # in a search all wait until groups are drawn
         room = max(LEAST_WAITING, WAITING_BYTES // len(batch[0].body))
         free = min(free, room - sum(waiting(link, *place) for place in places))
