@@ -281,6 +281,17 @@ def test_bad_json_is_named_with_line_and_reason(tmp_path: Path, content: str, re
         import_path(tmp_path / "t.jsonl")
 
 
+@pytest.mark.parametrize("listed", [False, True])
+def test_bad_json_is_left_out_on_request(tmp_path: Path, listed: bool) -> None:
+    good = ['{"user": 1, "item": 2, "rating": 3}', '{"user": 4, "item": 5, "rating": 6}']
+    bad = ["7", '{"user": 1, "item": true, "rating": 3}', '{"user": 1, "item": 2, "rating": []}']
+    rows = [good[0], *bad, good[1]]
+    file = tmp_path / "t.jsonl"
+    file.write_text(f"[{','.join(rows)}]" if listed else "\n".join([*rows, '{"user": 1']))
+    found = import_path(file, skip_bad=True)
+    assert rows_of(found) == {("1", "2", 3.0, 0), ("4", "5", 6.0, 0)}
+
+
 @pytest.mark.parametrize(
     ("values", "seconds"),
     [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import codecs
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -21,36 +21,73 @@ Objects = list[tuple[int, Mapping[str, Any]]]
 
 
 def blocks_of(
-    piece: Piece, notes: TextNotes, report: Callable[[int, int], None] = lambda *_: None
+    piece: Piece,
+    notes: TextNotes,
+    report: Callable[[int, int], None] = lambda *_: None,
+    *,
+    skip_bad: bool = False,
 ) -> Iterator[Objects]:
-    """The objects of a file, a block at a time. A list is read whole."""
+    """Yield the objects of a file, a block at a time. A list is read whole. With `skip_bad`, rows
+    that are no objects are left out and counted."""
     with piece.archive.open(piece.base) as stream:
         head = stream.read(_PEEK).removeprefix(codecs.BOM_UTF8).lstrip()
         if not head:
             raise CorruptData(f"{piece.where} is empty")
         listed = head[:1] == b"["
         rest = stream.read() if listed else b""
+    skipped = notes if skip_bad else None
     if listed:
         found = _parsed(head + rest, piece.where)
-        yield [(n, _object(one, f"{piece.where}, entry {n}")) for n, one in enumerate(found, 1)]
+        yield _good(enumerate(found, 1), _object, f"{piece.where}, entry", skipped)
         return
     for first, text in stream_lines(piece.archive, piece.base, notes, report):
-        lines = [(n, line) for n, line in enumerate(text.split(b"\n"), first) if line.strip()]
-        yield [
-            (n, _object(_parsed(line, where), where))
-            for n, line in lines
-            for where in [f"{piece.where}, line {n}"]
-        ]
+        lines = ((n, line) for n, line in enumerate(text.split(b"\n"), first) if line.strip())
+        block = _good(lines, _object_on, f"{piece.where}, line", skipped)
+        if block:
+            yield block
 
 
-def texts_of(objects: Objects, names: Sequence[str], where: str) -> dict[str, pa.Array]:
-    """Columns of texts; what an object lacks is empty."""
+def texts_of(
+    objects: Objects, names: Sequence[str], where: str, *, skip_bad: bool = False
+) -> dict[str, pa.Array]:
+    """Columns of texts. A value is empty if its object lacks it or, with `skip_bad`, if it is
+    neither a text nor a number."""
+
+    def text(value: Any, place: str) -> str:
+        try:
+            return _text(value, place)
+        except CorruptData:
+            if not skip_bad:
+                raise
+            return ""
+
     return {
         name: pa.array(
-            [_text(row.get(name), f"{where}, row {n}: {name}") for n, row in objects], pa.string()
+            [text(row.get(name), f"{where}, row {n}: {name}") for n, row in objects], pa.string()
         )
         for name in names
     }
+
+
+def _good(
+    rows: Iterable[tuple[int, Any]],
+    read: Callable[[Any, str], Mapping[str, Any]],
+    where: str,
+    skipped: TextNotes | None,
+) -> Objects:
+    good: Objects = []
+    for n, row in rows:
+        try:
+            good.append((n, read(row, f"{where} {n}")))
+        except CorruptData as error:
+            if skipped is None:
+                raise CorruptData(f"{error}; --skip-bad leaves such rows out") from None
+            skipped.skip(1, n)
+    return good
+
+
+def _object_on(line: bytes, where: str) -> Mapping[str, Any]:
+    return _object(_parsed(line, where), where)
 
 
 def _parsed(text: bytes, where: str) -> Any:

@@ -90,7 +90,7 @@ def _plan_json(piece: Piece, request: Request) -> TablePlan:
             f"{piece.where} is JSON, which names its fields: leave --no-header, --columns and "
             "--delimiter out"
         )
-    rows = next(objects.blocks_of(piece, TextNotes()), [])[:_ROWS]
+    rows = next(objects.blocks_of(piece, TextNotes(), skip_bad=request.skip_bad), [])[:_ROWS]
     if not rows:
         raise CorruptData(f"{piece.where} has no rows")
     names = tuple(dict.fromkeys(name for _, row in rows for name in row))
@@ -255,9 +255,9 @@ def _of_text(
 def _of_json(
     plan: TablePlan, converter: Converter, report: Callable[[int, int], None]
 ) -> Iterator[EventBatch]:
-    piece = plan.piece
-    for block in objects.blocks_of(piece, converter.notes, report):
-        found = objects.texts_of(block, [*plan.chosen.values()], piece.where)
+    piece, skip_bad = plan.piece, converter.skip_bad
+    for block in objects.blocks_of(piece, converter.notes, report, skip_bad=skip_bad):
+        found = objects.texts_of(block, [*plan.chosen.values()], piece.where, skip_bad=skip_bad)
         columns = {role: found[name] for role, name in plan.chosen.items()}
         numbers = [n for n, _ in block]
         yield converter.batch(
