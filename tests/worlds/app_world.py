@@ -59,12 +59,14 @@ class InProcess:
 
     async def asked(self, method, path, body=b"", headers=None, pieces=None):
         """With `pieces`, the body comes in these, and nothing says how long it is."""
+        path, _, query = path.partition("?")
         told = [(k.lower().encode(), v.encode()) for k, v in (headers or {}).items()]
         if pieces is None:
             told.append((b"content-length", str(len(body)).encode()))
             pieces = [body]
         scope = {
-            "type": "http", "method": method, "path": path, "query_string": b"", "headers": told,
+            "type": "http", "method": method, "path": path, "query_string": query.encode(),
+            "headers": told,
         }  # fmt: skip
         waiting = [
             {"type": "http.request", "body": piece, "more_body": n + 1 < len(pieces)}
@@ -80,4 +82,4 @@ class InProcess:
 
         await self.service(scope, receive, send)
         heads = {k.decode(): v.decode() for k, v in said[0]["headers"]}
-        return Answer(said[0]["status"], heads, b"".join(m["body"] for m in said[1:]))
+        return Answer(said[0]["status"], heads, b"".join(m.get("body", b"") for m in said[1:]))

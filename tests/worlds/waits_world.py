@@ -10,7 +10,7 @@ from app_world import HeardLines, InProcess, exposed
 from checked_world import AggregatorApp, checked_folders
 from fake_server import FakeServer, Reply
 from secure_sum_world import TOKEN, MaskerApp
-from server_world import Answer, quick_rules
+from server_world import quick_rules
 
 from sottovoce.algorithms.fmf.system import FMFConfig
 from sottovoce.algorithms.fpl.system import FPLConfig
@@ -240,31 +240,12 @@ class WaitsTown(InProcess):
         self.folder.ready_file(self.front.port, shared=False).unlink()
 
     def _passed_on(self, request):
-        path, _, query = request.path.partition("?")
-        heads = dict(request.headers)
+        heads = {k: v for k, v in request.headers.items() if k != "content-length"}
         if heads.get("authorization", "").startswith("bearer "):
             heads["authorization"] = "B" + heads["authorization"][1:]
-        got = self.run(self._asked(request.method, path, query, request.body, heads))
+        got = self.ask(request.method, request.path, request.body, heads)
         heads = {k: v for k, v in got.headers.items() if k != "content-length"}
         return Reply(got.status, got.body, heads)
-
-    async def _asked(self, method, path, query, body, heads):
-        told = [(k.encode(), v.encode()) for k, v in heads.items()]
-        scope = {
-            "type": "http", "method": method, "path": path, "query_string": query.encode(),
-            "headers": told, "client": ("127.0.0.1", 1),
-        }  # fmt: skip
-        waiting, said = [{"type": "http.request", "body": body, "more_body": False}], []
-
-        async def receive():
-            return waiting.pop(0) if waiting else {"type": "http.disconnect"}
-
-        async def send(message):
-            said.append(message)
-
-        await self.service(scope, receive, send)
-        heads = {k.decode(): v.decode() for k, v in said[0]["headers"]}
-        return Answer(said[0]["status"], heads, b"".join(m.get("body", b"") for m in said[1:]))
 
     # --- what happens -----------------------------------------------------------------------------
 
