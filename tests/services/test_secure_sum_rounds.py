@@ -316,6 +316,15 @@ def test_a_helper_that_opens_hardly_any_seed_has_nobody_shut_out(world):
     assert here.shut_numbers() == []
 
 
+def test_whoever_is_left_out_is_not_counted_as_good_while_its_record_is_kept(world):
+    """Otherwise an aggregator that refuses most devices would have them shut out."""
+    with world().database.writing() as link:
+        sums.taken(link, 0, 0, {number: b"sealed" for number in EVERYONE}, {})
+        sums.leave_out(link, 0, 0, dict.fromkeys(range(5), "out_of_range"), keep_records=True)
+        assert len(sums.seeds(link, 0, 0)) == USERS, "the same set is asked about after a crash"
+        assert sums.there(link, 0, 0) == USERS - 5
+
+
 def test_who_is_asked_by_a_list_gets_the_time_of_a_round_again(world):
     here = world(rounds=2, cohort_size=4, min_fraction=0.0, deadline_seconds=60.0, over_selection=1)
     here.step()

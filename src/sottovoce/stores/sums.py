@@ -84,8 +84,11 @@ def waiting(link: sa.Connection, round: int, attempt: int) -> int:
 
 
 def there(link: sa.Connection, round: int, attempt: int) -> int:
-    """How many are in the sum, or wait to be; who was left out is not."""
-    query = sa.select(sa.func.count()).where(*_is(summed_seeds, round, attempt))
+    """Return how many submissions are in the sum or wait to be. Those that were left out are not
+    counted, even if their records are kept."""
+    out = sa.select(left_out.c.number).where(*_is(left_out, round, attempt))
+    here = *_is(summed_seeds, round, attempt), summed_seeds.c.number.not_in(out)
+    query = sa.select(sa.func.count()).where(*here)
     return int(link.execute(query).scalar() or 0) + waiting(link, round, attempt)
 
 
