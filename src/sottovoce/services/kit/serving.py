@@ -163,7 +163,7 @@ def is_loopback(host: str) -> bool:
 
 
 def logger() -> Any:
-    """JSON lines on standard error. They name no device and no address of one."""
+    """JSON lines on standard error. They have no address of a device."""
     log = structlog.wrap_logger(
         _Lines(),
         processors=[
