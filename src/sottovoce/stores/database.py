@@ -341,7 +341,14 @@ class Database:
             link.detach()
             won = link.execute(sa.text("SELECT pg_try_advisory_lock(7306)")).scalar()
             link.commit()
-            yield Leader(self, link) if won else None
+            try:
+                yield Leader(self, link) if won else None
+            finally:
+                # The server would free it only when it has noticed that the connection is closed.
+                if won:
+                    with contextlib.suppress(SQLAlchemyError):
+                        link.execute(sa.text("SELECT pg_advisory_unlock(7306)"))
+                        link.commit()
 
     def close(self) -> None:
         self._engine.dispose()
