@@ -175,6 +175,30 @@ def test_a_server_that_never_answers(serve, ca):
         assert "in time" in trouble(client, lambda c: c.get("/v1/round"))
 
 
+def test_a_large_message_has_the_time_of_a_slow_line():
+    message = bytes(16 << 20) + b"end"
+    heard = bytearray()
+
+    def answer(listener):
+        link, _ = listener.accept()
+        with link:
+            time.sleep(0.5)  # the line is full
+            while not heard.endswith(b"end"):
+                heard.extend(link.recv(1 << 20))
+            time.sleep(0.5)
+            link.sendall(b"HTTP/1.1 204 No Content\r\n\r\n")
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=answer, args=[listener], daemon=True)
+        thread.start()
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        client = Client(url, "", plaintext=True, timeouts=Timeouts(0.2, 0.2))
+        (got,) = ask(client, lambda c: c.post("/v1/reports", gone(message)))
+        thread.join(10)
+    assert got.status == 204
+    assert heard.endswith(message)
+
+
 def test_a_server_that_drips_is_left_in_the_end(serve, ca):
     server = serve(lambda r: Reply(200, LARGE))
     with Forwarder(server.port) as forwarder:

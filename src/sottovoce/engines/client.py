@@ -36,6 +36,7 @@ from sottovoce.errors import (
 from sottovoce.parties.leaving import Leaving, body_of
 from sottovoce.stores.trust import device_context
 from sottovoce.wire import zstd
+from sottovoce.wire.frames import SLOWEST_LINE
 
 SMALL = 1 << 16
 """Limit of an answer that should be short, in bytes."""
@@ -258,7 +259,7 @@ class Client:
         `part`, also as far as it came before the connection was lost."""
         async with self._turn:
             try:
-                async with asyncio.timeout(self._longest):
+                async with asyncio.timeout(self._longest + len(body or b"") / SLOWEST_LINE):
                     there = await self._open()
                     asked = self._address.request(
                         method, path, headers.items(), body, self._timeouts

@@ -19,6 +19,8 @@ from urllib.parse import urlsplit
 
 import httpcore2
 
+from sottovoce.wire.frames import SLOWEST_LINE
+
 _KEPT_SECONDS = 30.0
 """A connection that was idle for longer is not used again: something on the way has closed it."""
 
@@ -32,9 +34,15 @@ class Timeouts:
     """How long each step may take, in seconds."""
 
     step: float = 20.0
-    """To connect, or to hand over what is sent."""
+    """To connect, or to send a short request."""
     answer: float = 20.0
     """To wait for the next part of an answer."""
+
+    def of_request(self, size: int) -> dict[str, float]:
+        """Return the limits of a request with a body of so many bytes: on the slowest line it takes
+        longer to send, and its end may still be on its way when the answer is waited for."""
+        more = size / SLOWEST_LINE
+        return {"connect": self.step, "write": self.step + more, "read": self.answer + more}
 
 
 @dataclass(slots=True)
@@ -103,13 +111,12 @@ class Address:
         said = [("Host", self.named), *headers]
         if body is not None:
             said.append(("Content-Length", str(len(body))))
-        step = timeouts.step
         return httpcore2.Request(
             method,
             self._url(self.path + path),
             headers=[(name.encode("ascii"), value.encode("ascii")) for name, value in said],
             content=body or b"",
-            extensions={"timeout": {"connect": step, "write": step, "read": timeouts.answer}},
+            extensions={"timeout": timeouts.of_request(len(body or b""))},
         )
 
     def _url(self, target: str) -> httpcore2.URL:

@@ -26,6 +26,7 @@ from sottovoce.stores import server as records
 from sottovoce.stores.amending import GATHERING, Waits
 from sottovoce.stores.database import MOST_ROUNDS, Leader
 from sottovoce.wire import shared
+from sottovoce.wire.frames import SLOWEST_LINE
 from sottovoce.wire.masked import message_bytes as masked_bytes
 from sottovoce.wire.reports import decode_report, longest_report
 from sottovoce.wire.signing import OVERHEAD
@@ -35,9 +36,8 @@ CohortSize = int | Literal["all"]
 Clock = Callable[[], float]
 """Seconds that only go forward. The time of day plays no part."""
 Verdict = Literal["goal", "deadline", "abandoned"]
-SLOWEST_LINE, LEAST_SECONDS = 32 << 10, 30.0
-"""Bytes a second of the slowest line on which the longest message still gets through; and how long
-shorter ones may take."""
+LEAST_SECONDS = 30.0
+"""How long a message may take that is short enough for the slowest line."""
 _QUESTION_SECONDS = 2.0
 """After which others are asked again whether they keep proposed terms."""
 _GATHERING = -1

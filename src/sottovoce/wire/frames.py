@@ -19,6 +19,8 @@ PROTOCOL = 2
 DRIFT_PROTOCOLS = (1, PROTOCOL)
 """What DRIFT's files and documents may say, which the release before wrote with a 1: their content
 is the same."""
+SLOWEST_LINE = 32 << 10
+"""Bytes a second of the slowest line on which the longest message still gets through."""
 SAME_RELEASE = "install the same release of Sottovoce on both sides"
 
 

@@ -54,11 +54,12 @@ from sottovoce.services.server.shuffled_rounds import Collector
 from sottovoce.services.server.state import RoundSnapshot, RoundState
 from sottovoce.stores import operating, sums
 from sottovoce.stores import server as records
-from sottovoce.stores.coordinator import LEAST_SECONDS, SLOWEST_LINE, Plan
+from sottovoce.stores.coordinator import LEAST_SECONDS, Plan
 from sottovoce.stores.database import Database
 from sottovoce.stores.operating import LastContacts, Outcomes, note_act
 from sottovoce.stores.server import Decision, Submission
 from sottovoce.stores.server_folder import ShufflerSecrets
+from sottovoce.wire.frames import SLOWEST_LINE
 from sottovoce.wire.refusals import SHUT_OUT_BY_OPERATOR, Refused
 from sottovoce.wire.signing import DIGEST_HEADER
 
