@@ -1,6 +1,7 @@
 """Why no round moves on: which party, since when, what to do, for every kind of federation."""
 
 import contextlib
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -11,6 +12,7 @@ from proxy_world import proxy_terms
 from secure_sum_world import SummedWorld, summed_terms
 from server_world import USERS, acting, quick_rules, terms
 
+from sottovoce.core.links import Hop, Proxied
 from sottovoce.core.waiting import WAITS
 from sottovoce.services.server.operator import status
 from sottovoce.services.server.reasons import Situation, reason
@@ -144,6 +146,11 @@ def test_through_a_shuffler_batches_are_waited_for():
     found = told(opened(0, 5, 0), enrolled=1, ours=SHUFFLED)
     assert found["party"] == "devices"
     assert found["what"] == "1 of the 2 devices that a batch has at least have enrolled"
+    chain = Proxied(chain=(Hop(),))  # the first shuffler waits for one device more
+    ours = plan(replace(proxy_terms(), link=chain))
+    found = told(opened(0, 5, 0), enrolled=2, ours=ours)
+    assert found["what"] == "2 of the 3 devices that a batch has at least have enrolled"
+    assert "one has at least 3 devices" in told(opened(0, 5, 0), enrolled=3, ours=ours)["what"]
 
 
 @pytest.mark.parametrize("party", ["helper", "aggregator 2"])

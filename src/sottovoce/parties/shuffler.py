@@ -210,6 +210,12 @@ class ShufflerRules:
         return waited >= self.hold_seconds or bool(self.goal and devices >= self.goal[tier])
 
 
+def spare_of(minimum: int) -> int:
+    """Return how many devices beyond the minimum the first shuffler of a chain waits for. Shufflers
+    behind it drop a batch of which too little can be opened, and one device must not cause that."""
+    return -(-minimum // 20)
+
+
 Seeds = Callable[[int, int, int], bytes]
 """By round, tier and place in the chain: from which seed a shuffler mixes."""
 

@@ -30,7 +30,7 @@ from sottovoce.errors import (
     SottovoceError,
     Unreachable,
 )
-from sottovoce.parties.shuffler import ShufflerRules, in_parts, once
+from sottovoce.parties.shuffler import ShufflerRules, in_parts, once, spare_of
 from sottovoce.services.kit.openers import Openers
 from sottovoce.services.kit.pacing import Pace
 from sottovoce.services.kit.told import ToldSums
@@ -62,9 +62,6 @@ _BREATH = 0.005
 _WIPE_SECONDS = 1.0
 """After which the log is wiped again where that could not be done."""
 
-_SPARE = 20
-"""In a chain, the first shuffler waits for one device more in so many, as those behind it drop a
-batch of which too little can be opened. One device can then not make it drop below its minimum."""
 _NEVER = 1 << 63
 
 Goal = Mapping[int | None, int]
@@ -322,7 +319,7 @@ class Forwarder:
         goal = tuple(_NEVER if count is None else count for count in wanted)
         link = terms.link.mixing
         chained = link is not None and link.shufflers > 1 and not self.hop
-        spare = tuple(-(-least // _SPARE) if chained else 0 for least in minimum)
+        spare = tuple(spare_of(least) if chained else 0 for least in minimum)
         self.terms, self.terms_name, self._digest = terms, terms_name(terms), terms.digest()
         self.rules = ShufflerRules(terms.reporting.max_reports, minimum, goal, self._hold, spare)
         if link is not None:

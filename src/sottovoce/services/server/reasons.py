@@ -16,6 +16,7 @@ import sqlalchemy as sa
 
 from sottovoce.algorithms.base import Contributing
 from sottovoce.core.waiting import WAITS
+from sottovoce.parties.shuffler import spare_of
 from sottovoce.services.server import shuffled_rounds as batches
 from sottovoce.stores import amending, operating, sums, versions
 from sottovoce.stores import server as records
@@ -353,7 +354,10 @@ def _of_batches(now: Situation, plan: Plan) -> Reason:
         return _reason("batch_part", "shuffler", now.opened, what, do)
     complete = {tier for tier, here, all in now.batches if here == all}
     missing = [tier for tier in range(len(tiers)) if tier not in complete]
-    fewest = min((tiers[tier].min_devices for tier in missing), default=0)
+    least = [tiers[tier].min_devices for tier in missing]
+    if plan.terms.chained:
+        least = [one + spare_of(one) for one in least]
+    fewest = min(least, default=0)
     if now.enrolled < fewest:
         what = f"{now.enrolled} of the {fewest} devices that a batch has at least have enrolled"
         do = "invite more with `sottovoce serve invite DIR`, or wait until they enrol"
