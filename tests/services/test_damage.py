@@ -154,9 +154,6 @@ def test_a_database_of_another_format_is_refused_with_both_numbers(stopped, anot
     folder, _ = stopped
     place = folder.path / "server.db"
     write(place, "UPDATE meta SET value = ? WHERE key = 'schema'", str(another))
-    with contextlib.closing(sqlite3.connect(place)) as link:
-        link.execute("DROP INDEX devices_one_key")  # a former format let two numbers have one key
-    write(place, "UPDATE devices SET public_key = x'00'")
     before = place.read_bytes()
     said = ended(folder)
     assert f"has format {another}, and this release reads format {SCHEMA} alone" in said

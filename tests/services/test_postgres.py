@@ -297,14 +297,6 @@ def test_one_leader_at_a_time(postgres):
         database.close()
 
 
-def test_the_right_to_coordinate_is_free_as_soon_as_it_is_left(postgres):
-    database = Database.at(postgres.fresh("free"))
-    with contextlib.closing(database):
-        for _ in range(100):
-            with database.leading() as leader:
-                assert leader is not None
-
-
 def test_the_server_outlives_a_restart_of_the_database(tmp_path, postgres):
     url = postgres.fresh("restart")
     folder, fleet = new_folder(tmp_path, rounds=1, min_fraction=1.0), Fleet()
