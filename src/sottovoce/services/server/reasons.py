@@ -320,10 +320,9 @@ def _of_reports(now: Situation, plan: Plan) -> Reason:
         do = f"the round stays open until others come in their place: {_SILENT}"
         return _reason("reports", "devices", now.opened, what, do)
     ends = _deadline(now.opened, plan)
-    if ends is None:
-        return _reason("reports", "devices", now.opened, what, "wait for the round's deadline")
+    when = "for the round's deadline" if ends is None else f"until {ends:%H:%M}, the deadline"
     so = "it ends then" if there >= least else "it is tried again then unless enough come"
-    do = f"wait until {ends:%H:%M}, the deadline: {so}"
+    do = f"wait {when}: {so}"
     return _reason("reports", "devices", now.opened, what, do)
 
 
