@@ -270,6 +270,8 @@ def test_of_two_copies_side_by_side_one_tells_a_sum(copied, tmp_path):
         assert two.sums(question(terms, 4, devices[1:])).error == "second_submission"
         assert one.sums(question(terms, 5, devices)).status == 200
         assert two.sums(question(terms, 5, devices[1:])).error == "second_submission"
+        alarms = [[one["event"] for one in app.log.lines].count("set back") for app in (one, two)]
+        assert alarms == [1, 2], "the older one at its start, too"
 
 
 def test_an_aggregator_whose_folder_is_set_back_tells_no_second_part(checked):
@@ -293,6 +295,18 @@ def test_without_a_place_for_notes_sums_are_told_and_the_log_says_so(tmp_path, m
         warned = app.log.lines[0]
     assert warned["event"] == "not noted"
     assert "$SOTTOVOCE_MARKS" in warned["detail"]
+
+
+def test_a_place_for_notes_that_is_lost_while_it_runs_is_said_once(tmp_path, monkeypatch):
+    monkeypatch.setenv("SOTTOVOCE_MARKS", str(tmp_path / "marks"))
+    folder, devices = masker_folder(tmp_path / "helper"), [SeedKeeper() for _ in range(LEAST)]
+    with MaskerApp(folder) as app:
+        shutil.rmtree(tmp_path / "marks")
+        (tmp_path / "marks").write_text("")
+        for round in range(2):
+            assert app.sums(question(folder.introduction.terms, round, devices)).status == 200
+        events = [line["event"] for line in app.log.lines]
+    assert events == ["not noted", "sum told", "sum told"]
 
 
 def test_a_note_within_the_folder_or_a_damaged_one_is_refused(tmp_path, monkeypatch):

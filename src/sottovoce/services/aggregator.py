@@ -47,7 +47,7 @@ from sottovoce.services.kit.application import Handler, Hosting, HttpApplication
 from sottovoce.services.kit.connections import Limits
 from sottovoce.services.kit.metrics import Figure, by
 from sottovoce.services.kit.serving import Parts, Service, Start
-from sottovoce.services.kit.told import ToldSums, warn_of_copies
+from sottovoce.services.kit.told import CopyAlarm, ToldSums
 from sottovoce.stores.aggregator_folder import (
     AggregatorFolder,
     AggregatorIntroduction,
@@ -147,7 +147,7 @@ class Opening:
         self._key, self._number = folder.seal_key(), folder.introduction.number
         self.kept = KeptTerms(folder, lambda one: OpeningRules(folder.under(one)))
         self._answers, self._shares, self._threads = folder.answers(), shares, threads
-        warn_of_copies(self._answers, log)
+        self._alarm = CopyAlarm(self._answers, log)
         self.told = ToldSums("part", log)
 
     def __repr__(self) -> str:
@@ -215,7 +215,7 @@ class Opening:
         except MessageError as error:
             raise Refused("second_submission", str(error), status=409) from None
         shares = self._shares_of(form, bound, question.names)
-        self._answers.keep(answered)
+        self._alarm.keep(answered)
         self.kept.begin(using)
         part = rules.total(round, form, named, shares, kept, sum_name(bound, names))
         told = encode_part(SumPart(round, rules.number, len(names), part))

@@ -42,7 +42,7 @@ from sottovoce.services.kit.application import Hosting, HttpApplication
 from sottovoce.services.kit.connections import Limits
 from sottovoce.services.kit.metrics import Figure, by
 from sottovoce.services.kit.serving import Parts, Service, Start
-from sottovoce.services.kit.told import ToldSums, warn_of_copies
+from sottovoce.services.kit.told import CopyAlarm, ToldSums
 from sottovoce.stores.helper_folder import HelperFolder, HelperIntroduction, open_helper
 from sottovoce.stores.sum_folder import KeptTerms
 from sottovoce.wire.masked import (
@@ -93,7 +93,7 @@ class Answering:
         self._key, self._noise = folder.seal_key(), folder.noise_secret()
         self.kept = KeptTerms(folder, HelperRules)
         self._answers, self._threads = folder.answers(), threads
-        warn_of_copies(self._answers, log)
+        self._alarm = CopyAlarm(self._answers, log)
         self.told = ToldSums("sum", log)
 
     def __repr__(self) -> str:
@@ -115,7 +115,7 @@ class Answering:
         answered = self._check(question, rules.link)
         bound = _bound(question, rules.terms)
         seeds = self._open(question, bound, again=answered == self._answers.last)
-        self._answers.keep(answered)
+        self._alarm.keep(answered)
         self.kept.begin(kept)
         group = question.group if len(question.sizes) > 1 else None
         name = sum_name(bound, _sent(question)[question.group])

@@ -232,9 +232,10 @@ class Answers:
         self.last = _answered_in(place, "put the right file back")
         self.unnoted = ""
         """Why what is told cannot be noted outside the folder."""
+        self.set_back = 0
+        """How often the folder lacked what the note says."""
         with self._alone():
-            self.was_set_back = self._catch_up()
-            """Whether the folder lacked what the note says."""
+            self._catch_up()
             self._write_note(self.last)
 
     def keep(self, answered: Answered) -> None:
@@ -267,7 +268,9 @@ class Answers:
         if self._note is not None and self._note.exists():
             advice = f"remove it, if {self._place.parent} was never set back to an older copy"
             self.go_on_from(_answered_in(self._note, advice))
-        return self.last != before
+        news = self.last != before
+        self.set_back += news
+        return news
 
     def _write(self, answered: Answered) -> None:
         try:

@@ -7,28 +7,45 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
+from sottovoce.parties.helper import Answered
 from sottovoce.services.kit.metrics import Figure, known
 from sottovoce.stores.noted import ENVIRONMENT
 from sottovoce.stores.sum_folder import Answers
 
 
-def warn_of_copies(answers: Answers, log: Any) -> None:
-    """Write to the log if the folder was set back, or if nobody could notice that it is."""
-    if log is None:
-        return
-    if answers.was_set_back:
-        log.error(
-            "set back",
-            round=answers.last.round,
-            detail="this folder lacked what was told under its keys: it was set back to an older "
-            "copy, or a second copy ran; it goes on from what was told",
-        )
-    if answers.unnoted:
-        log.warning(
-            "not noted",
-            detail=f"{answers.unnoted}, where what is told is noted outside the folder; if the "
-            f"folder is set back, nobody notices. Name another place with ${ENVIRONMENT}",
-        )
+class CopyAlarm:
+    """Writes to the log when a folder turns out to be set back or to be one of two copies, and when
+    nobody could notice that."""
+
+    def __init__(self, answers: Answers, log: Any) -> None:
+        self._answers, self._log = answers, log
+        self._set_back, self._unnoted = 0, ""
+        self._look()
+
+    def keep(self, answered: Answered) -> None:
+        """Keep an answer before it is given (`Answers.keep`)."""
+        try:
+            self._answers.keep(answered)
+        finally:
+            self._look()
+
+    def _look(self) -> None:
+        answers, log = self._answers, self._log
+        set_back, unnoted = answers.set_back > self._set_back, answers.unnoted != self._unnoted
+        self._set_back, self._unnoted = answers.set_back, answers.unnoted
+        if set_back and log is not None:
+            log.error(
+                "set back",
+                round=answers.last.round,
+                detail="this folder lacked what was told under its keys: it was set back to an "
+                "older copy, or a second copy runs; it goes on from what was told",
+            )
+        if unnoted and answers.unnoted and log is not None:
+            log.warning(
+                "not noted",
+                detail=f"{answers.unnoted}, where what is told is noted outside the folder; if the "
+                f"folder is set back, nobody notices. Name another place with ${ENVIRONMENT}",
+            )
 
 
 class _Last(NamedTuple):
