@@ -3,6 +3,7 @@ not at all, and put back only where everything is right."""
 
 import contextlib
 import errno
+import io
 import json
 import os
 import shutil
@@ -11,18 +12,21 @@ import sqlite3
 import stat
 import subprocess
 import sys
+import tarfile
+import tempfile
 import threading
 from datetime import UTC, datetime
+from pathlib import Path
 
 import pytest
 from secure_sum_world import masker_folder
 from server_world import new_folder
+from unpacked import unpacked
 
 from sottovoce.cli import call
 from sottovoce.errors import CorruptData, DataNotFound, ServiceError, UsageError, VersionMismatch
 from sottovoce.services.copies import copying as backups
-from sottovoce.services.copies import copying as files
-from sottovoce.services.copies.copying import Manifest, make_backup, restore_backup
+from sottovoce.services.copies.copying import make_backup, restore_backup
 from sottovoce.stores.server_folder import open_folder
 
 MONDAY = datetime(2026, 11, 16, 10, 0, tzinfo=UTC)
@@ -103,16 +107,15 @@ def test_nobody_else_can_read_a_backup_or_what_was_put_back_at_any_moment(town, 
 def test_a_backup_is_there_whole_or_not_at_all(town, tmp_path, monkeypatch):
     """The disk is full at every file in turn, then at the manifest."""
     safe = tmp_path / "safe"
-    real, left = files.new_file, [0]
+    real, left = backups._add, [0]
 
-    def full(path):
+    def full(archive, name, content):
         left[0] -= 1
         if left[0] < 0:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
-        return real(path)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), name)
+        return real(archive, name, content)
 
-    monkeypatch.setattr(files, "new_file", full)
-    monkeypatch.setattr(backups, "new_file", full)
+    monkeypatch.setattr(backups, "_add", full)
     fits = 0
     while not (safe / "monday").exists():
         left[0] = fits
@@ -120,15 +123,15 @@ def test_a_backup_is_there_whole_or_not_at_all(town, tmp_path, monkeypatch):
             make_backup(town, safe / "monday")
         assert [path.name for path in safe.iterdir()] in ([], ["monday"])
         fits += 1
-    assert fits == len(contents(safe / "monday")) + 1
+    assert fits == len(contents(unpacked(safe / "monday", tmp_path / "content"))) + 1
     assert fits > 5
 
 
 def test_a_full_disk_is_one_sentence(town, tmp_path, monkeypatch, ask):
-    def full(source, target):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(target))
+    def full(archive, name, content):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), name)
 
-    monkeypatch.setattr(backups, "copy_new", full)
+    monkeypatch.setattr(backups, "_add", full)
     said = ask("backup", town, tmp_path / "b", code=4)
     assert "No space left on device; free some space" in said["error"]
     assert not (tmp_path / "b").exists()
@@ -155,13 +158,13 @@ def test_of_a_folder_of_setup_each_part_is_named(tmp_path, ask):
 
 
 def test_one_that_comes_first_is_not_overwritten_either(town, tmp_path, monkeypatch):
-    target, real = tmp_path / "b", backups.sync_folders
+    target, real = tmp_path / "b", backups._pack
 
-    def come_first(partial):
-        real(partial)
+    def come_first(*given):
         target.mkdir()
+        return real(*given)
 
-    monkeypatch.setattr(backups, "sync_folders", come_first)
+    monkeypatch.setattr(backups, "_pack", come_first)
     with pytest.raises(UsageError, match="is there already"):
         make_backup(town, target)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["b", "town"]
@@ -172,11 +175,13 @@ def test_the_manifest_says_what_it_is(town, tmp_path, ask):
     said = ask("backup", town, tmp_path / "b")
     assert (said["kind"], said["federation"]) == ("server", "little-town")
     assert said["left_out"] == said["notes"] == []
-    table = json.loads((tmp_path / "b" / "backup.json").read_text())
-    assert (table["format"], table["kind"]) == (1, "server")
-    assert said["files"] == len(table["files"]) == len(contents(tmp_path / "b" / "content"))
-    assert {"server.db", "federation.json", "catalogue.json", "state.json"} < set(table["files"])
-    assert "keys/ca.key" in table["files"]
+    found = contents(unpacked(tmp_path / "b", tmp_path / "content"))
+    table = json.loads(found.pop("backup.json"))
+    assert (table["format"], table["kind"]) == (backups.FORMAT, "server")
+    assert said["files"] == len(found)
+    assert said["bytes"] == (tmp_path / "b").stat().st_size
+    assert {"server.db", "federation.json", "catalogue.json", "state.json"} < set(found)
+    assert "keys/ca.key" in found
     assert datetime.strptime(table["created"], "%Y-%m-%dT%H:%M:%SZ")
 
 
@@ -196,65 +201,71 @@ def test_what_is_put_back_is_what_was_copied(masks, tmp_path, ask):
 
 
 def test_everything_in_a_backup_is_checked_before_anything_is_changed(masks, tmp_path, ask):
+    """Wherever a byte is another one, it is damaged, unless what is in it is still the same."""
     backup = tmp_path / "b"
     make_backup(masks, backup)
-    there, places = contents(masks), [path for path in backup.rglob("*") if path.is_file()]
-    assert len(places) > 10
-    for place in places:
-        good = place.read_bytes()
-        middle = len(good) // 2
-        place.write_bytes(good[:middle] + bytes([good[middle] ^ 1]) + good[middle + 1 :])
-        with pytest.raises(CorruptData, match="is damaged; nothing was changed"):
-            restore_backup(backup, masks)
-        place.write_bytes(good)
-    last = backup / "content" / "seal.key"
-    for place in (last, backup / "backup.json"):
-        good = place.read_bytes()
-        place.write_bytes(good[: len(good) // 2])
-        said = ask("restore", backup, masks, code=3)
-        assert "is damaged; nothing was changed, use another backup" in said["error"]
-        place.unlink()
-        ask("restore", backup, masks, code=3)
-        place.write_bytes(good)
+    there, good = contents(masks), backup.read_bytes()
+    whole, same = contents(unpacked(backup, tmp_path / "whole")), []
+    for at in [*range(12), *range(12, len(good), 97), *range(len(good) - 9, len(good))]:
+        backup.write_bytes(good[:at] + bytes([good[at] ^ 1]) + good[at + 1 :])
+        with tempfile.TemporaryDirectory(dir=tmp_path) as partial:
+            try:
+                backups._unpack(backup, Path(partial))
+            except (CorruptData, DataNotFound):
+                continue
+            same.append(at)
+            assert contents(Path(partial)).items() == whole.items() - {
+                ("backup.json", whole["backup.json"])
+            }
+    assert set(same) <= set(range(3, 10)), "what gzip says of itself, which is not read"
+    for body in (good[: len(good) // 2], good[:-1], good[:-9], good + b"more", b"", b"no archive"):
+        backup.write_bytes(body)
+        said = ask("restore", backup, masks, code=3)["error"]
+        assert "is damaged; nothing was changed, use another backup" in said or "no backup" in said
+    backup.unlink()
+    ask("restore", backup, masks, code=3)
     assert contents(masks) == there
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["b", "masks"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["masks", "whole"]
+    backup.write_bytes(good)
     ask("restore", backup, masks)
 
 
-def rewritten(backup, **changes):
-    """A manifest with its own checksum right."""
-    table = json.loads((backup / "backup.json").read_text())
-    files = changes.pop("files", table["files"])
-    made = Manifest(
-        **{
-            **{k: table[k] for k in ("kind", "federation", "whose", "created", "release")},
-            "files": {name: tuple(facts) for name, facts in files.items()},
-            "left_out": tuple(table["left_out"]),
-            **changes,
-        }
-    )
-    (backup / "backup.json").write_bytes(made.to_bytes())
+def rewritten(backup, *more, **changes):
+    """The same backup with other words about itself, and with more entries."""
+    with tempfile.TemporaryDirectory() as folder:
+        found = contents(unpacked(backup, Path(folder)))
+    table = json.loads(found.pop("backup.json")) | changes
+    with tarfile.open(backup, "w:gz") as archive:
+        for name, body in [*found.items(), *more, ("backup.json", json.dumps(table).encode())]:
+            backups._add(archive, name, io.BytesIO(body))
 
 
 def test_a_backup_writes_nothing_but_what_belongs_there(masks, tmp_path):
     backup = tmp_path / "b"
-    make_backup(masks, backup)
-    facts = [1, "00"]
-    for name in ("../evil", "keys/../../evil", "/etc/evil", "keys//evil", "a b", "."):
-        rewritten(backup, files={name: facts})
-        with pytest.raises(CorruptData, match="is damaged"):
+
+    def refused(error, match, *more, **changes):
+        backup.unlink(missing_ok=True)
+        make_backup(masks, backup)
+        rewritten(backup, *more, **changes)
+        with pytest.raises(error, match=match):
             restore_backup(backup, masks)
-    rewritten(backup, files={"evil.so": facts})
-    with pytest.raises(CorruptData, match="no part of"):
+
+    for name in ("../evil", "keys/../../evil", "/etc/evil", "keys//evil", "a b", ".", "seal.key"):
+        refused(CorruptData, "is damaged", (name, b"00"))
+    for name in ("../evil", "keys/../../evil"):
+        refused(CorruptData, "no part of", left_out=[name])
+    refused(CorruptData, "no part of", ("evil.so", b"00"))
+    refused(CorruptData, "is damaged", created="yesterday")
+    refused(VersionMismatch, "does not know", kind="nobody")
+    refused(VersionMismatch, "has format 1, and this release of Sottovoce reads format 2", format=1)
+    backup.unlink()
+    with tarfile.open(backup, "w:gz") as archive:
+        link = tarfile.TarInfo("keys")
+        link.type, link.linkname = tarfile.SYMTYPE, "/etc"
+        archive.addfile(link)
+    with pytest.raises(CorruptData, match="is damaged"):
         restore_backup(backup, masks)
-    rewritten(backup, kind="nobody")
-    with pytest.raises(VersionMismatch, match="does not know"):
-        restore_backup(backup, masks)
-    place = backup / "backup.json"
-    place.write_text(place.read_text().replace('"format": 1', '"format": 2'))
-    with pytest.raises(VersionMismatch, match="another release"):
-        restore_backup(backup, masks)
-    with pytest.raises(DataNotFound, match="is no backup"):
+    with pytest.raises(DataNotFound, match="cannot be read: Is a directory"):
         restore_backup(tmp_path, masks)
 
 
@@ -268,7 +279,7 @@ def test_a_backup_of_another_kind_or_federation_is_refused(masks, town, tmp_path
     other = masker_folder(tmp_path / "other").path
     said = ask("restore", tmp_path / "m", other, code=2)
     assert "holds another one, of little-town" in said["error"]
-    said = ask("restore", tmp_path / "b", tmp_path / "b" / "backup.json", code=2)
+    said = ask("restore", tmp_path / "b", tmp_path / "m", code=2)
     assert "is no folder" in said["error"]
 
 
@@ -296,7 +307,7 @@ def test_one_that_serves_from_postgresql_is_known_by_its_process(town, tmp_path,
     (town / "server.db").unlink()
     said = ask("backup", town, tmp_path / "b")
     assert "copy it with pg_dump" in said["notes"][0]
-    assert "server.db" not in contents(tmp_path / "b" / "content")
+    assert "server.db" not in contents(unpacked(tmp_path / "b", tmp_path / "content"))
     ready = town / "server-8443.json"
     ready.write_text(json.dumps({"url": "https://x", "pid": os.getpid(), "port": 8443}))
     said = ask("restore", tmp_path / "b", town, code=7)
@@ -316,7 +327,7 @@ def test_keys_that_were_left_out_come_from_elsewhere(masks, tmp_path, ask):
     assert len(secret) >= 5
     said = ask("backup", masks, tmp_path / "b", "--without-keys")
     assert set(secret) < set(said["left_out"])
-    kept = b"".join(contents(tmp_path / "b").values())
+    kept = b"".join(contents(unpacked(tmp_path / "b", tmp_path / "content")).values())
     assert not any(body.strip() in kept for body in secret.values())
     ask("restore", tmp_path / "b", masks)  # they are there
     assert {name: contents(masks)[name] for name in secret} == secret
@@ -352,12 +363,12 @@ def test_a_move_that_fails_leaves_everything_in_its_place(masks, tmp_path, monke
     there = contents(masks)
 
     def busy(first, second, flag):
-        if flag == files._EXCHANGE:
+        if flag == backups._EXCHANGE:
             raise OSError(errno.EBUSY, os.strerror(errno.EBUSY), str(second))
         return real(first, second, flag)
 
-    real = files._renamed
-    monkeypatch.setattr(files, "_renamed", busy)
+    real = backups._renamed
+    monkeypatch.setattr(backups, "_renamed", busy)
     with pytest.raises(OSError, match="busy"):
         restore_backup(tmp_path / "b", masks)
     assert contents(masks) == there
@@ -367,7 +378,7 @@ def test_a_move_that_fails_leaves_everything_in_its_place(masks, tmp_path, monke
 def test_it_works_where_the_system_cannot_exchange(masks, tmp_path, monkeypatch):
     make_backup(masks, tmp_path / "b")
     there = contents(masks)
-    monkeypatch.setattr(files, "_renamed", lambda *_: False)
+    monkeypatch.setattr(backups, "_renamed", lambda *_: False)
     done = restore_backup(tmp_path / "b", masks)
     assert contents(done.aside) == contents(masks) == there
     with pytest.raises(UsageError, match="is there already"):
@@ -399,7 +410,8 @@ print(steps[0])
 def test_whenever_it_is_killed_the_folder_is_the_former_or_the_restored_one(masks, tmp_path):
     """Before and after each move, and before and after some of the writes."""
     make_backup(masks, tmp_path / "b")
-    restored, ends = contents(tmp_path / "b" / "content"), []
+    restored, ends = contents(unpacked(tmp_path / "b", tmp_path / "content")), []
+    del restored["backup.json"]
 
     def restore(step):
         (masks / "notes.txt").write_text("mine")
@@ -452,7 +464,7 @@ def test_a_copy_of_a_database_in_use_is_of_one_moment(town, tmp_path):
         link.close()
     moments = []
     for n in range(5):
-        copy = tmp_path / f"b{n}" / "content" / "server.db"
+        copy = unpacked(tmp_path / f"b{n}", tmp_path / f"content{n}") / "server.db"
         assert not list(copy.parent.glob("server.db-*"))
         with sqlite3.connect(copy) as found:
             [(a, b, rows)] = found.execute("SELECT min(a), max(b), count(*) FROM pair")
@@ -474,23 +486,24 @@ def test_a_damaged_database_is_not_copied(town, tmp_path):
 
 def test_a_key_ring_that_is_written_over_meanwhile_is_copied_whole(town, tmp_path, monkeypatch):
     """The server destroys old keys by writing zeros over the former file."""
-    place, real, once = town / "keys" / "server.key", backups.copy_new, []
+    place, real, once = town / "keys" / "server.key", Path.read_bytes, []
 
-    def copy(source, target):
+    def read(source):
         if source == place and not once:
             once.append(1)
-            body = place.read_bytes()
+            body = real(place)
             with place.open("r+b") as file:
                 file.write(bytes(len(body)))
-            facts = real(source, target)
+            found = real(source)
             place.write_bytes(body)
-            return facts
-        return real(source, target)
+            return found
+        return real(source)
 
-    monkeypatch.setattr(backups, "copy_new", copy)
+    monkeypatch.setattr(Path, "read_bytes", read)
     make_backup(town, tmp_path / "b")
     assert once
-    assert (tmp_path / "b" / "content" / "keys" / "server.key").read_bytes() == place.read_bytes()
+    copy = unpacked(tmp_path / "b", tmp_path / "content") / "keys" / "server.key"
+    assert copy.read_bytes() == place.read_bytes()
 
 
 def test_help_says_it_all(capsys):

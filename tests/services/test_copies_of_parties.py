@@ -27,6 +27,7 @@ from secure_sum_world import (
 )
 from server_world import ITEMS, USERS, new_folder
 from talk import until
+from unpacked import unpacked
 
 from sottovoce.cli import call
 from sottovoce.core.consent import Choice
@@ -91,11 +92,11 @@ def test_a_copy_that_is_simply_put_back_tells_a_second_sum(masks, tmp_path):
     """The control: what these commands are there to prevent, and what follows from it."""
     folder, devices = masks
     lose(folder.path)
-    shutil.copytree(tmp_path / "b" / "content", folder.path)
+    plain = unpacked(tmp_path / "b", folder.path)
     # On the same machine it learns from its note what was told; without the note it does not.
     assert ask_again(folder, 3, devices[1:]).error == "second_submission"
     note_of(folder.path, folder.noise_secret().key).unlink()
-    shutil.copy(tmp_path / "b" / "content" / "answered.json", folder.path)
+    unpacked(tmp_path / "b", plain)
     got = ask_again(folder, 3, devices[1:])
     assert got.status == 200
     told = decode_mask_sum(got.body, folder.introduction.terms).masks
@@ -241,7 +242,7 @@ def test_a_restored_proxy_hands_nothing_over_twice_and_holds_no_report(tmp_path)
             make_backup(folder.path, tmp_path / "b")
             assert sends(app, devices[3], 4).status == 204
             until(lambda: server.batch(4, 0))
-        kept = contents(tmp_path / "b")
+        kept = contents(unpacked(tmp_path / "b", tmp_path / "content"))
         records = {record for device in devices[:4] for record in device.records(4)}
         assert {*server.batch(4, 0)} == records
         assert not any(record in kept for record in records)
@@ -299,7 +300,7 @@ def test_a_checkpoint_of_flower_goes_on_with_a_round_that_nobody_has_seen(tmp_pa
     (town / "superlink" / "superlink.db").write_bytes(b"sums of nodes")
     made = make_backup(town, tmp_path / "b")
     assert "superlink/, is not in it" in made.notes[0]
-    assert b"sums of nodes" not in contents(tmp_path / "b")
+    assert b"sums of nodes" not in contents(unpacked(tmp_path / "b", tmp_path / "content"))
     with Checkpoint(town) as checkpoint:
         checkpoint.skip_to(7)
     assert restore_backup(tmp_path / "b", town).settled.next_round == 8
@@ -505,7 +506,7 @@ def test_a_store_is_copied_while_its_agent_runs_and_stays_encrypted(store, tmp_p
         with pytest.raises(ServiceError, match="is served by another process"):
             restore_backup(tmp_path / "b", tmp_path / "her")
     assert made.manifest.kind == "device"
-    copy = (tmp_path / "b" / "content" / "store.db").read_bytes()
+    copy = (unpacked(tmp_path / "b", tmp_path / "content") / "store.db").read_bytes()
     assert b"secret place" not in copy
     assert not copy.startswith(b"SQLite format 3")
     restore_backup(tmp_path / "b", tmp_path / "new")
@@ -552,7 +553,7 @@ def test_a_store_without_its_key_is_of_no_use(store, tmp_path):
     made = make_backup(tmp_path / "her", tmp_path / "b", keys=False)
     assert made.manifest.left_out == ("store.key",)
     key = (tmp_path / "her" / "store.key").read_bytes()
-    assert key.strip() not in contents(tmp_path / "b")
+    assert key.strip() not in contents(unpacked(tmp_path / "b", tmp_path / "content"))
     with pytest.raises(UsageError, match=r"store\.key is not there"):
         restore_backup(tmp_path / "b", tmp_path / "new")
     with CohortStore.create(tmp_path / "other", [(0, "Dora")]):

@@ -20,6 +20,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from server_world import Client, Fleet, ServerProcess, enrolment, new_folder, program, simulated
 from talk import until
+from unpacked import unpacked
 
 from sottovoce.cli.serve_server import make_federation
 from sottovoce.core.consent import Choice
@@ -412,7 +413,7 @@ def test_a_backup_is_put_back_over_a_log_that_was_left_behind(tmp_path, ask):
         assert (town / "server.db-wal").stat().st_size > 0
         naive = tmp_path / "naive"
         shutil.copytree(town, naive)
-        shutil.copy(backup / "content" / "server.db", naive / "server.db")
+        shutil.copy(unpacked(backup, tmp_path / "content") / "server.db", naive / "server.db")
         assert ask("serve", "status", naive)["round"] == 4, "the control: the newer state stays"
 
         said = ask("restore", backup, town)

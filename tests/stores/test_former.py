@@ -8,6 +8,7 @@ import shutil
 import pytest
 from server_world import ITEMS
 from test_amending import Town
+from unpacked import unpacked
 
 from sottovoce.errors import UsageError
 from sottovoce.services.copies.copying import make_backup, restore_backup
@@ -74,8 +75,7 @@ def back(town, tmp_path, **options):
 def test_a_copy_that_is_simply_put_back_has_what_devices_refuse(town, tmp_path):
     """The control."""
     terms, catalogue, now = told(town.path)
-    shutil.copytree(tmp_path / "copy" / "content", tmp_path / "plain")
-    before = told(tmp_path / "plain")
+    before = told(unpacked(tmp_path / "copy", tmp_path / "plain"))
     assert before[0] != terms
     assert before[1] != catalogue
     assert before[2].round < now.round
@@ -222,10 +222,9 @@ def test_a_round_that_is_too_low_does_not_count(town, tmp_path):
 def test_with_postgresql_the_files_alone_are_compared(town, tmp_path):
     """The database decides, and is not in a copy."""
     town.kill()
-    for place in (town.path, tmp_path / "copy" / "content"):
-        (place / "state.json").write_text('{"kept_in": "postgresql"}')
+    (town.path / "state.json").write_text('{"kept_in": "postgresql"}')
     (town.path / "server.db").unlink()
-    shutil.rmtree(tmp_path / "copy")
+    (tmp_path / "copy").unlink()
     make_backup(town.path, tmp_path / "copy")
     _, said = back(town, tmp_path)
     assert "are not those of the former folder" not in said

@@ -13,9 +13,9 @@ from sottovoce.cli.options import Said, says
 from sottovoce.errors import SottovoceError
 
 Target = Annotated[
-    Path, typer.Argument(metavar="BACKUP", help="Folder to make; nothing may be there yet.")
+    Path, typer.Argument(metavar="BACKUP", help="File to make; nothing may be there yet.")
 ]
-Backup = Annotated[Path, typer.Argument(metavar="BACKUP", help="Folder of a backup.")]
+Backup = Annotated[Path, typer.Argument(metavar="BACKUP", help="File of a backup.")]
 WithoutKeys = Annotated[
     bool,
     typer.Option(
@@ -44,17 +44,17 @@ def backup(
 
     DIR is a store, also one of `sottovoce serve supernode`, or the folder of `serve server`,
     `superlink`, `shuffler`, `helper`, `aggregator`, `owner` or `orchestrator`. BACKUP is a new
-    folder of mode 700 with files of mode 600: databases as they are at one moment, the keys (unless
-    --without-keys: keep them elsewhere, nobody can use the copy without them), and backup.json with
-    a checksum of everything. It is there whole or not at all and is as secret as DIR: whoever reads
-    it has the keys and what is in the database. A state in PostgreSQL is copied by pg_dump, beside
-    this. The reports that a shuffler holds are never in a copy.
+    file of mode 600, a gzipped tar: databases as they are at one moment, and the keys (unless
+    --without-keys: keep them elsewhere, nobody can use the copy without them). It is there whole or
+    not at all and is as secret as DIR: whoever reads it has the keys and what is in the database.
+    A state in PostgreSQL is copied by pg_dump, beside this. The reports that a shuffler holds are
+    never in a copy.
 
     \b
     Examples:
-      sottovoce backup ~/sottovoce /media/stick/sottovoce-monday
-      sottovoce backup town /media/safe/town-monday
-      sottovoce backup masks /media/safe/masks-monday --without-keys
+      sottovoce backup ~/sottovoce /media/stick/sottovoce-monday.tar.gz
+      sottovoce backup town /media/safe/town-monday.tar.gz
+      sottovoce backup masks /media/safe/masks-monday.tar.gz --without-keys
     """
     content, words = _backup(folder, target, without_keys)
     if content["kind"] == "server":
@@ -101,9 +101,9 @@ def restore(
 
     \b
     Examples:
-      sottovoce restore /media/stick/sottovoce-monday ~/sottovoce
-      sottovoce restore /media/safe/town-monday town
-      sottovoce restore /media/safe/masks-monday masks --next-round 120
+      sottovoce restore /media/stick/sottovoce-monday.tar.gz ~/sottovoce
+      sottovoce restore /media/safe/town-monday.tar.gz town
+      sottovoce restore /media/safe/masks-monday.tar.gz masks --next-round 120
     """
     return _restore(source, folder, next_round, keys)
 
@@ -120,8 +120,8 @@ def _backup(folder: Path, target: Path, without_keys: bool) -> Said:
         "kind": found.kind,
         "federation": found.federation or None,
         "created": found.created,
-        "files": len(found.files),
-        "bytes": found.size,
+        "files": made.files,
+        "bytes": made.bytes,
         "left_out": list(found.left_out),
         "notes": list(made.notes),
     }
@@ -129,8 +129,8 @@ def _backup(folder: Path, target: Path, without_keys: bool) -> Said:
     keys = "It has no keys: keep them elsewhere, it is of no use without them."
     if not without_keys:
         keys = f"Its keys are in it: guard it like {folder} itself."
-    made_of = f"{target}: {made.kind.words}{federation}, {len(found.files)} files"
-    return content, [f"{made_of}, {found.size:,} bytes.", keys, *made.notes]
+    made_of = f"{target}: {made.kind.words}{federation}, {made.files} files"
+    return content, [f"{made_of}, {made.bytes:,} bytes.", keys, *made.notes]
 
 
 def _restore(

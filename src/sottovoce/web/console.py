@@ -309,11 +309,11 @@ class Console:
 
         def copy() -> dict[str, Any]:
             try:
-                found = make_backup(folder, Path(place)).manifest
+                found = make_backup(folder, Path(place))
             except OSError as error:
                 why = error.strerror or error
                 raise UsageError(f"nothing was copied to {place}: {why}") from None
-            return {"files": len(found.files), "bytes": found.size}
+            return {"files": found.files, "bytes": found.bytes}
 
         acts = self._acts()
         if not acts.known(key):

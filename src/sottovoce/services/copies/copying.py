@@ -1,8 +1,8 @@
 """Make a backup of a folder, and put it back.
 
-A backup is a folder that only its owner can read, there whole or not at all. Before one is put back
-everything is looked at; then the whole folder is exchanged at one moment, logs of databases
-included, and what was there is kept beside it.
+A backup is one file, a gzipped tar that only its owner can read, there whole or not at all. Before
+one is put back all of it is read and checked; then the whole folder is exchanged at one moment,
+logs of databases included, and what was there is kept beside it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
-import hashlib
+import gzip
+import io
 import itertools
 import json
 import os
@@ -18,11 +19,12 @@ import re
 import secrets
 import shutil
 import sys
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+import tarfile
+import zlib
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import sottovoce
 from sottovoce.errors import (
@@ -40,7 +42,7 @@ from sottovoce.services.copies.of_shuffler import SHUFFLER
 from sottovoce.services.copies.of_silos import ORCHESTRATOR, OWNER
 from sottovoce.services.copies.of_stores import DEVICE, USER, store_kind
 from sottovoce.stores.locking import NEW
-from sottovoce.stores.private import sync_folder
+from sottovoce.stores.private import others_may, sync_folder
 from sottovoce.stores.ready import locked, running
 from sottovoce.stores.server_folder import SETUP
 
@@ -66,18 +68,119 @@ def kind_of(folder: Path) -> FolderKind:
     raise UsageError(f"{folder} is not the folder of a service, nor a store")
 
 
-def kind_named(name: str) -> FolderKind:
-    if name not in _ALL:
-        raise VersionMismatch(
-            f"this is a backup of {name[:40]!r}, which this release of Sottovoce does not know; "
-            "use the release that made it"
-        )
-    return _ALL[name]
+# --- the file -------------------------------------------------------------------------------------
 
-
-# Files and folders that nobody but their owner may read, and moves that are done whole.
-
+MANIFEST, FORMAT = "backup.json", 2
+_GZIP = b"\x1f\x8b"
 _CHUNK = 1 << 20
+_TRIES = 5
+_DAMAGE = (
+    *(tarfile.TarError, gzip.BadGzipFile, zlib.error, EOFError),
+    *(ValueError, KeyError, TypeError, AttributeError, RecursionError),
+)
+_MOMENT = "%Y-%m-%dT%H:%M:%SZ"
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """What a backup says of itself: of whom it is and of when. It is the last file in it."""
+
+    kind: str
+    federation: str
+    """Empty where there was none yet."""
+    whose: str
+    created: str
+    """When, in UTC, as 2026-11-16T10:00:00Z."""
+    release: str
+    """The version of this program that made it."""
+    left_out: tuple[str, ...]
+    """Keys that are kept elsewhere."""
+
+    def age(self, now: datetime) -> str:
+        """How long ago it was made, in words."""
+        made = datetime.strptime(self.created, _MOMENT).replace(tzinfo=UTC)
+        minutes = max(0, int((now - made).total_seconds() // 60))
+        for unit, name in ((1440, "days"), (60, "hours")):
+            if minutes >= 2 * unit:
+                return f"{minutes // unit:,} {name} ago"
+        return f"{minutes} minutes ago"
+
+    def to_bytes(self) -> bytes:
+        return json.dumps({"format": FORMAT, **asdict(self)}, indent=1).encode() + b"\n"
+
+    @classmethod
+    def from_bytes(cls, content: bytes, backup: Path) -> Manifest:
+        """Raise if it is of another format."""
+        table = json.loads(content)
+        found = table.pop("format")
+        if found != FORMAT:
+            raise VersionMismatch(
+                f"{backup} has format {found}, and this release of Sottovoce reads format "
+                f"{FORMAT}; use the release that made it"
+            )
+        datetime.strptime(table["created"], _MOMENT)
+        return cls(**{**table, "left_out": tuple(table["left_out"])})
+
+
+def _add(archive: tarfile.TarFile, name: str, content: io.BufferedIOBase) -> None:
+    entry = tarfile.TarInfo(name)
+    entry.mode, entry.size = 0o600, content.seek(0, os.SEEK_END)
+    content.seek(0)
+    archive.addfile(entry, content)
+
+
+def _steady(source: Path) -> io.BytesIO:
+    """A file that may be replaced at any moment, as it was before or after."""
+    for _ in range(_TRIES):
+        content = source.read_bytes()
+        if source.read_bytes() == content:
+            return io.BytesIO(content)
+    raise ServiceError(f"{source} is being written again and again; try again later")
+
+
+def _unpack(backup: Path, partial: Path) -> tuple[Manifest, list[str]]:
+    """Write all files of a backup into a new folder; return what it says of itself, and their
+    names. Raise with one sentence where it is no backup, or not as it was made."""
+    try:
+        source = backup.open("rb")
+    except OSError as error:
+        raise DataNotFound(f"{backup} cannot be read: {error.strerror or error}") from None
+    names = []
+    try:
+        with source, gzip.GzipFile(fileobj=source) as packed:
+            if source.read(len(_GZIP)) != _GZIP:
+                raise DataNotFound(f"{backup} is no backup of `sottovoce backup`")
+            source.seek(0)
+            with tarfile.open(fileobj=packed, mode="r|") as archive:
+                for entry in archive:
+                    content = archive.extractfile(entry) if _is_below(entry.name) else None
+                    if content is None or (partial / entry.name).exists():
+                        raise _damaged(backup)
+                    with os.fdopen(_new_file(partial / entry.name), "wb") as out:
+                        shutil.copyfileobj(content, out, _CHUNK)
+                    names.append(entry.name)
+            while packed.read(_CHUNK):  # up to its checksum
+                pass
+        names.remove(MANIFEST)
+        manifest = Manifest.from_bytes((partial / MANIFEST).read_bytes(), backup)
+    except _DAMAGE:
+        raise _damaged(backup) from None
+    (partial / MANIFEST).unlink()
+    return manifest, names
+
+
+def _is_below(name: str) -> bool:
+    """Whether this names a file below the folder, and nowhere else."""
+    parts = name.split("/")
+    return bool(re.fullmatch(r"[\w.@+-]+(/[\w.@+-]+)*", name)) and not {".", ".."} & set(parts)
+
+
+def _damaged(place: Path) -> CorruptData:
+    return CorruptData(f"{place} is damaged; nothing was changed, use another backup")
+
+
+# --- files and folders that nobody but their owner may read, and moves that are done whole --------
+
 _KEEP, _EXCHANGE = 1, 2
 """Flags of Linux' renameat2."""
 _HERE = -100
@@ -96,50 +199,20 @@ def partial_folder(place: Path) -> Iterator[Path]:
         shutil.rmtree(partial, ignore_errors=True)
 
 
-def new_file(path: Path) -> int:
-    """A file that was not there, for writing; folders above it are made."""
-    make_folders(path.parent)
+def _new_file(path: Path) -> int:
+    """A file that was not there, for writing; folders above it are made, each its owner's alone."""
+    for folder in reversed(path.parents):
+        if not folder.is_dir():
+            folder.mkdir(mode=0o700)
     return os.open(path, os.O_RDWR | NEW | os.O_EXCL, 0o600)  # which follows no link
 
 
-def make_folders(path: Path) -> None:
-    """As many as are missing, each its owner's alone."""
-    if not path.is_dir():
-        make_folders(path.parent)
-        path.mkdir(mode=0o700)
-
-
-def write_new(path: Path, content: bytes) -> None:
-    with os.fdopen(new_file(path), "wb") as out:
-        out.write(content)
-        out.flush()
-        os.fsync(out.fileno())
-
-
-def copy_new(source: Path, target: Path) -> tuple[int, str]:
-    """Copy a file to one that was not there; length and SHA-256 of what was written."""
-    with source.open("rb") as content, os.fdopen(new_file(target), "wb") as out:
-        named, size = hashlib.sha256(), 0
-        while chunk := content.read(_CHUNK):
-            named.update(chunk)
-            size += len(chunk)
-            out.write(chunk)
-        out.flush()
-        os.fsync(out.fileno())
-    return size, named.hexdigest()
-
-
-def measure(path: Path) -> tuple[int, str]:
-    """Length and SHA-256 of a file, which is on the disk when this returns."""
-    with path.open("rb") as content:
-        os.fsync(content.fileno())
-        named = hashlib.file_digest(content, "sha256")
-        return content.tell(), named.hexdigest()
-
-
-def sync_folders(path: Path) -> None:
-    """The names of all that is in it are on the disk, too."""
-    for folder, _, _ in os.walk(path):
+def _sync(tree: Path) -> None:
+    """All that is in it is on the disk, names included."""
+    for folder, _, names in os.walk(tree):
+        for name in names:
+            with open(os.path.join(folder, name), "rb") as content:
+                os.fsync(content.fileno())
         sync_folder(Path(folder))
 
 
@@ -188,128 +261,15 @@ def _renamed(first: Path, second: Path, flag: int) -> bool:
     raise OSError(number, os.strerror(number), str(second))
 
 
-FILE, CONTENT = "backup.json", "content"
-"""What is in a backup: its manifest, and a folder like the one it is of."""
-FORMAT = 1
-_LARGEST = 1 << 24
-
-
-@dataclass(frozen=True, slots=True)
-class Manifest:
-    """What a backup says of itself: of whom it is and of when, and what every file has to be."""
-
-    kind: str
-    federation: str
-    """Empty where there was none yet."""
-    whose: str
-    created: str
-    """When, in UTC, as 2026-11-16T10:00:00Z."""
-    release: str
-    """The version of this program that made it."""
-    files: Mapping[str, tuple[int, str]]
-    """By name: length and SHA-256."""
-    left_out: tuple[str, ...]
-    """Keys that are kept elsewhere."""
-
-    @property
-    def size(self) -> int:
-        return sum(length for length, _ in self.files.values())
-
-    def age(self, now: datetime) -> str:
-        """How long ago it was made, in words."""
-        made = datetime.strptime(self.created, "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC)
-        minutes = max(0, int((now - made).total_seconds() // 60))
-        for unit, name in ((1440, "days"), (60, "hours")):
-            if minutes >= 2 * unit:
-                return f"{minutes // unit:,} {name} ago"
-        return f"{minutes} minutes ago"
-
-    def to_bytes(self) -> bytes:
-        table = {
-            "format": FORMAT,
-            "kind": self.kind,
-            "federation": self.federation,
-            "whose": self.whose,
-            "created": self.created,
-            "release": self.release,
-            "files": {name: list(facts) for name, facts in self.files.items()},
-            "left_out": list(self.left_out),
-        }
-        return json.dumps({**table, "sha256": _digest(table)}, indent=1).encode() + b"\n"
-
-    @classmethod
-    def read(cls, backup: Path) -> Manifest:
-        """Raises with one sentence where this is no backup, or not as it was made."""
-        place = backup / FILE
-        try:
-            with place.open("rb") as source:
-                table = json.loads(source.read(_LARGEST))
-        except (FileNotFoundError, NotADirectoryError):
-            raise DataNotFound(
-                f"{backup} is no backup of `sottovoce backup`: there is no {FILE} in it"
-            ) from None
-        except OSError as error:
-            raise DataNotFound(f"{place} cannot be read: {error.strerror or error}") from None
-        except (ValueError, RecursionError):
-            raise _damaged(place) from None
-        if not isinstance(table, dict) or not isinstance(table.get("format"), int):
-            raise _damaged(place)
-        if table["format"] != FORMAT:
-            raise VersionMismatch(
-                f"{backup} was made by another release of Sottovoce, which this one cannot read; "
-                "use the release that made it"
-            )
-        if table.pop("sha256", None) != _digest(table):
-            raise _damaged(place)
-        try:
-            return _of(table)
-        except (KeyError, TypeError, ValueError, AttributeError):
-            raise _damaged(place) from None
-
-
-def now_text(now: datetime) -> str:
-    return now.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
-def _of(table: dict[str, Any]) -> Manifest:
-    files = {_name(name): (int(size), str(sha)) for name, (size, sha) in table["files"].items()}
-    datetime.strptime(table["created"], "%Y-%m-%dT%H:%M:%SZ")
-    return Manifest(
-        str(table["kind"]),
-        str(table["federation"]),
-        str(table["whose"]),
-        str(table["created"]),
-        str(table["release"]),
-        files,
-        tuple(_name(name) for name in table["left_out"]),
-    )
-
-
-def _name(name: object) -> str:
-    """Of a file below the folder, and nowhere else."""
-    if not isinstance(name, str) or not re.fullmatch(r"[\w.@+-]+(/[\w.@+-]+)*", name):
-        raise ValueError
-    if {".", ".."} & set(name.split("/")):
-        raise ValueError
-    return name
-
-
-def _digest(table: Mapping[str, Any]) -> str:
-    plain = json.dumps(table, sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(plain.encode()).hexdigest()
-
-
-def _damaged(place: Path) -> CorruptData:
-    return CorruptData(f"{place} is damaged; nothing was changed, use another backup")
-
-
-_TRIES = 5
+# --- making one -----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class MadeBackup:
     manifest: Manifest
     kind: FolderKind
+    files: int
+    bytes: int
     notes: tuple[str, ...]
     """What is not in it."""
 
@@ -322,40 +282,53 @@ def make_backup(
     kind = kind_of(folder)
     whose = kind.whose(folder)
     target = backup_place(folder, target)
-    # Keys come after the database: a ring of keys is only added to while a round needs them.
+    created = (now or datetime.now(UTC)).astimezone(UTC).strftime(_MOMENT)
     with partial_folder(target) as partial:
-        content = partial / CONTENT
-        files = {}
-        for name in kind.first:
-            if (folder / name).is_file():
-                files[name] = _copy(folder / name, content / name)
-        for name in kind.databases:
-            if (folder / name).is_file():
-                os.close(new_file(content / name))
-                kind.copy(folder / name, content / name)
-                files[name] = measure(content / name)
-        names = list(kind.found(folder))
-        left_out = [] if keys else [name for name in names if kind.is_key(name)]
-        for name in names:
-            if name not in left_out and name not in files:
-                files[name] = _copy(folder / name, content / name)
-        made = Manifest(
-            kind.name,
-            whose.federation,
-            whose.name,
-            now_text(now or datetime.now(UTC)),
-            sottovoce.__version__,
-            files,
-            tuple(left_out),
-        )
-        write_new(partial / FILE, made.to_bytes())
-        sync_folders(partial)
+        made = partial / target.name
+        with os.fdopen(_new_file(made), "wb") as out:
+            with (
+                gzip.GzipFile("", "wb", 1, out) as packed,
+                tarfile.open(fileobj=packed, mode="w|") as archive,
+            ):
+                left_out = _pack(folder, kind, keys, partial, archive)
+                files = len(archive.getnames())
+                about = kind.name, whose.federation, whose.name, created, sottovoce.__version__
+                manifest = Manifest(*about, left_out)
+                _add(archive, MANIFEST, io.BytesIO(manifest.to_bytes()))
+            out.flush()
+            os.fsync(out.fileno())
+            size = out.tell()
         try:
-            move_new(partial, target)
+            move_new(made, target)
         except FileExistsError:
             raise _there(target) from None
         sync_folder(target.parent)
-    return MadeBackup(made, kind, kind.notes(folder))
+    return MadeBackup(manifest, kind, files, size, kind.notes(folder))
+
+
+def _pack(
+    folder: Path, kind: FolderKind, keys: bool, partial: Path, archive: tarfile.TarFile
+) -> tuple[str, ...]:
+    """Add all that belongs into a backup; return the names of the keys that are left out."""
+    for name in kind.first:
+        if (folder / name).is_file():
+            _add(archive, name, _steady(folder / name))
+    for name in kind.databases:
+        if (folder / name).is_file():
+            copy = partial / "database"
+            os.close(_new_file(copy))
+            kind.copy(folder / name, copy)
+            with copy.open("rb") as content:
+                _add(archive, name, content)
+            copy.unlink()
+    # Keys come after the database: a ring of keys is only added to while a round needs them.
+    left_out = []
+    for name in kind.found(folder):
+        if kind.is_key(name) and not keys:
+            left_out.append(name)
+        elif name not in kind.first:
+            _add(archive, name, _steady(folder / name))
+    return tuple(left_out)
 
 
 def backup_place(folder: Path, target: Path) -> Path:
@@ -376,18 +349,11 @@ def backup_place(folder: Path, target: Path) -> Path:
     raise _there(target)
 
 
-def _copy(source: Path, target: Path) -> tuple[int, str]:
-    """Of a file that may be replaced at any moment: the copy is what was there before or after."""
-    for _ in range(_TRIES):
-        facts = copy_new(source, target)
-        if facts == measure(source):
-            return facts
-        target.unlink()
-    raise ServiceError(f"{source} is being written again and again; try again later")
-
-
 def _there(target: Path) -> UsageError:
     return UsageError(f"{target} is there already and is not overwritten; choose another name")
+
+
+# --- putting one back -----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -411,25 +377,37 @@ def restore_backup(
 ) -> Restored:
     """Make `folder` what it was when the backup was made, but for what must not be done twice.
     `keys` is where keys are that were left out, if not in the folder."""
-    manifest = Manifest.read(backup)
-    kind = kind_named(manifest.kind)
     folder = Path(os.path.realpath(folder))
-    before = _before(folder, kind, manifest)
     with contextlib.ExitStack() as stack:
+        partial = stack.enter_context(partial_folder(folder))
+        manifest, names = _unpack(backup, partial)
+        kind = _kind_named(manifest.kind)
+        for name in (*names, *manifest.left_out):
+            if not _is_below(name) or not kind.holds(name):
+                raise CorruptData(f"{backup} holds {name}, which is no part of {kind.words}")
+        before = _before(folder, kind, manifest)
         if before is not None:
             stack.enter_context(_nobody_at_work(before, kind))
-        partial = stack.enter_context(partial_folder(folder))
-        _bring(backup, partial, kind, manifest)
         _bring_keys(manifest, partial, keys or before)
         if kind.whose(partial).name != manifest.whose:
             raise UsageError("these keys are not those of the backup; look for the right ones")
         settled = kind.settle(partial, before, next_round)
-        _close_databases(partial, kind)
+        for name in kind.databases:
+            if any((partial / f"{name}-{log}").exists() for log in ("wal", "shm")):
+                raise ServiceError(f"{name} could not be closed; nothing was changed, try again")
         give_to(before or folder.parent, partial)
-        sync_folders(partial)
+        _sync(partial)
         aside = _put(partial, folder, before, now or datetime.now(UTC))
-    mode = backup.stat().st_mode | (backup / CONTENT).stat().st_mode
-    return Restored(manifest, kind, settled, aside, bool(mode & 0o077))
+    return Restored(manifest, kind, settled, aside, bool(others_may(backup)))
+
+
+def _kind_named(name: str) -> FolderKind:
+    if name not in _ALL:
+        raise VersionMismatch(
+            f"this is a backup of {name[:40]!r}, which this release of Sottovoce does not know; "
+            "use the release that made it"
+        )
+    return _ALL[name]
 
 
 def _before(folder: Path, kind: FolderKind, manifest: Manifest) -> Path | None:
@@ -480,21 +458,6 @@ def _nobody_at_work(folder: Path, kind: FolderKind) -> Iterator[None]:
         yield
 
 
-def _bring(backup: Path, partial: Path, kind: FolderKind, manifest: Manifest) -> None:
-    for name, facts in manifest.files.items():
-        source = backup / CONTENT / name
-        if not kind.holds(name):
-            raise CorruptData(f"{backup} holds {name}, which is no part of {kind.words}")
-        try:
-            found = copy_new(source, partial / name)
-        except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
-            raise CorruptData(
-                f"{source} is missing; nothing was changed, use another backup"
-            ) from None
-        if found != facts:
-            raise CorruptData(f"{source} is damaged; nothing was changed, use another backup")
-
-
 def _bring_keys(manifest: Manifest, partial: Path, place: Path | None) -> None:
     """Those that were left out."""
     for name in manifest.left_out:
@@ -504,18 +467,8 @@ def _bring_keys(manifest: Manifest, partial: Path, place: Path | None) -> None:
                 f"the backup was made without its keys, and {name} is not there; name the folder "
                 "that has it with --keys"
             )
-        copy_new(source, partial / name)
-
-
-def _close_databases(partial: Path, kind: FolderKind) -> None:
-    """What was written into them is in the files themselves and on the disk."""
-    for name in kind.databases:
-        for log in (partial / f"{name}-wal", partial / f"{name}-shm"):
-            if log.exists():
-                raise ServiceError(f"{name} could not be closed; nothing was changed, try again")
-    for path in partial.rglob("*"):
-        if path.is_file():
-            measure(path)
+        with os.fdopen(_new_file(partial / name), "wb") as out:
+            out.write(source.read_bytes())
 
 
 def _put(partial: Path, folder: Path, before: Path | None, now: datetime) -> Path | None:
