@@ -54,10 +54,6 @@ from sottovoce.wire.terms import check_fitting, named
 # --- files that come with the package -------------------------------------------------------------
 
 
-UNSOUND = {f"sound/{name}": f"sums/{name}" for name in ("fpl", "fcf", "uc", "combined")}
-"""What was called sound until 2026-11-18."""
-
-
 def find_experiment(name: str) -> Path:
     """A path to a TOML file, or the name of an installed one ("demo", "presets/pfpl", "pfpl")."""
     given = Path(name)
@@ -72,11 +68,6 @@ def find_experiment(name: str) -> Path:
         return known[f"presets/{asked}"]
     if len(matches) == 1:
         return known[matches[0]]
-    if asked in UNSOUND:
-        raise UsageError(
-            f"{asked} is no longer called sound, since attacks break it on other data or in more "
-            f"rounds; as it is, it is {UNSOUND[asked]}"
-        )
     if matches:
         raise UsageError(f"{name} could be {' or '.join(sorted(matches))}; say which")
     raise UsageError(

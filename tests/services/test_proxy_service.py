@@ -138,7 +138,7 @@ def test_every_refusal_has_its_word(world):
             (made() + b"x", 413, "oversized"),
             (made(body=sealed[:-SEALED_BYTES]), 400, "malformed"),
             (made(tier=2), 400, "malformed"),
-            (b"SVP2" + made()[4:], 426, "version"),
+            (b"SVL2" + made()[4:], 426, "version"),
             (b"SVE1" + made()[4:], 400, "malformed"),
             (with_size(made(), 51), 400, "malformed"),
             (made(account=bytes(16)), 401, "unknown_account"),

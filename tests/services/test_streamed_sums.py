@@ -14,7 +14,6 @@ from sottovoce.engines.client import Answer
 from sottovoce.errors import ServiceError
 from sottovoce.services.server.checks import most_summed
 from sottovoce.services.server.summed_rounds import SummedCoordinator
-from sottovoce.stores import server as records
 from sottovoce.stores import sums
 from sottovoce.stores.database import Database, submissions, summed_seeds, unsummed
 from sottovoce.stores.database import sums as sum_table
@@ -408,41 +407,6 @@ def test_in_a_search_all_wait_until_groups_are_drawn(world, monkeypatch):
     assert finish(here, 0) == ["goal", "opened"]
     assert len(here.asked) == 1 + 4
     assert [rows(here, table) for table in TABLES] == [0, 0, 0]
-
-
-# --- databases of the former release --------------------------------------------------------------
-
-
-def as_before(here, *numbers):
-    """Messages as the former release kept them."""
-    with here.database.writing() as link:
-        said = records.accept(link, here.submissions(*numbers))
-        assert said == ["accepted"] * len(numbers)
-        for table in TABLES:
-            table.drop(link)
-
-
-def without_new_tables(database):
-    with database.writing() as link:
-        for table in TABLES:
-            table.drop(link)
-    with database.reading() as link:
-        assert not sa.inspect(link).has_table("unsummed")
-
-
-def check_tables_come(database):
-    database.create()
-    without_new_tables(database)
-    database.require()
-    with database.reading() as link:
-        inspected = sa.inspect(link)
-        assert all(inspected.has_table(table.name) for table in TABLES)
-    without_new_tables(database)
-    database.create()
-    with database.writing() as link:
-        sums.keep(link, [records.Submission(0, 0, 3, b"", b"body")])
-        assert dict(sums.bodies(link, 0, 0)) == {3: b"body"}
-    database.close()
 
 
 # --- on PostgreSQL --------------------------------------------------------------------------------

@@ -1,7 +1,5 @@
 """Versions of a model: which are kept, which one is published, and what an operator can say."""
 
-import json
-
 import numpy as np
 import pytest
 from server_world import acting
@@ -11,7 +9,6 @@ from sottovoce.core.quality import Quality
 from sottovoce.errors import ServiceError, UsageError
 from sottovoce.services.server.operator import status
 from sottovoce.services.server.state import RoundState
-from sottovoce.stores import server as records
 from sottovoce.stores import versions
 from sottovoce.stores.acts import past_acts
 from sottovoce.stores.database import models
@@ -240,15 +237,3 @@ def test_sums_are_not_held_against_a_version_that_was_published_while_they_were_
     assert told["versions"][-1]["against"] is None
     here.publish(1)  # of which those of version 2 tell, and no others
     assert "is worse than version 2" in status(here.database)["quality_trouble"]
-
-
-def test_what_an_earlier_release_has_kept_is_read(world):
-    here = world(GOOD)
-    for _ in range(2):
-        here.run_round()
-    with here.database.writing() as link:
-        table = json.loads(records.fact(link, "version:2"))
-        del table["against"]
-        records.set_fact(link, "version:2", json.dumps(table))
-    assert status(here.database)["versions"][-1]["against"] is None
-    assert status(here.database)["quality_trouble"] == ""

@@ -87,14 +87,6 @@ def test_a_database_that_could_not_be_reached_leaves_the_choice_open(tmp_path):
     folder.database().close()
 
 
-def test_folders_of_earlier_releases_go_on(town):
-    (town.path / "state.json").unlink()
-    assert list(invited(town)) == [0]
-    remove_state(town)
-    with pytest.raises(ServiceError, match="is not there"):
-        town.database()
-
-
 @pytest.mark.parametrize(
     "server",
     [

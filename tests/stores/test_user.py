@@ -364,14 +364,14 @@ def test_a_changed_mind_holds_at_once_also_for_what_waits(place):
 
 def test_nothing_leaves_before_she_could_see_who_reads_what(tmp_path):
     """The orchestrator did not answer when she joined: there is nothing yet that she could agree
-    to. A former release let her, and enrolled her as soon as a directory came."""
+    to."""
     with hasty(UserStore.join(tmp_path / "one", invitation())) as one:
         door = UserDoor(one)
         with pytest.raises(ConsentError, match="who would read what is not known yet"):
             door.choose(0, EVERYBODY)
         assert not one.choice(0).takes_part
         door.choose(0, Choice(takes_part=False))
-        one.record_choice(0, EVERYBODY, looked=True)  # as the former release did
+        one.record_choice(0, EVERYBODY, looked=True)  # however that came about
         one.keep_directory(directory())
         for leaving in (door.enrolling, door.asking):
             with pytest.raises(ConsentError, match="before you have seen who reads what"):

@@ -162,7 +162,6 @@ def test_an_id_that_could_move_has_no_title_and_no_category(items, categories):
 
 
 def test_a_place_to_spare_that_was_given_a_title_is_not_free():
-    """As a device may know it from a catalogue of an earlier release."""
     before = [*START, ("~spare-3", "Clinic")]
     assert spare_places(before) == []
     with pytest.raises(MessageError, match="in the place of ~spare-3"):

@@ -31,22 +31,6 @@ def test_the_head_is_read_or_refused(frame):
         frame.unpack(other)
 
 
-@pytest.mark.parametrize(
-    ("frame", "former"),
-    [
-        (frames.MODEL, frames.MASKED),
-        (frames.SUBMISSION, frames.PASS),
-        (frames.ITEM_ROWS, frames.BITS),
-    ],
-    ids=lambda frame: frame.magic.decode(),
-)
-def test_the_magic_that_two_messages_shared_is_that_of_another_release(frame, former):
-    with pytest.raises(
-        VersionMismatch, match=f"{former.magic.decode()}.*reads {frame.magic.decode()}"
-    ):
-        frame.unpack(former.magic + bytes(200))
-
-
 @pytest.mark.parametrize("spoken", [None, True, 1.0, "2", 3, [2], {}, "x" * 10_000])
 def test_only_a_known_version_of_the_protocol_is_spoken(spoken):
     with pytest.raises(VersionMismatch, match=r"the server speaks version .*; go") as caught:

@@ -318,11 +318,10 @@ class SecureSum(Link):
     groups: int = 8
     """Most sums of a round, over groups of at least `min_devices` that have no device in common,
     while the server looks for a device that spoils sums; otherwise there is one. With 1 it is one
-    always. (Terms that say nothing of it were agreed to when it was one.)"""
+    always; terms then say nothing of it."""
     bits: int = 0
     """Of a number on its way: 32, 40, 48 or 64. Fewer have room for the sum of fewer devices; 0 is
-    as few as a federation's devices need. (Terms that say nothing of it were agreed to when it was
-    64.)"""
+    as few as a federation's devices need. With 64 terms say nothing of it."""
     url: str = ""
     """Address of the proxy, to which the server turns; empty in simulation, like the two below."""
     authority: str = ""
@@ -433,8 +432,7 @@ class SecureSum(Link):
         return SUMMED, NOISY_SUMS if self.noise else OPEN_SUMS
 
     def table(self) -> dict[str, Any]:
-        """What was agreed to before there were groups has one sum a round, and 64 bits a number,
-        and says nothing of it."""
+        """One sum a round, and 64 bits a number, go without saying."""
         table = super(SecureSum, self).table()
         if self.groups == 1:
             del table["groups"]

@@ -127,7 +127,7 @@ class Offered:
     def from_table(cls, table: Mapping[str, Any]) -> Self:
         found = table.get("quality")
         quality = None if found is None else Quality.from_table(found)
-        against = table.get("against")  # releases before this one did not keep it
+        against = table["against"]
         return cls(
             int(table["version"]),
             str(table["held_back"]),

@@ -98,7 +98,7 @@ class DeviceTopology(Topology):
             field.name: getattr(found, field.name)
             for field in fields(found)
             if getattr(found, field.name) != getattr(asked, field.name)
-            and isinstance(getattr(found, field.name), int | float)
+            and type(getattr(found, field.name)) in (int, float)
         }
         rules = {"by_rule": ruled} if ruled else {}
         return {"schedule": asdict(self.federation.schedule), **rules}

@@ -31,7 +31,7 @@ import sys
 import zipfile
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -237,8 +237,7 @@ class RunFolder:
                 names = ("memory", "spent", "sent")
                 found = RunCheckpoint(
                     round, arrays["items"], arrays["vectors"], totals,
-                    **({name: arrays[name] for name in names if name in arrays}
-                       | _versions_in(arrays)),
+                    **({name: arrays[name] for name in names} | _versions_in(arrays)),
                 )  # fmt: skip
             except (KeyError, ValueError, TypeError) as error:
                 raise CorruptData(f"{path} is no checkpoint: {error}") from None
@@ -249,8 +248,6 @@ class RunFolder:
         for part in self._parts():
             if int(part.stem.partition("-")[0]) > round:
                 part.unlink()
-        if found is not None and len(found.spent) and not len(found.sent):
-            found = replace(found, sent=self._counted(len(found.spent)))
         kept = [m for m in self.metrics() if m["round"] <= round and not m.get("final")]
         write_text(self.path / "metrics.jsonl", "".join(json.dumps(k) + "\n" for k in kept))
         ranks.meet()  # it is swept
@@ -380,17 +377,6 @@ class RunFolder:
         values: NDArray[np.float32] = arrays[array]
         return values
 
-    def _counted(self, devices: int) -> NDArray[np.int64]:
-        """How many releases of each device the ledger has so far. Former releases of this program
-        did not count them in checkpoints, and a limit must not be forgotten by going on."""
-        counts = np.zeros(devices, dtype=np.int64)
-        for part in self._parts():
-            users = ledgers.read(part)["user"].to_numpy()
-            if len(users) and not 0 <= users.min() <= users.max() < devices:
-                raise CorruptData(f"{part} has releases of users that the run does not have")
-            counts += np.bincount(users, minlength=devices)
-        return counts
-
     def _parts(self) -> list[Path]:
         return sorted((self.path / "ledger.parts").glob("*.parquet"))
 
@@ -508,7 +494,7 @@ def _now() -> str:
 
 def _versions_in(arrays: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
     """Which version is published and which there were, in a checkpoint of models with versions."""
-    if not len(arrays.get("published", ())):
+    if not len(arrays["published"]):
         return {}
     published = ModelView(int(arrays["published_round"]), arrays["published"])
     return {"published": published, "offered": tuple(json.loads(str(arrays["offered"])))}

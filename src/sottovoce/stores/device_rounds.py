@@ -84,12 +84,6 @@ class RoundBook:
         sql = "SELECT era, content FROM terms ORDER BY era"
         return self.file.held("terms", ("terms",), lambda: [(e, t) for e, t in self.file.rows(sql)])
 
-    def written_digest(self) -> str:
-        """Of the latest terms as they were written down, perhaps by a former release."""
-        written = self.all_terms()
-        content = written[-1][1].encode() if written else b""
-        return hashlib.blake2b(content, digest_size=16).hexdigest()
-
     def add_terms(self, era: int, terms: Terms, now: int) -> None:
         content = json.dumps(terms.to_table(), sort_keys=True)
         self.file.write("INSERT INTO terms VALUES (?, ?, ?)", [era, content, now])

@@ -199,8 +199,8 @@ def operator_token(folder: Path) -> str:
 
 
 def read_token(path: Path) -> bytes:
-    """The secret of a role. Raises where it is not as this and former releases write it: one that
-    can be guessed would open everything."""
+    """The secret of a role. Raises where it is not as it was written: one that can be guessed would
+    open everything."""
     token = read_secret(path).strip()
     if not re.fullmatch(rb"[0-9a-f]{64}", token):
         raise KeyTrouble(f"{path} is no token, which has 64 hexadecimal digits; put it back")
@@ -208,11 +208,8 @@ def read_token(path: Path) -> bytes:
 
 
 def role_token(folder: Path, role: Role) -> Path:
-    """Where the secret of a role is. A folder of an earlier release gets one for who only looks."""
+    """Where the secret of a role is."""
     place = folder / TOKENS[role]
-    if role == "look" and not place.exists():
-        with contextlib.suppress(KeyTrouble):  # another process was faster
-            write_new_files(folder, {place.name: _new_secret()})
     read_token(place)
     return place
 

@@ -373,7 +373,7 @@ def missing_in(link: sa.Connection, round: int, attempt: int) -> records.Numbers
 def times_since(
     link: sa.Connection, round: int
 ) -> dict[tuple[int, int], tuple[str | None, str | None]]:
-    """When each attempt from this round on was opened and ended. Earlier releases kept none."""
+    """When each attempt from this round on was opened and ended."""
     rows = link.execute(sa.select(round_times).where(round_times.c.round >= round))
     return {(row.round, row.attempt): (row.opened, row.ended) for row in rows}
 

@@ -188,7 +188,7 @@ class RoundStore:
         return found
 
     def last_ended(self) -> float | None:
-        """When the last round did, in seconds since 1970; None where an earlier release held it."""
+        """When the last round did, in seconds since 1970; None before there was one."""
         found: float | None = self._file.value("SELECT max(at) FROM ended")
         return found
 

@@ -327,8 +327,7 @@ class Agreeing(ABC):
         if offered is not None or known is None:
             return offered
         era, terms = known
-        digests = terms.digest(), self._book.written_digest()
-        seen = era > 0 or self.store.secret(_SEEN) in [digest.encode() for digest in digests]
+        seen = era > 0 or self.store.secret(_SEEN) == terms.digest().encode()
         return None if seen else terms
 
     def meet(self, terms: Terms) -> None:

@@ -356,12 +356,9 @@ class ServerFolder:
             raise
         return database
 
-    def kept_in(self) -> str | None:
-        """Return the kind of database with the state; "nowhere" before there is one, None if no
-        file says it."""
+    def kept_in(self) -> str:
+        """Return the kind of database with the state; "nowhere" before there is one."""
         place = self.path / "state.json"
-        if not place.exists():
-            return None
         try:
             kept = json.loads(_read(place))["kept_in"]
         except (ValueError, RecursionError, KeyError, TypeError):

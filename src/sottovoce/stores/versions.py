@@ -128,7 +128,7 @@ def _version(link: sa.Connection, version: int) -> ModelVersion:
     quality = table.get("quality")
     found = None if quality is None else Quality.from_table(quality)
     made, held_back = table.get("made", ""), table.get("held_back", "")
-    return ModelVersion(version, made, held_back, found, table.get("against"))
+    return ModelVersion(version, made, held_back, found, table["against"])
 
 
 def _write(link: sa.Connection, kept: ModelVersion) -> None:

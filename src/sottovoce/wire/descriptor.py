@@ -33,7 +33,7 @@ class Descriptor:
     published: int | None = None
     """The version to recommend by, where that is not always the newest model."""
     catalogue: str = ""
-    """Name of the catalogue that is published; servers of earlier releases do not say it."""
+    """Name of the catalogue that is published."""
     roster: str = ""
     """Another one whenever somebody was shut out or let in again; it does not tell whom. Empty
     where that has never happened."""

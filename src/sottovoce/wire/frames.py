@@ -38,13 +38,10 @@ def check_protocol(
 class Frame:
     """The beginning of one kind of message."""
 
-    __slots__ = ("_former", "head", "magic", "size", "what")
+    __slots__ = ("head", "magic", "size", "what")
 
-    def __init__(self, magic: bytes, what: str, fields: str, former: Frame | None = None) -> None:
-        """`former` had this magic alone once, or has it still: its magic, met here, is that of
-        another release."""
+    def __init__(self, magic: bytes, what: str, fields: str) -> None:
         self.magic, self.what = magic, what
-        self._former = b"" if former is None else former.magic[:3]
         self.head = struct.Struct(f"<4s{fields}")
         self.size = self.head.size
 
@@ -56,9 +53,8 @@ class Frame:
 
     def unpack(self, payload: bytes) -> tuple[Any, ...]:
         """The fields. Raises if this is another message, or one of another release."""
-        letters, number = payload[:3], payload[3:4]
-        kin = letters in (self.magic[:3], self._former)
-        if kin and payload[:4] != self.magic and number.isdigit():
+        kin = payload[:3] == self.magic[:3]
+        if kin and payload[:4] != self.magic and payload[3:4].isdigit():
             raise VersionMismatch(
                 f"this is {self.what} of another release of Sottovoce, version "
                 f"{payload[:4].decode()}, and this program reads {self.magic.decode()}; "
@@ -92,13 +88,13 @@ CHECK_PARTS = Frame(b"SVJ1", "an aggregator's parts of checks", "II")
 SUM_PART = Frame(b"SVN1", "an aggregator's part of a sum", "III")
 _MODEL = "IIIII"
 """Round, the round that changes are against, items, rows, columns."""
-MODEL = Frame(b"SVV1", "a model", _MODEL, former=MASKED)
+MODEL = Frame(b"SVV1", "a model", _MODEL)
 MODEL_CHANGES = Frame(b"SVD1", "changes of a model", _MODEL)
 MODEL_STEPS = Frame(b"SVV2", "a model in steps", _MODEL)
 CHANGES_STEPS = Frame(b"SVD2", "changes of a model in steps", _MODEL)
 ENVELOPE = Frame(b"SVE1", "an envelope", "III16s")
 PASS = Frame(b"SVP1", "a pass", "I")
-SUBMISSION = Frame(b"SVL1", "a submission", "16sIB32s32sHH32s", former=PASS)
+SUBMISSION = Frame(b"SVL1", "a submission", "16sIB32s32sHH32s")
 BATCH_PART = Frame(b"SVB1", "a part of a batch", "IB32sIIHII16s")
 USER_QUESTION = Frame(b"SVU1", "a question of a user", "Q16s")
-ITEM_ROWS = Frame(b"SVH1", "the rows of all items", "II", former=BITS)
+ITEM_ROWS = Frame(b"SVH1", "the rows of all items", "II")

@@ -45,7 +45,6 @@ export class Frame {
     readonly what: string,
     fields: string,
     tail = 0,
-    private readonly former = "",
   ) {
     this.letters = ascii(magic);
     this.kinds = [...fields] as Kind[];
@@ -76,7 +75,7 @@ export class Frame {
   /** The numbers. Raises if this is another message, or one of another release. */
   unpack(payload: Uint8Array): number[] {
     const found = String.fromCharCode(...payload.subarray(0, 4));
-    const kin = [this.magic.slice(0, 3), this.former.slice(0, 3)].includes(found.slice(0, 3));
+    const kin = found.slice(0, 3) === this.magic.slice(0, 3);
     if (kin && found !== this.magic && /[0-9]/.test(found.slice(3))) {
       throw new VersionMismatch(
         `this is ${this.what} of another release of Sottovoce, version ${found}, and this program ` +
@@ -109,7 +108,7 @@ export const BITS = new Frame("SVR1", "a message of randomised reports", "IBI");
 export const MASKED = new Frame("SVM1", "a masked update", "III");
 export const SHARED = new Frame("SVT1", "a contribution in shares", "III");
 /** Round, the round that changes are against, items, rows, columns. */
-export const MODEL = new Frame("SVV1", "a model", "IIIII", 0, "SVM1");
+export const MODEL = new Frame("SVV1", "a model", "IIIII");
 export const MODEL_CHANGES = new Frame("SVD1", "changes of a model", "IIIII");
 export const MODEL_STEPS = new Frame("SVV2", "a model in steps", "IIIII");
 export const CHANGES_STEPS = new Frame("SVD2", "changes of a model in steps", "IIIII");

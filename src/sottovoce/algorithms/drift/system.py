@@ -195,11 +195,11 @@ class DRIFTConfig(AlgorithmSettings):
         return Drawing(rng, self.negatives_per_positive, known) if self.draws else None
 
     def to_table(self) -> dict[str, Any]:
-        """For other parties. Settings of a newer kind are left out as long as they say what was so
-        before there were any: former releases then read the rest."""
+        """For other parties; what only drawn negatives need is left out while it is as by
+        default."""
         table, plain = asdict(self), DRIFTConfig()
-        newer = ("negatives", "negatives_per_positive", "init_scale")
-        same = [name for name in newer if table[name] == getattr(plain, name)]
+        ours = ("negatives", "negatives_per_positive", "init_scale")
+        same = [name for name in ours if table[name] == getattr(plain, name)]
         return {name: value for name, value in table.items() if name not in same}
 
     def searched(self) -> Mapping[str, str]:

@@ -73,7 +73,7 @@ class FCFConfig(AlgorithmSettings):
     """Confidence of a positive is 1 + α; not used by the variant "fpl"."""
     reg: float = 1.0
     """Pull of all vectors to 0; λ in the paper. Above 0, or users could have no solution."""
-    by_density: bool | None = None
+    by_density: bool = False
     """Whether `alpha` and `reg` are multiples of what suits the density of the data (`by_rule`)."""
     rounds: int = 50
     """Rounds; every device that takes part is in each."""
@@ -86,8 +86,6 @@ class FCFConfig(AlgorithmSettings):
         require_number("learning_rate", self.learning_rate, 0.0, 10.0)
         require_number("alpha", self.alpha, 0.0, _MOST, above=False)
         require_number("reg", self.reg, 0.0, _MOST)
-        if not self.by_density:  # so that terms that are agreed to stay as they are
-            object.__setattr__(self, "by_density", None)
         if self.variant not in ("paper", "fpl"):
             raise ConfigError(f'variant must be "paper" or "fpl", not {self.variant!r}')
 
@@ -105,7 +103,7 @@ class FCFConfig(AlgorithmSettings):
         alpha = self.alpha * users * n_items / (50.0 * max(1, positives))
         reg = self.reg * 1.5 * math.sqrt(positives / math.sqrt(users * n_items)) * alpha
         found = {"alpha": min(alpha, _MOST), "reg": min(max(reg, 1.0 / _MOST), _MOST)}
-        return FCFConfig(**{**asdict(self), "by_density": None, **found})
+        return FCFConfig(**{**asdict(self), "by_density": False, **found})
 
     def check_terms(self) -> None:
         if self.by_density:

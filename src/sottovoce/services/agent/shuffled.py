@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from sottovoce.core.consent import affords
 from sottovoce.engines.client import Answer, Busy, Client, good
-from sottovoce.errors import KeyTrouble, MessageError, Unreachable, VersionMismatch
+from sottovoce.errors import KeyTrouble, MessageError, Unreachable
 from sottovoce.parties.leaving import Leaving
 from sottovoce.stores.device import CohortStore
 from sottovoce.stores.device_limits import spent_before
@@ -211,11 +211,6 @@ class ShufflerLink:
     async def _challenge(self) -> bytes:
         """What the proxy wants to see signed, this once."""
         answer = await self.client.get("/v1/challenge")
-        if answer.status == 404:  # it has just shown its terms, so it is a proxy
-            raise VersionMismatch(
-                "the shuffler is of an earlier release, whose enrolments could be replayed;"
-                " install the same release of Sottovoce on all sides"
-            )
         try:
             found = bytes.fromhex(self._good(answer).table()["challenge"])
         except (KeyError, TypeError, ValueError):

@@ -108,10 +108,8 @@ class Checks:
         return longest_message(self._terms)
 
     def enrolled(self, number: int, public_key: bytes) -> None:
-        """Believe this key from now on. Earlier releases enrolled some with which everybody can
-        sign: their devices stay unknown."""
-        if not is_weak(public_key):
-            self._keys[number] = Ed25519PublicKey.from_public_bytes(public_key)
+        """Believe this key from now on."""
+        self._keys[number] = Ed25519PublicKey.from_public_bytes(public_key)
 
     def number(self, payload: bytes) -> int:
         """Whose message this is, once it was checked."""
@@ -376,14 +374,11 @@ def _enrolment(found: dict[str, Any]) -> tuple[bytes, bytes, bytes]:
     """Token, public key and signature of an enrolment."""
     try:
         token, key = bytes.fromhex(found["token"]), bytes.fromhex(found["public_key"])
-        # Earlier releases of the same protocol did not sign.
-        signature = bytes.fromhex(found["signature"]) if "signature" in found else None
+        signature = bytes.fromhex(found["signature"])
     except (KeyError, TypeError, ValueError):
         raise Refused("malformed", "token, public_key and signature must be hexadecimal") from None
     if is_weak(key):
         raise Refused("malformed", "a public key has 32 bytes and is one device's alone")
-    if signature is None:
-        raise Refused("version", "this server asks for signed enrolments; install its release")
     if len(signature) != SIGNATURE_BYTES:
         raise Refused("malformed", f"a signature has {SIGNATURE_BYTES} bytes")
     return token, key, signature
