@@ -18,9 +18,8 @@ from sottovoce.errors import ServiceError, UsageError
 from sottovoce.privacy.base import RELEASES
 from sottovoce.stores import amending
 from sottovoce.stores.acts import Actor, Acts, past_acts
-from sottovoce.stores.catalogue import catalogue_name, require_catalogue
 from sottovoce.stores.device import CohortStore
-from sottovoce.stores.server import drop_fact
+from sottovoce.stores.server import catalogue_name, drop_fact, require_catalogue
 from sottovoce.stores.server_folder import create_folder, open_folder
 from sottovoce.wire.catalogue import categories_in, with_spare
 from sottovoce.wire.terms import Terms

@@ -28,11 +28,10 @@ from sottovoce.errors import (
 from sottovoce.services.agent.agent import Agent
 from sottovoce.services.kit.pacing import LONGEST_BACK_OFF, Pace
 from sottovoce.stores import keys
-from sottovoce.stores.catalogue import catalogue_name
 from sottovoce.stores.device import CohortStore
-from sottovoce.stores.expulsion import expelled
 from sottovoce.stores.prepared import things_named
-from sottovoce.stores.session import DeviceSession
+from sottovoce.stores.server import catalogue_name
+from sottovoce.stores.session import DeviceSession, expelled
 from sottovoce.wire.descriptor import Descriptor
 from sottovoce.wire.refusals import SHUT_OUT_BY_OPERATOR, WITHDRAWN
 from sottovoce.wire.versions import encode_model

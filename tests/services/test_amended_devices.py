@@ -14,7 +14,7 @@ from test_agent import folder, start  # noqa: F401
 
 from sottovoce.algorithms.fpl.system import FPLConfig
 from sottovoce.errors import ConsentError, MessageError, Unreachable
-from sottovoce.stores.catalogue import catalogue_name
+from sottovoce.stores.server import catalogue_name
 from sottovoce.wire.signing import open_envelope
 
 OTHERS = replace(TERMS, algorithm=FPLConfig(embedding_size=4, triples=6))

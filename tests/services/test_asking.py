@@ -16,7 +16,7 @@ from forked import COMMAND, ForkedProcess
 from sottovoce.cli import call
 from sottovoce.core import waiting
 from sottovoce.errors import ConsentError, Told, UsageError
-from sottovoce.services.agent.asking import AskingAgent
+from sottovoce.services.agent.by_hand import AskingAgent
 from sottovoce.stores import timeline, word
 from sottovoce.stores.device import CohortStore
 from sottovoce.stores.session import DeviceSession

@@ -19,12 +19,12 @@ from sottovoce.rng import Streams
 from sottovoce.services.server import shuffled_rounds as batches
 from sottovoce.services.server.shuffled_rounds import coordinator_of
 from sottovoce.stores import server as records
-from sottovoce.stores.catalogue import require_catalogue
 from sottovoce.stores.conductor import Checkpoint, ConductedRound, RoundRecord
 from sottovoce.stores.database import SCHEMA, Database
 from sottovoce.stores.helper_folder import Answers, init_helper
 from sottovoce.stores.orchestrator import OrchestratorStore
 from sottovoce.stores.owner_store import OwnerFacts, OwnerStore
+from sottovoce.stores.server import require_catalogue
 from sottovoce.stores.server_folder import open_folder
 from sottovoce.stores.stamps import STAMP_BYTES, stamp, unstamp
 from sottovoce.wire.sealing import SEALED_BYTES

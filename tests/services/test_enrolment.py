@@ -19,8 +19,8 @@ from proxy_world import Device, challenge_of, proxied
 from server_world import Client, Fleet, ServerProcess, enrolment, new_folder
 
 from sottovoce.services.kit import challenges as challenges_module
+from sottovoce.services.kit.application import Tarpit
 from sottovoce.services.kit.challenges import CHALLENGE_BYTES, SECONDS, Challenges
-from sottovoce.services.kit.executor import Tarpit
 from sottovoce.services.server.checks import Enrolments
 from sottovoce.services.server.places import Places
 from sottovoce.stores import server as roster

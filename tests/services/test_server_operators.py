@@ -28,10 +28,9 @@ from sottovoce.errors import ConfigError, KeyTrouble, MessageError, UsageError
 from sottovoce.services.agent.agent import Agent
 from sottovoce.services.server.operator import Operator
 from sottovoce.stores.device import CohortStore
-from sottovoce.stores.expulsion import expelled
 from sottovoce.stores.keys import SERVER_CERTIFICATE, renew_keys
 from sottovoce.stores.server_folder import invite
-from sottovoce.stores.session import DeviceSession
+from sottovoce.stores.session import DeviceSession, expelled
 from sottovoce.web.of_devices import DeviceDesk
 from sottovoce.wire.invitations import keep_invitation, kept_invitation
 

@@ -22,8 +22,7 @@ from sottovoce.core.masking import sum_masks
 from sottovoce.engines.client import Answer
 from sottovoce.engines.helper_client import SumRefused
 from sottovoce.stores.keys import operator_token
-from sottovoce.stores.left import Left
-from sottovoce.stores.noted import note_of
+from sottovoce.stores.noted import Left, note_of
 from sottovoce.wire.masked import decode_mask_sum
 
 ROUNDS = 24

@@ -13,8 +13,7 @@ from test_proxy_service import count, devices, kept, opened
 from sottovoce.errors import ConfigError, ServiceError, UsageError
 from sottovoce.services import trial
 from sottovoce.services.copies.copying import make_backup, restore_backup
-from sottovoce.stores.left import Left
-from sottovoce.stores.noted import ENVIRONMENT, notes_folder
+from sottovoce.stores.noted import ENVIRONMENT, Left, notes_folder
 from sottovoce.wire.frames import BATCH_PART
 from sottovoce.wire.sealing import SEALED_BYTES
 

@@ -35,7 +35,6 @@ from sottovoce.services.server.state import RoundState
 from sottovoce.services.server.summed_rounds import SummedCoordinator
 from sottovoce.stores.acts import Actor, Acts
 from sottovoce.stores.aggregator_folder import first_rules
-from sottovoce.stores.catalogue import catalogue_name, require_catalogue
 from sottovoce.stores.coordinator import Awaiting, Coordinator
 from sottovoce.stores.device import CohortStore
 from sottovoce.stores.helper_folder import HelperIntroduction, create_helper, init_helper
@@ -48,6 +47,7 @@ from sottovoce.stores.keys import (
 )
 from sottovoce.stores.operating import LastContacts
 from sottovoce.stores.ready import write_ready_file
+from sottovoce.stores.server import catalogue_name, require_catalogue
 from sottovoce.stores.server_folder import ShufflerSecrets, create_folder, invite, open_folder
 from sottovoce.web.console import Console, ConsoleViews
 from sottovoce.web.entrance import Guest, PageSession

@@ -466,9 +466,8 @@ def status(path: Store, user: User = None, as_json: Json = False) -> None:
     from sottovoce.cli.device_terms import is_gateway
     from sottovoce.core import ledger as ledgers
     from sottovoce.stores.device_limits import plain_releases
-    from sottovoce.stores.expulsion import expelled
     from sottovoce.stores.opening import open_store
-    from sottovoce.stores.session import DeviceSession
+    from sottovoce.stores.session import DeviceSession, expelled
     from sottovoce.stores.user import UserStore, whose
     from sottovoce.wire.exactly import who_reads
     from sottovoce.wire.invitations import kept_invitation

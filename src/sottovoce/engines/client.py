@@ -34,9 +34,9 @@ from sottovoce.errors import (
     WrongClock,
 )
 from sottovoce.parties.leaving import Leaving, body_of
-from sottovoce.stores.trust import device_context
 from sottovoce.wire import zstd
 from sottovoce.wire.frames import SLOWEST_LINE
+from sottovoce.wire.invitations import device_context
 
 SMALL = 1 << 16
 """Limit of an answer that should be short, in bytes."""

@@ -27,9 +27,8 @@ from sottovoce.services.kit.answers import (
     header,
     publish,
 )
-from sottovoce.services.kit.application import Handler, Hosting, HttpApplication
+from sottovoce.services.kit.application import Handler, Hosting, HttpApplication, Tarpit
 from sottovoce.services.kit.documents import Coding, Document, best_coding
-from sottovoce.services.kit.executor import Tarpit
 from sottovoce.services.kit.metrics import Figure, by, known, one_of
 from sottovoce.services.kit.questions import AskingLimits, Once, proven
 from sottovoce.services.kit.serving import Beside, Parts, Service, Start

@@ -34,7 +34,7 @@ from sottovoce.parties.shuffler import ShufflerRules, in_parts, once, spare_of
 from sottovoce.services.kit.openers import Openers
 from sottovoce.services.kit.pacing import Pace
 from sottovoce.services.kit.told import ToldSums
-from sottovoce.stores.left import Left
+from sottovoce.stores.noted import Left
 from sottovoce.stores.shuffler import Held, ShufflerPosition, ShufflerStore
 from sottovoce.stores.shuffler_folder import ShufflerFolder
 from sottovoce.wire.descriptor import Descriptor

@@ -31,8 +31,8 @@ from sottovoce.parties.places import PlaceRules
 from sottovoce.stores import amending, keys, operating, places, sums, versions
 from sottovoce.stores import search as searches
 from sottovoce.stores import server as records
-from sottovoce.stores.catalogue import catalogue_name
 from sottovoce.stores.database import MOST_ROUNDS, Database, acts
+from sottovoce.stores.server import catalogue_name
 from sottovoce.stores.server_folder import ServerFolder, amended, invited, with_items
 from sottovoce.wire.catalogue import Categories, Items, spare_places
 from sottovoce.wire.exactly import short

@@ -27,12 +27,12 @@ from sottovoce.parties.server import Offered
 from sottovoce.rng import streams_of
 from sottovoce.stores import operating, versions
 from sottovoce.stores import server as records
-from sottovoce.stores.catalogue import (
+from sottovoce.stores.database import MOST_ROUNDS, devices, meta
+from sottovoce.stores.server import (
     catalogue_name,
     require_catalogue,
     set_catalogue,
 )
-from sottovoce.stores.database import MOST_ROUNDS, devices, meta
 from sottovoce.wire.catalogue import require_fit, require_same_places
 from sottovoce.wire.exactly import changes
 from sottovoce.wire.terms import Terms

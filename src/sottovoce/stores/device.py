@@ -8,10 +8,11 @@ of them may be the agent.
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 import secrets
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -36,7 +37,6 @@ from sottovoce.stores.person import (
     entries,
     write_entry,
 )
-from sottovoce.stores.titles import keep_titles, titles_had
 from sottovoce.wire.invitations import Invitation, keep_invitation, kept_invitation
 
 # The two keys from which a store's users draw: what others may see, and private coins. A draw
@@ -683,3 +683,32 @@ def _check_users(users: Sequence[tuple[int, str]]) -> None:
         raise UsageError("a store needs at least one user, and a number of its own for each")
     if min(numbers) < 0 or max(numbers) > MAX_NUMBER:
         raise UsageError(f"a user's number must lie in [0, {MAX_NUMBER}]")
+
+
+# The titles that a store has seen on items: each stays a name for its item, so that what is never
+# sent by a title does not leave when a server calls it otherwise, or says that it is gone.
+
+_TITLES = "former-titles"
+
+
+def titles_had(file: StoreFile) -> dict[str, list[str]]:
+    """Former titles by id, also of items that the catalogue does not have any more."""
+    found: dict[str, list[str]] = json.loads(entries(file).get(_TITLES, b"{}"))
+    return found
+
+
+def keep_titles(
+    file: StoreFile, catalogue: Sequence[tuple[str, str]], titles: Mapping[str, str]
+) -> None:
+    """What the items of this catalogue are called, before they have these titles; within a
+    transaction."""
+    had = titles_had(file)
+    lost = [
+        (item, title)
+        for item, title in catalogue
+        if title and titles.get(item) != title and title not in had.get(item, ())
+    ]
+    for item, title in lost:
+        had.setdefault(item, []).append(title)
+    if lost:
+        write_entry(file, _TITLES, json.dumps(had).encode())

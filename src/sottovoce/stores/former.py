@@ -20,7 +20,6 @@ import sqlalchemy as sa
 from sottovoce.errors import MessageError, ServiceError, UsageError
 from sottovoce.stores import amending
 from sottovoce.stores import server as records
-from sottovoce.stores.catalogue import set_catalogue
 from sottovoce.stores.database import (
     Database,
     acts,
@@ -32,6 +31,7 @@ from sottovoce.stores.database import (
     shut_out,
 )
 from sottovoce.stores.places import RULES
+from sottovoce.stores.server import set_catalogue
 from sottovoce.stores.server_folder import DATABASE, ServerFolder, open_folder
 from sottovoce.wire.catalogue import Items, require_same_places
 from sottovoce.wire.terms import Terms

@@ -38,8 +38,8 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from sottovoce.errors import KeyTrouble, UsageError
 from sottovoce.stores.locking import lock
 from sottovoce.stores.private import sync_folder, write_new
-from sottovoce.stores.trust import device_context as device_context
 from sottovoce.wire.interactions import KEY_BYTES
+from sottovoce.wire.invitations import device_context as device_context
 from sottovoce.wire.sealing import key_id
 
 CA_CERTIFICATE, CA_KEY = "ca.crt", "ca.key"

@@ -25,8 +25,7 @@ from sottovoce.stores.keys import (
     read_private_key,
     write_new_files,
 )
-from sottovoce.stores.orchestrator import OrchestratorStore
-from sottovoce.stores.orchestrator_file import DATABASE
+from sottovoce.stores.orchestrator import DATABASE, OrchestratorStore
 from sottovoce.stores.private import private_folder
 from sottovoce.stores.ready import ServiceFolder
 from sottovoce.wire.interactions import Identity

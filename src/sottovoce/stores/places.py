@@ -13,7 +13,7 @@ from sottovoce import config
 from sottovoce.parties.places import PlaceRules
 from sottovoce.stores import server as records
 from sottovoce.stores.database import devices, places
-from sottovoce.stores.one_key import KeyInUse, only_number
+from sottovoce.stores.server import KeyInUse, only_number
 from sottovoce.wire.invitations import MAX_NUMBER
 
 RULES, _CHALLENGE_KEY = "places", "challenge_key"

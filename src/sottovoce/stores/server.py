@@ -3,6 +3,7 @@ caller's; none of them decides when a round ends."""
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -15,7 +16,7 @@ import sqlalchemy as sa
 from numpy.typing import NDArray
 from sqlalchemy.dialects import postgresql, sqlite
 
-from sottovoce.errors import ServiceError
+from sottovoce.errors import MessageError, ServiceError
 from sottovoce.stores.database import (
     devices,
     genuine,
@@ -29,7 +30,6 @@ from sottovoce.stores.database import (
     stamped,
     submissions,
 )
-from sottovoce.stores.one_key import KeyInUse, only_number
 
 T = TypeVar("T")
 
@@ -53,6 +53,32 @@ Numbers = NDArray[np.uint32]
 State = Literal["waiting", "open", "closing", "finished"]
 Decision = Literal["accepted", "replay", "second_submission", "late", "shut_out", "busy"]
 """What becomes of a submission; the device of a busy one is to come again."""
+
+
+# A device has one key, and a key has one number, whichever process enrols it.
+
+KEY_IN_USE = (
+    "this key has enrolled under another number; a device uses one invitation, and every device "
+    "has a key of its own"
+)
+
+
+class KeyInUse(MessageError):
+    """A key that another number has."""
+
+    def __init__(self) -> None:
+        super().__init__(KEY_IN_USE)
+
+
+@contextlib.contextmanager
+def only_number(link: sa.Connection) -> Iterator[None]:
+    """Give a key to a number within. Raises `KeyInUse`, and leaves the transaction as it was, if
+    another number has it."""
+    try:
+        with link.begin_nested():
+            yield
+    except sa.exc.IntegrityError:
+        raise KeyInUse from None
 
 
 # Asked for many times a second: put together once.
@@ -694,4 +720,40 @@ def missed(link: sa.Connection, numbers: Sequence[int], dormant_after: int) -> N
                 missed=devices.c.missed + 1,
                 dormant=sa.or_(devices.c.dormant, devices.c.missed + 1 >= dormant_after),
             )
+        )
+
+
+# Which catalogue is published: what the federation began with, unless an operator has changed it.
+
+_CONTENT = "catalogue_content"
+
+
+def catalogue_name(catalogue: bytes) -> str:
+    """Another for each content."""
+    return hashlib.sha256(catalogue).hexdigest()
+
+
+def published_catalogue(link: sa.Connection) -> bytes | None:
+    """The catalogue that is published, where it was changed since the federation began."""
+    content = fact(link, _CONTENT)
+    return None if content is None else content.encode()
+
+
+def set_catalogue(link: sa.Connection, catalogue: bytes) -> None:
+    """From now on, this is published_catalogue."""
+    set_fact(link, "catalogue", catalogue_name(catalogue))
+    set_fact(link, _CONTENT, catalogue.decode())
+
+
+def require_catalogue(link: sa.Connection, catalogue: bytes) -> None:
+    """Raises where this is not the catalogue that was published first: devices know items by their
+    place in it."""
+    name = catalogue_name(catalogue)
+    before = fact(link, "catalogue")
+    if before is None:
+        set_fact(link, "catalogue", name)
+    elif before != name:
+        raise ServiceError(
+            "catalogue.json is damaged, or another than this federation began with; put the right "
+            "file back"
         )

@@ -39,7 +39,6 @@ from sottovoce.parties.server import NO_DEFENCE, RoundRules
 from sottovoce.rng import SECRET_BYTES
 from sottovoce.stores import amending
 from sottovoce.stores import server as records
-from sottovoce.stores.catalogue import published
 from sottovoce.stores.coordinator import CohortSize, Plan
 from sottovoce.stores.database import Database
 from sottovoce.stores.keys import (
@@ -52,6 +51,7 @@ from sottovoce.stores.keys import (
 )
 from sottovoce.stores.private import close_to_others, private_folder
 from sottovoce.stores.ready import locked, running
+from sottovoce.stores.server import published_catalogue
 from sottovoce.wire.catalogue import (
     Categories,
     Items,
@@ -305,7 +305,7 @@ class ServerFolder:
     def catalogue(self, link: sa.Connection | None = None) -> bytes:
         """As it is published; by the database, where it was changed there. Raises where it is not
         that of the terms."""
-        content = None if link is None else published(link)
+        content = None if link is None else published_catalogue(link)
         place = self.path / "catalogue.json"
         content = _read(place) if content is None else content
         try:

@@ -11,8 +11,9 @@ passes here, too, and is on record.
 from __future__ import annotations
 
 import hashlib
+import json
 import secrets
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from typing import Literal
 
@@ -25,6 +26,7 @@ from sottovoce.core.ledger import Ledger
 from sottovoce.core.messages import ModelView
 from sottovoce.core.recommender import recommend
 from sottovoce.core.redacted import Redacted
+from sottovoce.core.words import Said, said
 from sottovoce.errors import (
     ConsentError,
     DataNotFound,
@@ -64,6 +66,8 @@ from sottovoce.stores.prepared import (
     things_named,
 )
 from sottovoce.stores.timeline import contents
+from sottovoce.wire.invitations import SecretStore
+from sottovoce.wire.refusals import SHUT_OUT_BY_OPERATOR, WITHDRAWN
 from sottovoce.wire.terms import Terms
 
 __all__ = ["DeviceSession", "HomeCopy", "Inside", "Prepared"]
@@ -558,3 +562,41 @@ class DeviceSession(Agreeing):
         if entry is None or (entry.round, entry.attempt) < (round, attempt) or not entry.gone:
             raise StoreError(f"no report for round {round}, attempt {attempt}, has left this store")
         return entry
+
+
+_KEPT = "shut-out"
+_SAID = {SHUT_OUT_BY_OPERATOR: "quiet.shut_out", WITHDRAWN: "quiet.withdrawn"}
+
+
+@dataclass(frozen=True, slots=True)
+class Expulsion:
+    """That a device was shut out of its federation, as its own store keeps it."""
+
+    why: str
+    """In the server's words."""
+    since: float
+    """When this device was told."""
+    asked: float
+    """When it last asked whether that still holds."""
+
+    @property
+    def said(self) -> Said:
+        """To the owner."""
+        return said(_SAID.get(self.why, "quiet.shut_out_server"))
+
+
+def expelled(store: SecretStore) -> Expulsion | None:
+    """None where the device was not shut out, or is let in again."""
+    found = store.secret(_KEPT)
+    return Expulsion(**json.loads(found)) if found else None
+
+
+def keep_expulsion(store: SecretStore, why: str, now: float) -> None:
+    """The server has said so just now."""
+    before = expelled(store)
+    since = now if before is None else before.since
+    store.set_secret(_KEPT, json.dumps(asdict(Expulsion(why, since, now))).encode())
+
+
+def forget_expulsion(store: SecretStore) -> None:
+    store.set_secret(_KEPT, b"")

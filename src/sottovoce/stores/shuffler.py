@@ -33,7 +33,7 @@ from numpy.typing import NDArray
 from sottovoce.errors import MessageError, ServiceError
 from sottovoce.parties.shuffler import new_seed
 from sottovoce.stores.file import SQLiteFile, statements
-from sottovoce.stores.left import Left
+from sottovoce.stores.noted import Left
 from sottovoce.wire.refusals import Refused
 from sottovoce.wire.sealing import SEALED_BYTES
 from sottovoce.wire.shuffled import BatchPart, SealedSubmission

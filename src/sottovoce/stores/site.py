@@ -33,8 +33,8 @@ import sottovoce
 from sottovoce.core.messages import ModelView
 from sottovoce.errors import ServiceError, UsageError
 from sottovoce.stores import server as records
-from sottovoce.stores.catalogue import catalogue_name
 from sottovoce.stores.locking import try_lock
+from sottovoce.stores.server import catalogue_name
 from sottovoce.stores.server_folder import ServerFolder
 from sottovoce.wire.frames import PROTOCOL
 from sottovoce.wire.terms import Terms

@@ -39,8 +39,7 @@ from sottovoce.stores.device_limits import (
     spent_on_sums,
     sum_noise,
 )
-from sottovoce.stores.expulsion import expelled
-from sottovoce.stores.session import DeviceSession
+from sottovoce.stores.session import DeviceSession, expelled
 from sottovoce.stores.timeline import Line
 from sottovoce.web.desk import RECOMMENDED, Runner, StoreDesk, plain_value
 from sottovoce.web.weighing import in_the_way, weigh

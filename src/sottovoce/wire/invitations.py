@@ -11,12 +11,13 @@ import base64
 import binascii
 import json
 import os
+import ssl
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 from urllib.parse import urlsplit
 
-from sottovoce.errors import UsageError
+from sottovoce.errors import KeyTrouble, UsageError
 from sottovoce.wire.files import DocumentFile
 from sottovoce.wire.frames import PROTOCOL
 
@@ -126,3 +127,17 @@ def kept_invitation(store: SecretStore) -> Invitation | None:
     """The invitation that a store holds, if any."""
     content = store.secret(_SECRET)
     return None if content is None else Invitation.from_table(json.loads(content))
+
+
+def device_context(ca_pem: str) -> ssl.SSLContext:
+    """What a device needs to speak TLS with the servers of one authority, and with no others."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    try:
+        context.load_verify_locations(cadata=ca_pem)
+    except (ssl.SSLError, ValueError):
+        raise KeyTrouble(
+            "the certificate authority of the invitation is no certificate; ask the operator for "
+            "another invitation"
+        ) from None
+    return context

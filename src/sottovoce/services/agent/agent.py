@@ -42,9 +42,14 @@ from sottovoce.services.agent.loop import Log, Loop, Sleep
 from sottovoce.services.agent.shuffled import ShufflerLink, admission_in, may_report
 from sottovoce.services.kit.pacing import Draw, from_system
 from sottovoce.stores.device import CohortStore
-from sottovoce.stores.expulsion import Expulsion, expelled, forget_expulsion, keep_expulsion
 from sottovoce.stores.prepared import Nothing, Prepared, is_as_large, sealed_by, signing_key
-from sottovoce.stores.session import DeviceSession
+from sottovoce.stores.session import (
+    DeviceSession,
+    Expulsion,
+    expelled,
+    forget_expulsion,
+    keep_expulsion,
+)
 from sottovoce.wire.catalogue import (
     OBJECTION,
     OtherItems,

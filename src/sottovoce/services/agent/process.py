@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from sottovoce import compiled
 from sottovoce.errors import SottovoceError, UsageError
-from sottovoce.services.agent.asking import AskingAgent
+from sottovoce.services.agent.by_hand import AskingAgent
 from sottovoce.services.agent.loop import Log, Loop
 from sottovoce.stores.device import CohortStore
 from sottovoce.stores.opening import open_store

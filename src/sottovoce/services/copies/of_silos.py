@@ -10,8 +10,7 @@ from sottovoce.services.copies.kind import FolderKind, Resumption, Whose
 from sottovoce.stores import orchestrator_folder as orchestrators
 from sottovoce.stores import owner_folder as owners
 from sottovoce.stores.keys import read_private_key
-from sottovoce.stores.orchestrator import OrchestratorStore
-from sottovoce.stores.orchestrator_file import DATABASE
+from sottovoce.stores.orchestrator import DATABASE, OrchestratorStore
 from sottovoce.wire.passes import Issuer
 from sottovoce.wire.silo_files import FederationFile
 

@@ -16,15 +16,14 @@ from sottovoce.errors import ConfigError
 from sottovoce.parties.aggregator import form_of
 from sottovoce.parties.secure_sum import most_devices, sigma_of
 from sottovoce.services.kit.answers import Receive, Scope, Send, answer_json, read_body, table_of
-from sottovoce.services.kit.executor import BoundedExecutor, Tarpit
+from sottovoce.services.kit.application import BoundedExecutor, Tarpit
 from sottovoce.services.server.places import Places
 from sottovoce.services.server.state import RoundSnapshot, RoundState
 from sottovoce.stores import operating
 from sottovoce.stores import server as records
 from sottovoce.stores.coordinator import longest_message
 from sottovoce.stores.database import Database
-from sottovoce.stores.one_key import KEY_IN_USE
-from sottovoce.stores.server import Submission
+from sottovoce.stores.server import KEY_IN_USE, Submission
 from sottovoce.stores.server_folder import admit
 from sottovoce.wire import shared
 from sottovoce.wire.catalogue import OBJECTION

@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 
 from sottovoce.parties.places import Arrivals, PlaceRules
 from sottovoce.services.kit.answers import Receive, Scope, Send, answer_json
+from sottovoce.services.kit.application import BoundedExecutor
 from sottovoce.services.kit.challenges import Challenges
 from sottovoce.services.kit.connections import network_of, networks
-from sottovoce.services.kit.executor import BoundedExecutor
 from sottovoce.stores import operating
 from sottovoce.stores import places as stored
 from sottovoce.stores import server as records

@@ -23,13 +23,12 @@ from sottovoce.services.server.reasons import Situation, reason, trouble_kind
 from sottovoce.services.server.shuffled_rounds import coordinator_of
 from sottovoce.services.server.state import RoundState
 from sottovoce.stores.acts import Actor
-from sottovoce.stores.catalogue import catalogue_name, require_catalogue
 from sottovoce.stores.coordinator import Awaiting, Coordinator, Plan
 from sottovoce.stores.database import Database
 from sottovoce.stores.keys import ReportKeys, RoleTokens, drop_half_tokens
 from sottovoce.stores.operating import TROUBLE, LastContacts, keep_since, note_act
 from sottovoce.stores.places import place_rules, set_place_rules
-from sottovoce.stores.server import drop_fact, raise_target
+from sottovoce.stores.server import catalogue_name, drop_fact, raise_target, require_catalogue
 from sottovoce.stores.server_folder import ServerFolder, ShufflerSecrets, open_folder
 
 _WATCH_SHARED, _WATCH_ALONE = 0.2, 1.0

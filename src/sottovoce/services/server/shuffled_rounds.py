@@ -30,7 +30,7 @@ from sottovoce.services.kit.answers import (
     discard,
     read_body,
 )
-from sottovoce.services.kit.executor import BoundedExecutor
+from sottovoce.services.kit.application import BoundedExecutor
 from sottovoce.services.kit.openers import Openers
 from sottovoce.services.server.state import RoundState
 from sottovoce.stores import operating
