@@ -153,6 +153,16 @@ class StoreError(ServiceError):
     pass
 
 
+def other_format(place: object, found: object, *known: int) -> str:
+    """Return the sentence that refuses what was written in another format."""
+    formats = f"format{'s' * (len(known) > 1)} {' and '.join(map(str, known))}"
+    has = "no format number" if found is None else f"format {found}"
+    return (
+        f"{place} has {has}, and this release reads {formats} alone; nothing in it was "
+        "changed: use the release that wrote it"
+    )
+
+
 @contextmanager
 def said_of(whom: str) -> Iterator[None]:
     """What is raised on purpose in here begins with whom it is about."""

@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import shutil
 import signal
 import sys
 
@@ -21,6 +22,7 @@ from sottovoce.errors import (
 from sottovoce.experiment import Experiment
 from sottovoce.runs import devices, topology
 from sottovoce.runs.folder import RunFolder, check_writable, load_arrays, new_figures, save_arrays
+from sottovoce.runs.read import FinishedRun
 from sottovoce.runs.train import run_experiment
 
 TABLE = {
@@ -146,6 +148,21 @@ def test_two_processes_cannot_write_one_folder(tmp_path):
     folder = RunFolder.claim(tmp_path / "run", {"identity": "x"}, resume=False)
     with folder.locked(), pytest.raises(FolderInUse, match="another process"), folder.locked():
         pass
+
+
+@pytest.mark.parametrize("another", [0, 2])
+def test_a_run_of_another_format_is_refused_with_both_numbers(tmp_path, whole, another):
+    run = tmp_path / "run"
+    shutil.copytree(whole, run)
+    table = json.loads((run / "manifest.json").read_text())
+    (run / "manifest.json").write_text(json.dumps(table | {"format": another}))
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    said = f"has format {another}, and this release reads format 1 alone"
+    with pytest.raises(RunError, match=said):
+        FinishedRun.open(run)
+    with pytest.raises(RunError, match=said):
+        run_experiment(make(), run, resume=True)
+    assert before == {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
 
 
 def test_damaged_folders_give_one_sentence(tmp_path, whole):

@@ -257,7 +257,7 @@ def test_a_backup_writes_nothing_but_what_belongs_there(masks, tmp_path):
     refused(CorruptData, "no part of", ("evil.so", b"00"))
     refused(CorruptData, "is damaged", created="yesterday")
     refused(VersionMismatch, "does not know", kind="nobody")
-    refused(VersionMismatch, "has format 1, and this release of Sottovoce reads format 2", format=1)
+    refused(VersionMismatch, "has format 1, and this release reads format 2 alone", format=1)
     backup.unlink()
     with tarfile.open(backup, "w:gz") as archive:
         link = tarfile.TarInfo("keys")

@@ -216,8 +216,11 @@ def test_a_store_of_another_release_is_left_alone(tmp_path):
     ShufflerStore(tmp_path / "proxy.db").close()
     with contextlib.closing(sqlite3.connect(tmp_path / "proxy.db")) as link, link:
         link.execute("UPDATE meta SET value = 99 WHERE name = 'schema'")
-    with pytest.raises(ServiceError, match="another release"):
+        before = list(link.iterdump())
+    with pytest.raises(ServiceError, match="has format 99, and this release reads format 2 alone"):
         ShufflerStore(tmp_path / "proxy.db")
+    with contextlib.closing(sqlite3.connect(tmp_path / "proxy.db")) as link:
+        assert list(link.iterdump()) == before
 
 
 def test_a_file_that_is_no_store_is_told(tmp_path):

@@ -37,7 +37,7 @@ from sottovoce.core.messages import (
     SummedReports,
 )
 from sottovoce.core.redacted import Redacted
-from sottovoce.errors import CorruptData, RunError
+from sottovoce.errors import CorruptData, RunError, other_format
 from sottovoce.parties.secure_sum import summed
 from sottovoce.rng import Streams
 from sottovoce.wire.reports import encode_report
@@ -329,7 +329,7 @@ def _about(folder: Path) -> dict[str, Any]:
             f"{folder} is no transcript: its about.json is missing or cannot be read"
         ) from None
     if isinstance(about, dict) and about.get("format") != FORMAT:
-        raise CorruptData(f"{folder} is a transcript of another release of Sottovoce")
+        raise CorruptData(other_format(folder, about.get("format"), FORMAT))
     if not isinstance(about, dict) or not _well_formed(about):
         raise CorruptData(f"{path} does not say which rounds of which run it is about")
     return about

@@ -46,11 +46,12 @@ from sottovoce.core.messages import ModelView
 from sottovoce.core.ranks import ALONE, WHOLE, Ranks, Shard
 from sottovoce.data.dataset import Dataset
 from sottovoce.data.prepared import read_prepared, write_prepared
-from sottovoce.errors import CorruptData, FolderInUse, RunError
+from sottovoce.errors import CorruptData, FolderInUse, RunError, other_format
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
+FORMAT = 1
 RUNNING, FINISHED = "running", "finished"
 _CHECKPOINTS = "checkpoint.parts"
 _DATA = "data"
@@ -157,15 +158,16 @@ class RunFolder:
             raise CorruptData(f"{self.path / 'manifest.json'} cannot be read: {error}") from None
         if not isinstance(content, dict):
             raise CorruptData(f"{self.path / 'manifest.json'} is not a JSON object")
+        if content.get("format") != FORMAT:
+            raise RunError(other_format(self.path, content.get("format"), FORMAT))
         return content
 
     def update_manifest(self, **fields: Any) -> None:
         self._write_manifest({**self.manifest(), **fields})
 
     def _write_manifest(self, content: Mapping[str, Any]) -> None:
-        write_text(
-            self.path / "manifest.json", json.dumps(content, indent=2, sort_keys=True) + "\n"
-        )
+        table = json.dumps({"format": FORMAT, **content}, indent=2, sort_keys=True)
+        write_text(self.path / "manifest.json", table + "\n")
 
     @property
     def finished(self) -> bool:

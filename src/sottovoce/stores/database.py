@@ -15,7 +15,7 @@ import sqlalchemy as sa
 from sqlalchemy import event
 from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
 
-from sottovoce.errors import ServiceError, UsageError
+from sottovoce.errors import ServiceError, UsageError, other_format
 from sottovoce.stores.private import private_database
 from sottovoce.stores.stamps import stamp, unstamp
 
@@ -289,10 +289,7 @@ class Database:
             return None
         found = link.execute(sa.select(meta.c.value).where(meta.c.key == "schema")).scalar()
         if found not in (None, str(SCHEMA)):
-            raise ServiceError(
-                f"{self._name} has format {found}, and this release reads format {SCHEMA} alone; "
-                "nothing in it was changed: use the release that wrote it"
-            )
+            raise ServiceError(other_format(self._name, found, SCHEMA))
         return None if found is None else int(found)
 
     def size(self, link: sa.Connection) -> int:

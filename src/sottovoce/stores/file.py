@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any, ClassVar, Protocol, Self, TypeVar
 
-from sottovoce.errors import ServiceError, SottovoceError, StoreError
+from sottovoce.errors import ServiceError, SottovoceError, StoreError, other_format
 from sottovoce.stores.locking import try_lock
 from sottovoce.stores.private import private_database
 from sottovoce.stores.stamps import stamp
@@ -318,10 +318,7 @@ class SQLiteFile:
             raise self.error(f"{self.name} {self.path} is a database of another program")
         found = int(self.pragma("user_version"))
         if found != self.format:
-            raise self.version_error(
-                f"{self.name} {self.path} has format {found}, and this release reads format "
-                f"{self.format} alone; nothing in it was changed: use the release that wrote it"
-            )
+            raise self.version_error(other_format(f"{self.name} {self.path}", found, self.format))
         return True
 
 

@@ -24,7 +24,7 @@ from sottovoce.algorithms.drift.aggregated import Learnt
 from sottovoce.algorithms.drift.blocks import EndedBlock
 from sottovoce.algorithms.drift.messages import Row
 from sottovoce.algorithms.drift.system import DRIFTConfig, Saved, Stream
-from sottovoce.errors import ConfigError, StoreError
+from sottovoce.errors import ConfigError, StoreError, other_format
 from sottovoce.rng import SECRET_BYTES, Streams, streams_of
 from sottovoce.stores.file import SQLiteFile, statements
 from sottovoce.stores.noted import LastAnswer, note_of
@@ -473,11 +473,7 @@ class OwnerStore(SQLiteFile):
         meta = dict(self.rows("SELECT name, value FROM meta"))
         schema = meta.get("schema")
         if schema not in SCHEMAS.values():
-            raise StoreError(
-                f"{self.path} has format {schema}, and this release reads formats "
-                f"{' and '.join(map(str, SCHEMAS.values()))} alone; nothing in it was changed: use "
-                "the release that wrote it"
-            )
+            raise StoreError(other_format(self.path, schema, *SCHEMAS.values()))
         try:
             settings = config.build(DRIFTConfig, json.loads(meta["settings"]), "settings")
             if schema != SCHEMAS[settings.release]:

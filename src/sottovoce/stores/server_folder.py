@@ -33,6 +33,7 @@ from sottovoce.errors import (
     MessageError,
     ServiceError,
     UsageError,
+    other_format,
 )
 from sottovoce.parties.defence import Defence
 from sottovoce.parties.server import NO_DEFENCE, RoundRules
@@ -502,11 +503,9 @@ def open_folder(path: Path) -> ServerFolder:
         table = json.loads(_read(place))
     except (ValueError, RecursionError):
         raise ServiceError(f"{place} is not JSON; put the right file back") from None
-    if not isinstance(table, dict) or table.get("format") != FORMAT:
-        raise ServiceError(
-            f"{path} was made by another release of Sottovoce, which this one cannot read; use the "
-            "release that made it"
-        )
+    found = table.get("format") if isinstance(table, dict) else None
+    if found != FORMAT:
+        raise ServiceError(other_format(place, found, FORMAT))
     try:
         rules = config.build(RoundRules, _part(table, "rules", dict), "rules")
         size = table["cohort_size"] if table.get("cohort_size") == "all" else None

@@ -30,7 +30,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.errors import MessageError, ServiceError
+from sottovoce.errors import MessageError, ServiceError, other_format
 from sottovoce.parties.shuffler import new_seed
 from sottovoce.stores.file import SQLiteFile, statements
 from sottovoce.stores.noted import Left
@@ -558,15 +558,13 @@ class ShufflerStore:
     # --- helpers ----------------------------------------------------------------------------------
 
     def _prepare(self) -> None:
+        if self._writer.value("SELECT count(*) FROM sqlite_master WHERE name = 'meta'"):
+            found = self._writer.value("SELECT value FROM meta WHERE name = 'schema'")
+            if found not in (None, SCHEMA):
+                raise ServiceError(other_format(self._path, found, SCHEMA))
         for statement in statements(_TABLES):
             self._writer.write(statement)
         self._writer.write("INSERT OR IGNORE INTO meta VALUES ('schema', ?)", [SCHEMA])
-        found = self._writer.value("SELECT value FROM meta WHERE name = 'schema'")
-        if found != SCHEMA:
-            raise ServiceError(
-                f"{self._path} was written by another release of Sottovoce (version {found} of "
-                f"the tables, this release knows {SCHEMA}); use the release that wrote it"
-            )
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[dict[tuple[int, int], Held]]:

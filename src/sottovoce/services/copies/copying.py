@@ -34,6 +34,7 @@ from sottovoce.errors import (
     SottovoceError,
     UsageError,
     VersionMismatch,
+    other_format,
 )
 from sottovoce.services.copies.kind import FolderKind, Resumption
 from sottovoce.services.copies.of_helper import AGGREGATOR, HELPER
@@ -114,10 +115,7 @@ class Manifest:
         table = json.loads(content)
         found = table.pop("format")
         if found != FORMAT:
-            raise VersionMismatch(
-                f"{backup} has format {found}, and this release of Sottovoce reads format "
-                f"{FORMAT}; use the release that made it"
-            )
+            raise VersionMismatch(other_format(backup, found, FORMAT))
         datetime.strptime(table["created"], _MOMENT)
         return cls(**{**table, "left_out": tuple(table["left_out"])})
 
