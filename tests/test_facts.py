@@ -2,15 +2,11 @@
 things; and each figure of `make facts` notices what it is there for. What a report costs is
 measured by `make facts` alone."""
 
-import dataclasses
-import json
 import re
 
-import click
 import pytest
 
 import facts
-import report_trace
 
 MEASURED = {"selects", "device_selects", "server_selects", "decodings", "report_modules"}
 
@@ -42,11 +38,6 @@ def test_no_size_has_a_ceiling():
     }
 
 
-def test_services_and_flower_are_where_they_are_looked_for():
-    for places in (facts.SERVICES, facts.FLOWER):
-        assert any((facts.ROOT / "src" / place.replace(".", "/")).is_dir() for place in places)
-
-
 # --- made-up trees --------------------------------------------------------------------------------
 
 
@@ -67,27 +58,6 @@ def tree(tmp_path):
 def edges(tmp_path):
     found = facts.edges_of(facts.modules_of(tmp_path / "src"))
     return {(edge.source, edge.target) for edge in found}
-
-
-def test_sizes(tree):
-    figures = tree(
-        {
-            "sottovoce/__init__.py": "",
-            "sottovoce/__main__.py": "x = 1\n",
-            "sottovoce/inner/__init__.py": "x = 1\n" * 2,
-            "sottovoce/inner/deep.py": "x = 1\n" * 30,
-            "sottovoce_papers/__init__.py": "x = 1\n" * 4,
-        }
-    )
-    assert figures["lines"].now == 37
-    assert figures["modules"].now == 5
-    assert figures["root_modules"].now == 2
-    assert figures["median_lines"].now == 2
-    assert figures["p90_lines"].now == 30
-
-
-def test_an_empty_tree_has_figures(tree):
-    assert {figure.now for figure in tree({}).values()} == {0}
 
 
 LAZY = "def f():\n    from sottovoce import a\n"
@@ -174,70 +144,6 @@ def test_imports_against_their_direction(tree):
     assert (upward.now, *upward.details) == (1, "sottovoce.core.a:2 → sottovoce.cli.b (lazy)")
 
 
-def test_rooms_have_lines_and_modules(tree, tmp_path):
-    tree(
-        {
-            "sottovoce/core/a.py": "x = 1\n" * 3,
-            "sottovoce/core/deep/b.py": "x = 1\n",
-            "sottovoce/errors.py": "x = 1\n",
-            "papers/c.py": "x = 1\n" * 7,
-        }
-    )
-    rooms = facts.rooms_of(tmp_path / "src")
-    assert rooms == {
-        "src/sottovoce/core": (4, 2),
-        "src/sottovoce/errors.py": (1, 1),
-        "src/papers": (7, 1),
-    }
-    assert [line.split(" ")[0] for line in facts.rooms_table(rooms).splitlines()] == [
-        "room",
-        "src/papers",
-        "src/sottovoce/core",
-        "src/sottovoce/errors.py",
-    ]
-    assert facts.tests_figure(tmp_path / "src").now == 12
-
-
-# --- what people have to know ---------------------------------------------------------------------
-
-
-def test_commands_and_their_parameters():
-    given = [click.Argument(["folder"]), click.Option(["--json", "as_json"])]
-    shown = click.Command("shown", params=given, add_help_option=True)
-    hidden = click.Command("hidden", params=given[1:], hidden=True)
-    inner = click.Group("inner", commands=[hidden])
-    root = click.Group(commands=[shown, inner], params=[click.Option(["--version"])])
-    found = {name: facts.parameters_of(one) for name, one in facts.commands_of(root)}
-    assert found == {"shown": ["folder", "as_json"], "inner hidden": ["as_json"]}
-
-
-def test_settings_are_counted_where_they_are_declared():
-    @dataclasses.dataclass(frozen=True)
-    class Base:
-        each: int = 1
-
-    @dataclasses.dataclass(frozen=True)
-    class Part:
-        length: float = 1.0
-
-    @dataclasses.dataclass(frozen=True)
-    class One(Base):
-        parts: tuple[Part, ...] | None = None
-        found: int = dataclasses.field(default=0, init=False)
-
-    @dataclasses.dataclass(frozen=True)
-    class Two(Base):
-        each: int = 2
-        parts: tuple[str, ...] = ()
-
-    assert facts.settings_of([One, Two]) == {
-        One: ["parts"],
-        Two: ["parts"],
-        Base: ["each"],
-        Part: ["length"],
-    }
-
-
 # --- names ----------------------------------------------------------------------------------------
 
 
@@ -289,18 +195,3 @@ def test_a_figure_at_its_ceiling_is_good_and_one_above_it_is_not(told):
     assert lines == ["lines of src", "5", "3", "1", "3"]
     code, said = told(2)
     assert (code, said.err) == (1, "lines of src: 3, but no more than 2 may be.\n")
-
-
-def test_as_json_and_explained(told):
-    code, said = told(2, "--json")
-    table = json.loads(said.out)
-    assert code == 1
-    assert table["complaints"] == [said.err.strip()]
-    assert table["figures"]["lines"]["now"] == 3
-    assert table["figures"]["lines"]["ceiling"] == 2
-    assert "\nmodules at the root of sottovoce:\n  __init__.py\n" in told(3, "--explain")[1].out
-
-
-def test_statements_are_told_apart_by_their_text_and_not_by_their_values():
-    texts = ("SELECT a1 FROM t WHERE b = 7", "SELECT a1 FROM t\n WHERE b = x'00'")
-    assert {report_trace.plain(text) for text in texts} == {"SELECT a1 FROM t WHERE b = ?"}

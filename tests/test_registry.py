@@ -119,16 +119,6 @@ def test_something_that_is_no_class_is_found_by_its_name(tools):
     assert tools.about("big-hammer") == "Drives nails."
 
 
-def test_small_numbers_stand_first(tools):
-    class First(Saw):
-        listed_at = 1
-
-    tools.register("hammer")(Hammer)
-    tools.register("saw")(Saw)
-    tools.register("first")(First)
-    assert list(tools) == ["first", "hammer", "saw"]
-
-
 @pytest.mark.parametrize("name", ["", "Hammer", "a hammer", "-", "hammer-", "ham/mer", None, "ä"])
 def test_bad_names_are_refused(tools, name):
     with pytest.raises(ConfigError, match=r"test_registry.Hammer needs a name of small letters"):

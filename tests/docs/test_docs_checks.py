@@ -1,6 +1,5 @@
 """The checks of the documents: a broken page fails each of them, and these documents pass."""
 
-import json
 import re
 from types import SimpleNamespace
 
@@ -16,11 +15,6 @@ def test_these_documents_pass(documents, name):
 
 def says(check, documents):
     return [str(problem) for problem in check(documents)]
-
-
-@pytest.mark.parametrize("name", ["pages", "menu", "blocks", "commands"])
-def test_a_good_page_passes(repository, name):
-    assert says(docs.CHECKS[name], repository()) == []
 
 
 # --- pages and the menu ---------------------------------------------------------------------------
@@ -40,11 +34,6 @@ def test_a_good_page_passes(repository, name):
 def test_a_page_without_what_a_page_needs_is_found(repository, text, words):
     [said] = says(docs.check_pages, repository(docs__index_md=text))
     assert words in said
-
-
-def test_a_line_of_a_script_is_no_title(repository):
-    text = "---\ndescription: One.\n---\n# First\n\n```bash\n# not a title\n```\n"
-    assert says(docs.check_pages, repository(docs__index_md=text)) == []
 
 
 def test_a_page_that_is_not_in_the_menu_is_found(repository, tmp_path):
@@ -109,58 +98,6 @@ def test_a_block_that_nobody_runs_is_found(repository, block, words):
     assert words in said
 
 
-@pytest.mark.parametrize(
-    "block",
-    [
-        "```json\n{}\n```",
-        "```toml\n[data]\nsource = 'town'\n```",
-        "```text\nwhat it said\n```",
-        "```bash\nls\n```",
-        "<!-- file: a.csv -->\n```csv\na,b\n```",
-        "<!-- not run: needs a GPU -->\n```bash\nls\n```",
-        "<!-- not run: takes 12 minutes -->\n```bash\nls\n```",
-        "<!-- run by tests/reads.py -->\n```bash\nls\n```",
-        "<!-- run by tests/reads.py, numbers vary -->\n```bash\nls\n```",
-        "<!-- run by tests/has.py -->\n```html\n<p>long</p>\n```",
-        "<!-- walk: anna, stays -->\n```bash\nls\n```",
-    ],
-)
-def test_a_block_that_is_run_passes(repository, block):
-    documents = repository(
-        docs__index_md=with_block(block),
-        tests__reads_py='def test_a(): read("index.md", r"```bash\\n(.*)```")',
-        tests__has_py='LINE = "<p>long</p>"',
-        tests__walks_py='PAGE = "docs/index.md"\nclass Town:\n    mark = "walk"\n',
-    )
-    assert says(docs.check_blocks, documents) == []
-
-
-@pytest.mark.parametrize(
-    ("block", "quick", "slow"),
-    [
-        ("```bash\nls\n```", True, True),
-        ("<!-- a remark -->\n```python\n1\n```", True, True),
-        ("<!-- run with: --set town.residents=9 -->\n```bash\nls\n```", True, True),
-        ("<!-- not run: takes 2 minutes -->\n```bash\nls\n```", False, True),
-        ("<!-- not run: needs root -->\n```bash\nls\n```", False, False),
-        ("<!-- run by tests/x.py -->\n```bash\nls\n```", False, False),
-        ("<!-- tried: anna -->\n```bash\nls\n```", False, False),
-        ("```text\nls\n```", False, False),
-    ],
-)
-def test_which_blocks_a_walk_runs(block, quick, slow):
-    [found] = docs.Page("x.md", block).blocks
-    assert docs.is_run(found) is quick
-    assert docs.is_run(found, slow=True) is slow
-
-
-def test_commands_are_lines_after_a_prompt_or_all():
-    block = docs.Page("x.md", "```console\n$ one \\\n  two\nsaid\n$ three\n```").blocks[0]
-    assert block.commands == ["one    two", "three"]
-    block = docs.Page("x.md", "```bash\n# why\none\n\ntwo\n```").blocks[0]
-    assert block.commands == ["one", "two"]
-
-
 # --- commands -------------------------------------------------------------------------------------
 
 
@@ -176,19 +113,6 @@ def test_commands_are_lines_after_a_prompt_or_all():
 )
 def test_a_command_that_is_not_there_is_found(line, words):
     assert docs.unknown_words(docs.command_line(), line) == words
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        "sottovoce run [FILE] [--set a.b=c]", "sottovoce data show | import NAME",
-        "sottovoce --with FILE.py run x.toml --seeds 3", "sottovoce serve …", "sottovoce COMMAND",
-        "sottovoce recommend RUN --user ID [-n 10]", "sottovoce serve --help", "sottovoce --help",
-        "sottovoce report RUN...", "sottovoce device consent ~/store --epsilon=1",
-    ],
-)  # fmt: skip
-def test_a_command_that_is_there_passes(line):
-    assert docs.unknown_words(docs.command_line(), line) == ""
 
 
 def test_commands_of_running_text_tables_and_blocks_are_looked_at(repository):
@@ -224,23 +148,3 @@ def test_a_command_or_option_without_help_is_found(repository, monkeypatch):
         "`sottovoce inner` does not say what --silent is; give it help=…",
         "`sottovoce dumb` has no help; give it a docstring",
     ]
-
-
-def test_a_public_name_without_a_docstring_is_found(repository, monkeypatch):
-    from wordless import Dumb, Said, silent, spoken
-
-    import reference
-
-    names = {"Dumb": Dumb, "Said": Said, "silent": silent, "spoken": spoken}
-    monkeypatch.setattr(reference, "public_names", lambda: names)
-    monkeypatch.setattr(reference, "sections", lambda: {"dumb": [Dumb], "said": [Said]})
-    said = [problem.what for problem in docs.check_docstrings(repository())]
-    assert said == [
-        "Dumb has no docstring", "Dumb.act has no docstring",
-        "silent has no docstring", "[dumb] Dumb.size has no docstring",
-    ]  # fmt: skip
-
-
-def test_json_of_a_page_is_read_as_it_stands():
-    block = docs.Page("x.md", '1. list\n\n   ```json\n   {"a": [1,\n     2]}\n   ```\n').blocks[0]
-    assert json.loads(block.text) == {"a": [1, 2]}

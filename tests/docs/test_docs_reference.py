@@ -1,7 +1,6 @@
 """The reference has everything that is there, and commands print the JSON that it shows."""
 
 import contextlib
-import dataclasses
 import importlib
 import io
 import json
@@ -69,17 +68,6 @@ def test_every_section_of_an_experiment_is_there():
     assert known - beside == set(reference.sections())
 
 
-def test_values_are_shown_as_a_file_has_them():
-    @dataclasses.dataclass
-    class Part:
-        size: int = 2
-
-    shown = [None, True, "x", float("inf"), (1, 2.5), [], Part()]
-    assert [reference.as_toml(value) for value in shown] == [
-        "not set", "true", '"x"', "inf", "[1, 2.5]", "[]", "{ size = 2 }",
-    ]  # fmt: skip
-
-
 def test_every_public_name_leads_to_what_it_is(made):
     named = dict(re.findall(r'<a id="(\w+)"></a>\n\n::: (\S+)', made["python.md"].text))
     public = [name for name in sottovoce.__all__ if not name.startswith("_")]
@@ -101,10 +89,6 @@ def test_every_component_and_experiment_file_is_there(made):
     assert {f"`{name}`" for name in shipped_experiments()} <= set(titles)
 
 
-def test_what_is_no_markdown_stays_as_it_is():
-    assert reference.plain("a_b [c] <d> `e_[f]`") == r"a\_b \[c\] &lt;d> `e_[f]`"
-
-
 # --- shapes of JSON -------------------------------------------------------------------------------
 
 
@@ -118,10 +102,6 @@ def names_of(shape):
         if depth == 0:
             break
     return found
-
-
-def test_the_names_of_a_shape_are_read():
-    assert names_of('{"a", "b": [{"c"}], "d": {"e"}}; `f` is "g"') == {"a", "b", "d"}
 
 
 ASKED = {

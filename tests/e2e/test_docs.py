@@ -71,28 +71,6 @@ def test_every_command_is_documented():
             assert any(re.search(rf"[ `]{name}\b", line) for line in described), name
 
 
-def test_the_experiment_files_of_the_documents_are_accepted():
-    import tomllib
-
-    from sottovoce.experiment import Experiment
-
-    text = (ROOT / "docs" / "experiment-files.md").read_text()
-    tables = [*map(tomllib.loads, re.findall(r"```toml\n(.*?)```", text, re.DOTALL))]
-    read = [Experiment.from_table(table) for table in tables if "algorithm" in table]
-    assert read[0].name == "mine"
-    assert [one.system.split()[0] for one in read[1:]] == [
-        "gram",
-        "FCF",
-        "FMF-LDP",
-        "UC-MF",
-        "DRIFT",
-    ]
-    parts = [table for table in tables if "algorithm" not in table]
-    assert parts
-    for part in parts:  # stands in the place of a section of the first file
-        assert Experiment.from_table({**tables[0], **part}).system
-
-
 def test_every_option_of_consent_is_documented():
     text = (ROOT / "docs" / "cli.md").read_text()
     table = text.split("| `device consent` | does |", 1)[1].split("\n\n", 1)[0]
@@ -100,36 +78,6 @@ def test_every_option_of_consent_is_documented():
     for option in [o for p in command.params for o in p.opts]:
         if option.startswith("--") and option not in ("--json", "--user", "--help"):
             assert re.search(rf"[` ]{option}[` ]", table), option
-
-
-def test_every_option_of_every_command_has_a_help_text():
-    """The site makes its reference of commands from these."""
-
-    def commands(command, *path):
-        yield path, command
-        for name, inner in getattr(command, "commands", {}).items():
-            yield from commands(inner, *path, name)
-
-    found = [*commands(typer.main.get_command(app), "sottovoce")]
-    assert len(found) > 60
-    for path, command in found:
-        if "user" not in path:  # the former name of `device`
-            assert command.help, path
-        for option in [p for p in command.params if p.param_type_name == "option"]:
-            words = option.help or ""
-            assert re.fullmatch(r"[A-Zβεπk`].*[.]", words, re.DOTALL), (path, option.name, words)
-
-
-def test_every_setting_of_a_release_is_documented():
-    from dataclasses import fields
-
-    from sottovoce.core.consent import Choice
-    from sottovoce.privacy.reports import KReports, Tier
-    from sottovoce.privacy.updates import Clipped
-
-    text = (ROOT / "docs" / "experiment-files.md").read_text()
-    for field in (*fields(KReports), *fields(Tier), *fields(Clipped), *fields(Choice)):
-        assert re.search(rf"\b{field.name}\b", text), field.name
 
 
 def test_every_setting_of_uc_is_in_its_example_with_its_default():
@@ -149,19 +97,6 @@ def test_every_setting_of_uc_is_in_its_example_with_its_default():
     assert not defaults.pop("attributes")
     assert table == defaults
     assert all(re.search(rf"`{field.name}`|{field.name} =", text) for field in fields(FilterConfig))
-
-
-@pytest.mark.parametrize(
-    "path", sorted((ROOT / "experiments" / "uc").glob("*.toml")), ids=lambda path: path.stem
-)
-def test_the_examples_of_uc_are_accepted(path):
-    from sottovoce.experiment import Experiment
-
-    experiment = Experiment.from_file(path)
-    assert experiment.system.startswith("UC-")
-    hidden = {name for choice in experiment.consent.choices for name in choice.hidden_attributes}
-    assert hidden
-    assert hidden <= set(experiment.algorithm.names)
 
 
 def test_the_federation_with_filters_of_the_deployment_can_be_made():
