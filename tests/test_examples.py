@@ -19,7 +19,7 @@ venues = 80
 visits_per_resident = 20
 [algorithm]
 configuration = "pFPL+"
-embedding_size = 4
+embedding_size = 3
 epochs = 2
 [evaluation]
 every_epochs = 1
@@ -71,10 +71,6 @@ def test_a_metric(experiment, tmp_path):
     assert all("Top@10" in line for line in lines if "P@10" in line)
     one = command("my_metric.py", "report", run)
     assert "Top@10" in one
-    again = tmp_path / "again"
-    command("my_metric.py", "run", file, "--out", again, "--json")
-    two = json.loads(command("my_metric.py", "report", run, again, "--json"))
-    assert all("Novelty@10" in row["results"] for row in two["runs"])
     page = next(tmp_path.rglob("run/report.html")).read_text()
     assert "Novelty@10" in page
 

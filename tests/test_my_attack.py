@@ -17,7 +17,7 @@ EXAMPLE = Path(__file__).parents[1] / "examples" / "my_attack.py"
 TABLE = {
     "name": "tiny",
     "town": {"residents": 40, "venues": 60, "visits_per_resident": 15.0},
-    "algorithm": {"configuration": "pFPL", "embedding_size": 4, "epochs": 2},
+    "algorithm": {"configuration": "pFPL", "embedding_size": 3, "epochs": 2},
 }
 # In a process of its own, so that the attacks of this one stay as they are.
 COMMAND = """

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 
-import sottovoce.cli
 from sottovoce.attacks.views import ATTACKS
 from sottovoce.experiment import Experiment
 from sottovoce.runs.attack import choose
@@ -17,7 +16,7 @@ TABLE = {
     "name": "tiny",
     "seed": 3,
     "town": {"residents": 60, "venues": 80, "visits_per_resident": 20.0},
-    "algorithm": {"configuration": "pFPL", "embedding_size": 4, "epochs": 3},
+    "algorithm": {"configuration": "pFPL", "embedding_size": 3, "epochs": 3},
 }
 
 
@@ -31,16 +30,6 @@ def finished(tmp_path_factory):
 @pytest.fixture
 def run(finished, tmp_path):
     return shutil.copytree(finished, tmp_path / "tiny")
-
-
-@pytest.fixture
-def sottovoce_(capsys):
-    def call(*arguments):
-        code = sottovoce.cli.call([str(a) for a in arguments])
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
-
-    return call
 
 
 KEYS = {

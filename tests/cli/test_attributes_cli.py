@@ -10,7 +10,6 @@ import pytest
 from sottovoce.algorithms.fmf.system import FMFConfig
 from sottovoce.algorithms.fpl.system import FPLConfig
 from sottovoce.algorithms.uc.settings import FilterConfig, UCConfig
-from sottovoce.cli import call
 from sottovoce.core.consent import Choice
 from sottovoce.core.links import Proxied
 from sottovoce.core.messages import ModelView
@@ -31,34 +30,6 @@ AGE = FilterConfig("age", ("young", "middle", "old"), (0.2, 0.3, 0.5))
 SETTINGS = UCConfig(embedding_size=5, local_epochs=1, pairs=4, attributes=(GENDER, AGE))
 NOISY = Clipped(clip=1.0, norm="l1", epsilon=2.0)
 SHARING = Choice(share_positives=1.0)
-
-
-@pytest.fixture
-def ask(capsys):
-    """A command within this process, as JSON."""
-
-    def ask(*arguments, code=0):
-        capsys.readouterr()
-        assert call(["device", *map(str, arguments), "--json"]) == code
-        return json.loads(capsys.readouterr().out)
-
-    return ask
-
-
-@pytest.fixture
-def say(capsys):
-    """A command within this process, for people: what it prints."""
-
-    def say(*arguments, code=0):
-        capsys.readouterr()
-        assert call(["device", *map(str, arguments)]) == code
-        told = capsys.readouterr()
-        if code:
-            assert told.out == ""
-            assert told.err.count("\n") == 1
-        return told.err if code else told.out
-
-    return say
 
 
 @pytest.fixture
@@ -391,12 +362,3 @@ def test_a_budget_of_noisy_updates(tmp_path, ask, say):
     assert not budget["other_releases_without_bound"]
     assert "4 of 6 used." in say("status", path)
     assert np.allclose([line["epsilon"] for line in ask("ledger", path)["lines"]], 2.0)
-
-
-def test_the_help_names_what_there_is(say):
-    told = say("attributes", "--help")
-    assert "gender=F" in told
-    assert "--forget" in told
-    told = say("consent", "--help")
-    for option in ("--hide", "--reveal", "--strength"):
-        assert option in told

@@ -1,12 +1,12 @@
 """`sottovoce budget`: what any release would cost a user; and what has been spent."""
 
+import functools
 import json
 import math
 
 import numpy as np
 import pytest
 
-import sottovoce.cli
 from sottovoce.cli import spent
 from sottovoce.core.consent import Choice
 from sottovoce.core.ledger import Entries, Ledger
@@ -23,13 +23,8 @@ def rows(name, *settings, **more):
 
 
 @pytest.fixture
-def call(capsys):
-    def run(*arguments):
-        code = sottovoce.cli.call(["budget", *map(str, arguments)])
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
-
-    return run
+def call(sottovoce_):
+    return functools.partial(sottovoce_, "budget")
 
 
 # --- what is foreseen -----------------------------------------------------------------------------

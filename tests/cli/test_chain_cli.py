@@ -24,7 +24,7 @@ EXPERIMENT = """
 seed = 3
 [algorithm]
 name = "fmf"
-embedding_size = 4
+embedding_size = 3
 rounds = 3
 [release]
 max_reports = 20

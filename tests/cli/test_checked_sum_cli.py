@@ -164,19 +164,6 @@ def test_mistakes_are_one_sentence(place, capsys):
     assert "--aggregator is for a checked sum" in refused(capsys, *making(place, *both))
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["--init", "--introduction", "x.json"], "use one of them"),
-        (["--name", "a.example"], "goes with --init"),
-        ([], "--init"),
-        (["--introduction", "missing.json"], "cannot be read"),
-    ],
-)
-def test_mistakes_of_an_aggregators_operator_are_one_sentence(place, capsys, arguments, words):
-    assert words in refused(capsys, "serve", "aggregator", place / "none", *arguments)
-
-
 def test_flower_refuses_in_one_sentence(place, capsys):
     pytest.importorskip("flwr")
     set_ = "--set", "consent.mix=[{weight=1, epsilon=2.0}]"

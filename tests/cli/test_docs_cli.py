@@ -12,13 +12,8 @@ from sottovoce.core import installed
 
 
 @pytest.fixture
-def say(capsys):
-    def call(*words):
-        code = sottovoce.cli.call(list(words))
-        out, err = capsys.readouterr()
-        return code, out, err
-
-    return call
+def say(sottovoce_):
+    return sottovoce_
 
 
 def test_the_list_names_every_page(say):

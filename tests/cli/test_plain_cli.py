@@ -9,7 +9,7 @@ import pytest
 from sottovoce.algorithms.fmf.system import FMFConfig
 from sottovoce.algorithms.fpl.system import FPLConfig
 from sottovoce.algorithms.gram.system import GramConfig
-from sottovoce.cli import call, output, plainly
+from sottovoce.cli import output, plainly
 from sottovoce.core.choice import Choice
 from sottovoce.core.links import Direct, Proxied, SecureSum
 from sottovoce.core.words import said
@@ -31,17 +31,6 @@ TERMS = {
     ),
 }  # fmt: skip
 UNPLAIN = re.compile(r"[επδβ]|epsilon =|digest|vector|embedding|differential|\brows? of the model")
-
-
-@pytest.fixture
-def say(capsys):
-    def say(*arguments, code=0):
-        capsys.readouterr()
-        assert call(["device", *map(str, arguments)]) == code
-        told = capsys.readouterr()
-        return told.err if code else told.out
-
-    return say
 
 
 @pytest.fixture
@@ -214,15 +203,6 @@ def test_italian_where_it_is_asked_for_and_errors_in_english(tmp_path, say, monk
     assert "must lie in [0, 1]" in say("consent", path, "--share-positives", "7", code=2)
     monkeypatch.setenv("SOTTOVOCE_LANGUAGE", "fr")
     assert "must be one of en, it" in say("status", path, code=2)
-
-
-def test_a_value_cannot_steer_the_terminal(tmp_path, say):
-    path = tmp_path / "phone"
-    with CohortStore.create(path, [(7, "an\x1b[31mna {limit}")]):
-        pass
-    told = say("consent", path)
-    assert "\x1b" not in told
-    assert "{limit}: takes no part" in told
 
 
 def test_sentences_are_told_a_line_each():

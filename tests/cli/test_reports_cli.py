@@ -107,8 +107,8 @@ def test_both_certificates_of_a_user_are_those_of_the_accountant(runs, say):
 # --- results and reports --------------------------------------------------------------------------
 
 
-def test_hints_are_those_of_the_algorithm(runs, capsys, tmp_path):
-    words = ["run", *FMF, "--out", str(tmp_path / "run"), "--json"]
+def test_hints_are_those_of_the_algorithm(runs, capsys):
+    words = ["run", *FMF, "--out", str(runs / "fmf"), "--resume", "--json"]
     assert sottovoce.cli.call(words) == 0
     captured = capsys.readouterr()
     for note in [
@@ -245,17 +245,6 @@ def test_terms_that_no_device_could_follow_are_not_made(files, say, url, ca, cod
     assert words in told
     assert told.count("\n") == 1
     assert "invitation" not in told  # nobody was invited yet
-    assert not (files / "town").exists()
-
-
-def test_flower_takes_no_randomised_reports(files, say):
-    pytest.importorskip("flwr")
-    told = say(
-        *("serve", "superlink", files / "town", "--experiment", files / "mixed.toml"),
-        *("--catalogue", files / "items.csv", "--rounds", 3),
-        code=2,
-    )
-    assert "Flower's gateways say who sends" in told
     assert not (files / "town").exists()
 
 

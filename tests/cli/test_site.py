@@ -26,6 +26,7 @@ from server_world import Client, ServerProcess, new_folder
 from sottovoce.cli import call
 from sottovoce.stores import server as records
 from sottovoce.stores import site as sites
+from sottovoce.stores.server_folder import open_folder
 from sottovoce.stores.site import KEPT_SECONDS, site_of, write_site
 from sottovoce.wire.versions import decode_model
 
@@ -33,25 +34,31 @@ URL = "https://api.shop.example"
 
 
 @pytest.fixture
-def ask(capsys):
-    def ask(*arguments, code=0):
-        capsys.readouterr()
-        assert call([*map(str, arguments), "--json"]) == code
-        return json.loads(capsys.readouterr().out or "{}")
+def ask(sottovoce_):
+    def ask(*words, code=0):
+        got, out, err = sottovoce_(*words, "--json")
+        assert got == code, err
+        return json.loads(out or "{}")
 
     return ask
 
 
-@pytest.fixture
-def made(tmp_path):
-    """A federation whose server has been started once, and a script for pages."""
-    folder = new_folder(tmp_path / "town", rounds=1)
-    script = tmp_path / "built.js"
-    script.write_text("export const version = 1;\n" * 50)
+@pytest.fixture(scope="module")
+def begun(tmp_path_factory):
+    """A federation whose server has been started once, and what that published."""
+    folder = new_folder(tmp_path_factory.mktemp("begun") / "town", rounds=1)
     with ServerProcess(folder.path) as server, Client(folder, server.port) as client:
         told = {name: client.get(f"/v1/{name}").body for name in ("terms", "catalogue", "model/0")}
         assert server.stop() == 0
-    return folder, script, told
+    return folder.path, told
+
+
+@pytest.fixture
+def made(begun, tmp_path):
+    """A copy of it, a script for pages, and what was published."""
+    script = tmp_path / "built.js"
+    script.write_text("export const version = 1;\n" * 50)
+    return open_folder(shutil.copytree(begun[0], tmp_path / "town")), script, begun[1]
 
 
 def files_in(out):

@@ -1,5 +1,6 @@
 """`sottovoce device ...` with data owners: what a user reads, permits, sends and gets."""
 
+import functools
 import json
 import subprocess
 import sys
@@ -23,16 +24,8 @@ def here(tmp_path):
 
 
 @pytest.fixture
-def user(capsys):
-    """A command within this process: exit code, standard output, standard error."""
-
-    def run(command, *arguments):
-        capsys.readouterr()
-        code = call(["device", command, *map(str, arguments)])
-        told = capsys.readouterr()
-        return code, told.out, told.err
-
-    return run
+def user(sottovoce_):
+    return functools.partial(sottovoce_, "device")
 
 
 @pytest.fixture

@@ -262,32 +262,26 @@ def test_bad_files_are_named_with_line_and_reason(
         import_path(folder)
 
 
-def test_bad_tables_are_named_with_the_reason(tmp_path: Path) -> None:
-    file = tmp_path / "t.csv"
-    file.write_text("user,item,timestamp\na,b,noon\n")
-    with pytest.raises(CorruptData, match=r"t.csv, line 2: column timestamp: 'noon' is no time"):
-        import_path(file)
-    file.write_text("user,item,rating\na,b,high\n")
-    with pytest.raises(CorruptData, match=r"t.csv, line 2: column rating: 'high' is not a finite"):
-        import_path(file)
-    file.write_text('user,item,rating\n"a",b,high\n')
-    with pytest.raises(CorruptData, match=r"t.csv, line 2: column rating: 'high'"):
-        import_path(file)
-    file.write_text("user,item,rating\na,b,1\na,c,nan\n")
-    with pytest.raises(CorruptData, match=r"line 3: column rating: 'nan' is not a finite number"):
-        import_path(file)
-    file.write_text("user,item,user\na,b,c\n")
-    with pytest.raises(CorruptData, match=r"t.csv has two columns 'user'"):
-        import_path(file)
-    file.write_bytes("user,item\na,b\n".encode("utf-16"))
-    with pytest.raises(CorruptData, match=r"t.csv is UTF-16"):
-        import_path(file)
-    file.write_text('user,item\n"' + "a" * 3_000_000 + "\n")
-    with pytest.raises(CorruptData, match=r"line 2: 1 fields where 2.*is a quote never closed"):
-        import_path(file)
-    file.write_text("")
-    with pytest.raises(CorruptData, match=r"t.csv is empty"):
-        import_path(file)
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        ("user,item,timestamp\na,b,noon\n", "t.csv, line 2: column timestamp: 'noon' is no time"),
+        ("user,item,rating\na,b,high\n", "t.csv, line 2: column rating: 'high' is not a finite"),
+        ('user,item,rating\n"a",b,high\n', "t.csv, line 2: column rating: 'high'"),
+        ("user,item,rating\na,b,1\na,c,nan\n", "line 3: column rating: 'nan' is not a finite"),
+        ("user,item,user\na,b,c\n", "t.csv has two columns 'user'"),
+        ("user,item\na,b\n".encode("utf-16"), "t.csv is UTF-16"),
+        ('user,item\n"' + "a" * 3_000_000 + "\n", "line 2: 1 fields where 2.*is a quote never"),
+        ("", "t.csv is empty"),
+    ],
+    ids=range(8),
+)
+def test_bad_tables_are_named_with_the_reason(
+    tmp_path: Path, content: str | bytes, reason: str
+) -> None:
+    unpacked(tmp_path, {"t.csv": content})
+    with pytest.raises(CorruptData, match=reason):
+        import_path(tmp_path / "t.csv")
 
 
 def test_wrong_paths_are_answered(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import json
 import lzma
 import shutil
 import tracemalloc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,6 @@ from sottovoce.data import (
     Dataset,
     import_into,
     import_path,
-    load,
     published_split,
     read_prepared,
     write_prepared,
@@ -194,24 +193,6 @@ def test_other_times_and_what_is_none() -> None:
 TWO_DAYS = [1714521600, 1735603200]  # 1 May and 31 December 2024
 
 
-@pytest.mark.parametrize(
-    ("values", "seconds"),
-    [
-        (["1/5/2024", "31/12/2024"], TWO_DAYS),
-        (["05/01/2024", "12/31/2024"], TWO_DAYS),
-        (["01.05.2024", "31.12.2024"], TWO_DAYS),
-        (["01-05-2024 00:00", "31-12-2024 10:30:05"], [TWO_DAYS[0], TWO_DAYS[1] + 37805]),
-    ],
-)
-def test_the_file_tells_how_days_are_written(
-    tmp_path: Path, values: list[str], seconds: list[int]
-) -> None:
-    (tmp_path / "t.csv").write_text("user;item;when\n" + f"a;1;{values[0]}\na;2;{values[1]}\n")
-    table = import_path(tmp_path / "t.csv").interactions
-    assert table.timestamps is not None
-    assert table.timestamps.tolist() == seconds
-
-
 def test_days_that_can_be_read_in_two_ways_are_asked_about(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("user,item,when\na,1,01/05/2024\na,2,06/07/2024\n")
     with pytest.raises(ConfigError, match=r"'01/05/2024' can be read in two ways; say --dates day"):
@@ -300,12 +281,16 @@ def test_bad_json_is_left_out_on_request(tmp_path: Path, listed: bool) -> None:
         (["1700000000000000", "1700000001000000"], [1700000000, 1700000001]),
         (["20240501", "20240502"], [1714521600, 1714608000]),
         (["2024-05-01", "2024-05-01T10:00:00-01:00"], [1714521600, 1714561200]),
+        (["1/5/2024", "31/12/2024"], TWO_DAYS),
+        (["05/01/2024", "12/31/2024"], TWO_DAYS),
+        (["01.05.2024", "31.12.2024"], TWO_DAYS),
+        (["01-05-2024 00:00", "31-12-2024 10:30:05"], [TWO_DAYS[0], TWO_DAYS[1] + 37805]),
     ],
 )
-def test_the_unit_of_times_is_told_by_their_size(
+def test_the_values_tell_how_times_are_written(
     tmp_path: Path, values: list[str], seconds: list[int]
 ) -> None:
-    (tmp_path / "t.csv").write_text("user,item,when\n" + f"a,1,{values[0]}\na,2,{values[1]}\n")
+    (tmp_path / "t.csv").write_text("user;item;when\n" + f"a;1;{values[0]}\na;2;{values[1]}\n")
     table = import_path(tmp_path / "t.csv").interactions
     assert table.timestamps is not None
     assert table.timestamps.tolist() == seconds
@@ -377,8 +362,10 @@ def test_validation_under_a_published_split_without_times(tmp_path: Path) -> Non
 
 
 @pytest.mark.data
-def test_the_published_split_of_a_real_set_has_a_validation_part() -> None:
-    train, validation, _ = splits(load("gowalla"), 1)
+def test_the_published_split_of_a_real_set_has_a_validation_part(
+    real: Callable[[str], Dataset],
+) -> None:
+    train, validation, _ = splits(real("gowalla"), 1)
     assert 0 < len(validation) < len(train) / 3
 
 

@@ -15,7 +15,6 @@ from sottovoce.data import (
     temporal_holdout,
     top_category,
 )
-from sottovoce.data.dataset import head_share
 from sottovoce.data.town import KINDS, START, YEAR, _grouped, _world
 from sottovoce.errors import ConfigError
 
@@ -108,20 +107,6 @@ def test_taste_can_be_learnt(seed: int) -> None:
     assert popular >= 2.0 * chance
 
 
-def test_without_taste_or_locality_nothing_beats_popularity_widely() -> None:
-    config = TownConfig(taste=0.0, leaning=0.0, locality=0.0)
-    split = temporal_holdout(generate_town(config).interactions)
-    matrix = dense(split)
-    popular = precision_at_10(split, np.tile(matrix.sum(axis=0), (split.n_users, 1)))
-    assert precision_at_10(split, item_knn(matrix)) < 1.3 * popular
-
-
-def test_popularity_has_a_long_tail(town: Dataset) -> None:
-    counts = town.interactions.item_counts
-    assert head_share(town.interactions) > 0.4
-    assert counts.max() > 5 * np.median(counts)
-
-
 def test_histories_tell_gender_and_can_be_made_silent(town: Dataset) -> None:
     assert gender_auc(town) > 0.7
     assert abs(gender_auc(generate_town(TownConfig(leaning=0.0))) - 0.5) < 0.08
@@ -146,14 +131,6 @@ def test_more_residents_leave_the_first_ones_alone() -> None:
     few = next(stream_town(TownConfig(residents=20, venues=100)))
     more = next(stream_town(TownConfig(residents=500, venues=100), 20))
     assert np.array_equal(few.interactions.items, more.interactions.items)
-
-
-def test_the_last_visit_of_many_is_kept() -> None:
-    """With a dozen visits to every venue, the kept ones lie late in the year."""
-    config = TownConfig(residents=20, venues=36, visits_per_resident=2_000.0, popularity=0.0)
-    (shard,) = stream_town(config)
-    assert shard.interactions.timestamps is not None
-    assert np.median(shard.interactions.timestamps) > START + 0.9 * YEAR
 
 
 def test_shares_within_a_group_are_exact_however_rare_its_venues() -> None:
@@ -185,16 +162,6 @@ def test_venues_are_visited_by_their_popularity() -> None:
 def test_the_seed_decides_everything(town: Dataset) -> None:
     assert generate_town().fingerprint() == town.fingerprint()
     assert generate_town(TownConfig(seed=7)).fingerprint() != town.fingerprint()
-
-
-def test_attributes_shape_what_people_visit(town: Dataset) -> None:
-    """Students are seen at the university more often than the retired, and so on."""
-    table, job = town.interactions, town.attribute("occupation")
-    assert town.item_categories is not None
-    college = np.array([row == ("College & University",) for row in town.item_categories])
-    share = np.bincount(table.users, weights=college[table.items]) / table.counts
-    by_job = {name: share[job.codes == c].mean() for c, name in enumerate(job.values)}
-    assert by_job["student"] > 2 * by_job["retired"]
 
 
 def test_a_bigger_town_still_has_distinct_names() -> None:

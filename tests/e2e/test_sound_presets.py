@@ -91,10 +91,3 @@ def test_many_wishes_in_one_federation():
     assert {c.share_positives for c in choices if c.takes_part} == {0.0, 0.5, 1.0}
     assert {c.hidden_attributes for c in choices} == {(), ("gender",), ("gender", "age")}
     assert not all(c.takes_part for c in choices)
-
-
-def test_one_bit_reports_would_drown_a_model():
-    """The figure in combined.toml."""
-    numbers, reports, e = 1e5, 1000 * 100, math.exp(2.5)
-    assert round((e + 1) / (e - 1) * math.sqrt(numbers / reports), 2) == 1.18
-    assert "is 1.18," in FILES["combined"].read_text().replace("\n# ", " ")

@@ -482,17 +482,6 @@ def test_what_is_known_of_users_and_items_comes_along(parts, tmp_path):
         sv.load(events, users=pd.DataFrame({"gender": ["f"]}))
 
 
-def test_many_rows(columns):
-    """As many as 300,000: nothing goes row by row through Python."""
-    times = 100
-    many = pl.DataFrame(columns)
-    frame = pl.concat([many.with_columns(pl.col("user_id") + f"-{k}") for k in range(times)])
-    assert len(frame) > 200_000
-    data = sv.load(frame)
-    assert data.interactions.n_users == 150 * times
-    assert data.interactions.n_interactions == len(frame)
-
-
 # --- words ----------------------------------------------------------------------------------------
 
 

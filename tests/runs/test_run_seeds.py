@@ -17,7 +17,7 @@ from sottovoce.runs.train import run_experiment
 TABLE = {
     "name": "several",
     "town": {"residents": 40, "venues": 60, "visits_per_resident": 15},
-    "algorithm": {"embedding_size": 2, "epochs": 1},
+    "algorithm": {"embedding_size": 3, "epochs": 1},
     "baselines": {"top-pop": {}, "random": {}},
 }
 SEEDS = (1, 5)
@@ -104,7 +104,7 @@ def test_the_first_seed_is_meant_unless_told(several, tmp_path):
 
 def test_runs_with_several_seeds_are_paired_by_seed(several, tmp_path):
     other = run_seeds(
-        experiment(seeds=list(SEEDS), algorithm={"embedding_size": 2, "epochs": 3}),
+        experiment(seeds=list(SEEDS), algorithm={"embedding_size": 3, "epochs": 3}),
         tmp_path / "longer",
     )
     paths = [several.folder.path, other.folder.path]
@@ -126,7 +126,7 @@ def test_runs_with_several_seeds_are_paired_by_seed(several, tmp_path):
 
 def test_a_run_is_compared_on_the_seeds_in_common(several, tmp_path):
     lone = tmp_path / "lone"
-    run_experiment(experiment(seed=5, algorithm={"embedding_size": 3, "epochs": 1}), lone)
+    run_experiment(experiment(seed=5, algorithm={"embedding_size": 8, "epochs": 1}), lone)
     found = compare_runs([lone, several.folder.path], tmp_path / "both", write=False)
     (test,) = (t for t in found.significance if (t["system"], t["metric"]) == ("run", "P@10"))
     here = FinishedRun.open(lone).folder.manifest()["results"][several.system]["P@10"]
@@ -174,7 +174,7 @@ def test_commands_know_seeds(tmp_path, capsys):
     file, out = tmp_path / "file.toml", tmp_path / "run"
     file.write_text(
         "seed = 2\n[town]\nresidents = 40\nvenues = 60\nvisits_per_resident = 15\n"
-        "[algorithm]\nembedding_size = 2\nepochs = 1\n[evaluation]\nk = [5, 10]\n"
+        "[algorithm]\nembedding_size = 3\nepochs = 1\n[evaluation]\nk = [5, 10]\n"
         'metrics = ["NDCG", "hr", "MAP", "F1", "MRR", "coverage"]\n[baselines.top-pop]\n'
     )
 

@@ -11,11 +11,11 @@ from typing import ClassVar
 
 import numpy as np
 import pytest
+from run_folders import content, same
 
 from sottovoce.algorithms.drift.blocks import Events, learn
 from sottovoce.algorithms.drift.replay import replay
 from sottovoce.algorithms.drift.system import Orchestrator, Owner
-from sottovoce.core import ledger as ledgers
 from sottovoce.core.interactions import Interactions
 from sottovoce.data.dataset import Dataset
 from sottovoce.data.prepared import write_prepared
@@ -90,20 +90,6 @@ def make(**changes):
         merge = isinstance(fields, dict) and isinstance(there, dict) and section != "consent"
         table[section] = {**there, **fields} if merge else fields
     return Experiment.from_table(table)
-
-
-def content(path):
-    folder = RunFolder.open(path)
-    return folder.model(), folder.vectors(), ledgers.read(path / "ledger.parquet"), folder.metrics()
-
-
-def same(one, other):
-    return (
-        np.array_equal(one[0], other[0])
-        and np.array_equal(one[1], other[1])
-        and one[2].equals(other[2])
-        and one[3] == other[3]
-    )
 
 
 @pytest.fixture(scope="module")
@@ -295,13 +281,6 @@ def test_a_run_that_was_killed_goes_on(tmp_path, whole):
     assert same(content(tmp_path / "whole"), content(tmp_path / "cut"))
 
 
-def test_a_folder_holds_one_run(tmp_path, whole):
-    with pytest.raises(FolderInUse, match="--resume"):
-        run_experiment(make(), whole[0])
-    with pytest.raises(FolderInUse, match="another run"):
-        run_experiment(make(seed=6), whole[0], resume=True)
-
-
 # --- looking at it --------------------------------------------------------------------------------
 
 
@@ -471,10 +450,6 @@ def test_an_owner_whose_items_are_never_trained_on_is_left_out(data, tmp_path):
     assert outcome.world.owners == OWNERS
     assert RunFolder.open(tmp_path / "run").manifest()["empty_owners"] == ["rare"]
     assert "no training item for rare" in write_run_report(outcome).read_text()
-
-
-def test_what_is_private_stays_out_of_reprs():
-    assert "redacted" in repr(run_experiment(make(algorithm={"epochs": 1})).world)
 
 
 def test_one_owner_sees_every_interaction(data):

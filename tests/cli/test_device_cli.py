@@ -14,7 +14,7 @@ import pytest
 from sottovoce.algorithms.fcf.system import FCFConfig
 from sottovoce.algorithms.fmf.system import FMFConfig
 from sottovoce.algorithms.fpl.system import FPLConfig
-from sottovoce.cli import call, output
+from sottovoce.cli import output
 from sottovoce.cli.spent import of_store
 from sottovoce.core.consent import Choice
 from sottovoce.core.links import Direct, Proxied
@@ -40,31 +40,6 @@ def run(*arguments):
         [COMMAND, "device", *map(str, arguments)], capture_output=True, text=True, timeout=60
     )
     return done.returncode, done.stdout, done.stderr
-
-
-@pytest.fixture
-def ask(capsys):
-    """A command within this process, as JSON."""
-
-    def ask(*arguments, code=0):
-        capsys.readouterr()
-        assert call(["device", *map(str, arguments), "--json"]) == code
-        return json.loads(capsys.readouterr().out)
-
-    return ask
-
-
-@pytest.fixture
-def say(capsys):
-    """A command within this process, for people: what it prints."""
-
-    def say(*arguments, code=0):
-        capsys.readouterr()
-        assert call(["device", *map(str, arguments)]) == code
-        told = capsys.readouterr()
-        return told.err if code else told.out
-
-    return say
 
 
 @pytest.fixture
@@ -180,20 +155,6 @@ def test_unknown_items_are_told_once_there_is_a_catalogue(tmp_path, ask, say, vi
     assert (told["added"], told["already_there"], told["unknown"]) == (0, 4, 1)
     assert "One thing (nowhere) is not known in this federation." in say(
         "import", tmp_path / "phone", visits
-    )
-
-
-def test_consent_keeps_its_history(tmp_path, ask, say):
-    ask("init", tmp_path / "phone", "--name", "anna")
-    ask("consent", tmp_path / "phone", "--take-part", "--share-positives", "0.3")
-    ask("consent", tmp_path / "phone", "--no-part")
-    told = ask("consent", tmp_path / "phone")
-    assert [r["takes_part"] for r in told["records"]] == [True, False]
-    assert told["choice"]["share_positives"] == 0.3
-    assert not told["changed"]
-    assert "anna: takes no part, so nothing leaves." in say("consent", tmp_path / "phone")
-    assert "must lie in [0, 1]" in say(
-        "consent", tmp_path / "phone", "--share-positives", "2", code=2
     )
 
 
@@ -497,13 +458,6 @@ def test_an_export_has_what_was_spent(tmp_path, ask):
     assert sum(line["reports"] for line in lines if line["kind"] == "report") == 20
 
 
-def test_the_bytes_on_the_wire_are_those_of_sealed_reports(tmp_path, ask):
-    reporting(tmp_path / "phone", 1)
-    (line,) = ask("ledger", tmp_path / "phone")["lines"]
-    assert line["bytes"] == 10 * 52
-    assert line["wire_bytes"] >= line["bytes"]
-
-
 def test_a_choice_that_the_terms_cannot_keep_to_is_told_and_nothing_leaves(tmp_path, ask, say):
     path = tmp_path / "phone"
     reporting(path)
@@ -558,9 +512,3 @@ def test_a_crowd_that_hides_nobody_is_said_to(tmp_path, say):
     with CohortStore.open(path) as store:
         words = " ".join(of_store(store, 7, terms).lines())
     assert "So few users hide nobody at this ε" in words
-
-
-def test_a_new_store_names_no_choice_before_the_terms_are_seen(tmp_path, say):
-    told = say("init", tmp_path / "phone")
-    assert "--share-positives" not in told
-    assert "Nothing leaves" in told
