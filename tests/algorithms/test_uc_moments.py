@@ -302,44 +302,6 @@ def test_a_whole_round_stays_finite_however_strongly_one_hides(kind, beta):
     assert far.max() < 3 * spread.max()
 
 
-def test_of_two_attributes_hidden_at_once_neither_filter_tells_much():
-    model = quiet(trained_model(size=16))
-    model = replace(model, users=torch.tensor(crowd(16)[0][:USERS]).float())
-    how = replace(PULLED, epochs=50)
-
-    def told(hidden, t):
-        clients = clients_of(hidden=np.array(hidden), strength=0.9)
-        users = model.users + train(model, clients, how, RNG, PRIORS).users
-        return float(tells(users[None], model.filters[t], PRIORS[t]).mean())
-
-    for t in (0, 1):
-        alone = [t == 0, t == 1]
-        shown = told([False, False], t)
-        assert told(alone, t) < 0.05 * shown
-        assert told([True, True], t) < 0.05 * shown
-        assert told([not hides for hides in alone], t) > 0.3 * shown  # the other one is no help
-
-
-def test_masks_send_those_who_hide_to_places_of_their_own():
-    """To the middle alone, faint differences would be all that is left of anybody. What filters see
-    of them in the end is what their masks say, whatever they were before."""
-    model = quiet(trained_model(attributes=TWO[:1], size=8))
-    clients = clients_of(hidden=True, strength=0.999, attributes=TWO[:1])
-    masks = torch.randn(USERS, 8, generator=torch.Generator().manual_seed(3))
-    how, guesses = replace(PULLED, epochs=600), Guesses.of(model.filters[0], PRIORS[0])
-    elsewhere = replace(model, users=model.users.flip(0) + 0.1)
-
-    def seen(start, which):
-        users = start.users + train(start, clients, how, RNG, PRIORS[:1], which).users
-        return (users - guesses.center) @ guesses.lines[1].T
-
-    ends = seen(model, masks), seen(elsewhere, masks)
-    assert torch.allclose(*ends, atol=0.02 * float(ends[0].abs().max()))
-    assert seen(model, None).abs().max() < 0.02 * ends[0].abs().max()
-    expected = LIKE * masks @ guesses.spread.T @ guesses.lines[1].T
-    assert torch.allclose(ends[0], expected, atol=0.02 * float(expected.abs().max()))
-
-
 def test_a_devices_mask_is_its_own_and_stays():
     settings = UCConfig(embedding_size=8, attributes=(FilterConfig("x", ("a", "b"), (1.0, 1.0)),))
     halves = settings.build(8.0, "l2")
