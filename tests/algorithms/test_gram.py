@@ -20,7 +20,6 @@ from sottovoce.parties import device
 from sottovoce.privacy.own_epsilon import OwnEpsilon
 from sottovoce.rng import Streams
 from sottovoce.runs.federation import Federation
-from sottovoce.runs.train import run_experiment
 from sottovoce.testing import checkerboard, random_world
 
 RNG = Streams.from_seed(3)
@@ -272,18 +271,6 @@ def test_what_is_never_sent_changes_nothing_that_leaves_and_counts_at_home():
         assert not np.array_equal(never.vectors()[7], absent.vectors()[7])
     others = np.arange(60) != 7
     assert np.array_equal(never.vectors()[others], absent.vectors()[others])
-
-
-def test_names_that_are_neither_items_nor_categories_are_refused():
-    table = {
-        "algorithm": {"name": "gram"}, "data": {"source": "town"}, "town": {"residents": 60},
-        "consent": {"epsilon": 8.0, "never_send": ["No Such Place"]},
-    }  # fmt: skip
-    with pytest.raises(ConfigError, match="'No Such Place', which is neither an item nor a cat"):
-        run_experiment(Experiment.from_table(table))
-    hides = Consent.uniform(np.arange(60), Choice(epsilon=1.0, never_send=("x",)))
-    with pytest.raises(DataError, match="never_send names 'x'"):
-        federation(consent=hides).run()
 
 
 # --- what goes wrong ------------------------------------------------------------------------------
