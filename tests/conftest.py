@@ -106,7 +106,10 @@ def pytest_collection_modifyitems(items):
     places = {tests / name: place for place, name in enumerate(LONGEST)}
     if gone := [path for path in places if not path.exists()]:
         raise pytest.UsageError(f"tests/conftest.py names tests that are gone: {gone}")
+    no_data = pytest.mark.skip(reason="needs a real data set under $SOTTOVOCE_DATA")
     for item in items:
+        if item.get_closest_marker("data") and not os.environ.get("SOTTOVOCE_DATA"):
+            item.add_marker(no_data)
         # A page in a real browser takes seconds of a processor; what it is served is tested without
         # one. A few stay, by their mark, for what only a browser can show.
         if _BROWSERS & set(item.fixturenames) and not item.get_closest_marker("smoke"):
