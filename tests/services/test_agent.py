@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sottovoce.core.consent import Choice
+from sottovoce.engines.client import Client
 from sottovoce.errors import (
     ConsentError,
     KeyTrouble,
@@ -284,11 +285,18 @@ def test_who_takes_no_part_only_reads(start, choice):
     assert len(devices.hosted().recommend(0, 3)) == 3
 
 
-def test_the_number_of_a_version_comes_back_from_nobody_who_takes_no_part(start):
+def test_the_number_of_a_version_comes_back_from_nobody_who_takes_no_part(start, monkeypatch):
     """A server that gave each device a version of its own would know it again by `since`, from
     whatever address it asks."""
     federation = Federation(rounds=9, devices=2)
-    devices, now = start(federation), 1e9
+    devices, now, went_on = start(federation), 1e9, []
+    real = Client.download
+
+    async def download(client, path, limit, *, resume):
+        went_on.append(resume)
+        return await real(client, path, limit, resume=resume)
+
+    monkeypatch.setattr(Client, "download", download)
     devices.store(1, choice=Choice(takes_part=False))
     federation.state, federation.asked = "open", [0]
     for _ in range(3):
@@ -299,6 +307,7 @@ def test_the_number_of_a_version_comes_back_from_nobody_who_takes_no_part(start)
     seen = [path for path in asked if "since" not in path]
     assert seen == ["/v1/model/0", "/v1/model/0", "/v1/model/1", "/v1/model/2"], asked
     assert devices.hosted(1).model().round == 2
+    assert went_on == [False, True] * 3, "nor the place at which a download was cut off"
 
 
 def test_not_one_byte_of_a_report_leaves_the_socket(start):

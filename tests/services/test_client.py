@@ -453,6 +453,28 @@ def test_the_rest_of_a_download_comes_with_the_next_call(serve, ca):
     assert "range" not in server.requests[-1].headers
 
 
+def test_who_is_not_to_be_known_begins_a_download_anew(serve, ca):
+    """A server that cut it off where it chose would know the device again by where it goes on."""
+    larger = 5 * LARGE
+    server = serve(parts(larger, cuts=[client_module._STEP + 50_000, 1000, 2000, 3000]))
+    client = Client(server.url, ca)
+    path = "/v1/model/3"
+    with pytest.raises(Unreachable, match="broke off"):
+        ask(client, lambda c: c.download(path, len(larger), resume=False))
+    first = len(server.requests)
+    (answer,) = ask(client, lambda c: c.download(path, len(larger), resume=False))
+    assert answer.body == larger
+    assert "range" not in server.requests[first].headers
+    # Nor is what was cut off then gone on with when the device says who it is.
+    server = serve(parts(larger, cuts=[client_module._STEP + 50_000, 1000, 2000]))
+    client = Client(server.url, ca)
+    with pytest.raises(Unreachable, match="broke off"):
+        ask(client, lambda c: c.download(path, len(larger), resume=False))
+    first = len(server.requests)
+    ask(client, lambda c: c.download(path, len(larger)))
+    assert "range" not in server.requests[first].headers
+
+
 def test_a_model_that_changed_in_between_is_fetched_whole(serve, ca):
     other = LARGE[::-1]
     calls = [parts(LARGE, cuts=[60_000]), parts(other, etag='"v2"')]

@@ -182,9 +182,18 @@ class Client:
         so it must be something that counts once; with `once` never."""
         return await self._twice("POST", path, headers, body_of(leaving), limit, once=once)
 
-    async def download(self, path: str, limit: int) -> Answer:
+    async def download(self, path: str, limit: int, *, resume: bool = True) -> Answer:
         """Something large that never changes. What an interrupted download has brought is kept, in
-        this call and for the next one, and only the rest is asked for."""
+        this call and, to `resume` it, for the next one, and only the rest is asked for."""
+        if resume:
+            return await self._download(path, limit)
+        self._part = _Part("")
+        try:
+            return await self._download(path, limit)
+        finally:
+            self._part = _Part("")
+
+    async def _download(self, path: str, limit: int) -> Answer:
         part = self._part = self._part if self._part.path == path else _Part(path)
         # Where an earlier download broke off was up to the server, which must not know it again.
         del part.body[len(part.body) // _STEP * _STEP :]

@@ -219,48 +219,51 @@ class Reader(Loop):
 
         await self._aside(keep)
 
-    async def _model(self, now: Descriptor, terms: Terms, *, changes: bool = False) -> ModelView:
+    async def _model(self, now: Descriptor, terms: Terms, *, known: bool = False) -> ModelView:
         """The model to learn from in the round. Where recommendations are made by an earlier one,
         that stays in the store, and this one is not kept.
 
-        With `changes`, only what changed is asked for, by the number of the version that is there.
-        The server chose that number: by one for each device it would know them again. So only who
-        tells the server who it is, in this very visit, may say it."""
+        A device that is `known`, because it tells the server who it is in this very visit, asks
+        only for what changed, by the number of the version that it has, or for the rest of what was
+        cut off. The server chose that number and cut: by them it would know others again."""
         if now.published in (None, now.model):
-            return await self._keep(now.model, terms, changes=changes)
+            return await self._keep(now.model, terms, known=known)
         if self._learning is None or self._learning.round != now.model:
             self._learning = None
-            kept = await self._aside(self.hosted.model) if changes else None
-            self._learning = await self._fetch(now.model, terms, kept)
+            kept = await self._aside(self.hosted.model)
+            self._learning = await self._fetch(now.model, terms, kept, known=known)
         return self._learning
 
-    async def _keep(self, round: int, terms: Terms, *, changes: bool) -> ModelView:
+    async def _keep(self, round: int, terms: Terms, *, known: bool) -> ModelView:
         """The published model, in the store."""
         kept = await self._aside(self.hosted.model)
         if kept is not None and kept.round == round:
             return kept
-        view = await self._fetch(round, terms, kept if changes else None)
+        view = await self._fetch(round, terms, kept, known=known)
         await self._aside(lambda: self.hosted.keep_model(view))
         await self._aside(lambda: self._stamp(_REFRESHED))
         return view
 
-    async def _fetch(self, round: int, terms: Terms, kept: ModelView | None) -> ModelView:
-        """A model; with the one that is there, only what changed, where that is shorter."""
-        if kept is not None and (
-            kept.round > round or kept.items.shape != (terms.n_rows, terms.width)
-        ):
+    async def _fetch(
+        self, round: int, terms: Terms, kept: ModelView | None, *, known: bool
+    ) -> ModelView:
+        """A model; of one who is known, only what changed, where that is shorter."""
+        shape = terms.n_rows, terms.width
+        if not known or (kept is not None and (kept.round > round or kept.items.shape != shape)):
             kept = None
         try:
-            return await self._download(round, terms, kept)
+            return await self._download(round, terms, kept, known=known)
         except MessageError:
             if kept is None:
                 raise
-            return await self._download(round, terms, None)
+            return await self._download(round, terms, None, known=known)
 
-    async def _download(self, round: int, terms: Terms, kept: ModelView | None) -> ModelView:
+    async def _download(
+        self, round: int, terms: Terms, kept: ModelView | None, *, known: bool
+    ) -> ModelView:
         limit = full_size(terms.n_rows, terms.width) + terms.n_rows + 1024
         since = "" if kept is None else f"?since={kept.round}"
-        answer = await self.client.download(f"/v1/model/{round}{since}", limit)
+        answer = await self.client.download(f"/v1/model/{round}{since}", limit, resume=known)
         if answer.status in (404, 410):
             raise Busy("the round went on while its model was asked for", 0.0)
         body = self._good(answer).body
@@ -269,13 +272,13 @@ class Reader(Loop):
             raise MessageError("the server sent the model of another round")
         return view
 
-    async def _refresh(self, now: Descriptor, terms: Terms, *, changes: bool = False) -> None:
+    async def _refresh(self, now: Descriptor, terms: Terms, *, known: bool = False) -> None:
         """Keep a model for recommendations while offline: the published version, or, where every
         model is published, the last one, or one a day old."""
         kept = await self._aside(self.hosted.model_round)
         if now.published is not None:
             if kept != now.published:
-                await self._keep(now.published, terms, changes=changes)
+                await self._keep(now.published, terms, known=known)
             return
         if (
             kept is None
@@ -512,8 +515,8 @@ class Agent(Reader):
         signs = terms.reporting is None  # what leaves has this device's number
         if now.published is not None:
             # What is learnt may be how the two compare.
-            await self._refresh(now, terms, changes=signs)
-        view = await self._model(now, terms, changes=signs)
+            await self._refresh(now, terms, known=signs)
+        view = await self._model(now, terms, known=signs)
         try:
             prepared = await self._aside(
                 lambda: self.hosted.prepare(view, now.attempt, summed=False)
