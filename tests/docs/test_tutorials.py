@@ -92,7 +92,7 @@ def test_the_web_developers_tutorial_in_a_browser(tmp_path):
             context = browser.new_context(viewport={"width": 1280, "height": 1400})
             page = context.new_page()
             page.goto(f"http://localhost:{site}/")
-            expect(page.locator("#things button")).to_have_count(12, timeout=20_000)
+            expect(page.locator("#things button")).to_have_count(12)
             for at in range(first, 8, 2):
                 page.locator("#things button").nth(at).click()
             expect(page.locator("sottovoce-recommendations button")).to_have_count(5)
@@ -185,7 +185,7 @@ def test_a_user_finds_in_the_browser_what_the_tutorial_names(tmp_path):
                     sends = page.get_by_role("button", name="Send exactly this")
                     expect(sends).to_be_enabled(timeout=60_000)
                     press("Send exactly this")
-                    expect(page.locator("#preview")).to_contain_text("It arrived", timeout=30_000)
+                    expect(page.locator("#preview")).to_contain_text("It arrived")
                 expect(page.locator(".changes-made")).to_be_visible(timeout=120_000)
                 seen += page.locator("body").inner_text()
                 if not page.locator("#privacy").is_visible():

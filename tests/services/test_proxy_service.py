@@ -288,8 +288,7 @@ def test_without_the_server_nothing_is_taken_at_first_and_all_is_held_later(worl
             assert app.submit(other.submission(0)).status == 204, (
                 "the round was open when last heard"
             )
-        time.sleep(0.5)
-        assert [h.state for h in app.store.held()] == ["sealed"], "it holds, and tries again"
+        until(lambda: [h.state for h in app.store.held()] == ["sealed"])  # and tries again
         server.down = False
         batch = until(lambda: server.batch(0, 0))
         assert sorted(batch) == sorted(r for d in [device, *some] for r in d.records(0))

@@ -7,7 +7,6 @@ import secrets
 import socket
 import ssl
 import struct
-import time
 
 import numpy as np
 import pytest
@@ -23,8 +22,10 @@ from server_world import (
     simulated,
     terms,
 )
+from talk import until
 
 from sottovoce.core.messages import GRID, LIMIT
+from sottovoce.stores import server as records
 from sottovoce.stores.keys import authority_pem, device_context, init_keys
 from sottovoce.stores.server_folder import invite
 from sottovoce.wire.reports import encode_report, longest_report
@@ -260,7 +261,12 @@ def test_counts_survive_a_kill(running):
     folder, _, client, server = running
     before = client.status()["refused"]
     client.post("/v1/reports", b"nonsense")
-    time.sleep(1.0)
+
+    def stored():
+        with contextlib.closing(folder.database()) as store, store.reading() as link:
+            return records.refused(link).get("malformed", 0)
+
+    until(lambda: stored() > before["malformed"])
     server.kill()
     client.close()
     with ServerProcess(server.path) as again, Client(folder, again.port) as other:

@@ -106,9 +106,7 @@ def test_a_run_with_two_hundred_devices_by_clicks_alone(window, tmp_path):
     with ConsoleServer(folder) as server, server.client() as client:
         crowd.enrol(folder, client)
         page = anna.open(server.link(name="anna"))
-        expect(page.locator(".stands")).to_have_text(
-            "Round 0 is open: 0 of 200 reports are in.", timeout=15_000
-        )
+        expect(page.locator(".stands")).to_have_text("Round 0 is open: 0 of 200 reports are in.")
         offer(folder, 1, GOOD)
         assert set(crowd.run_round(client)) == {204}
         expect(page.locator(".stands")).to_contain_text("Round 1 is open")

@@ -130,7 +130,7 @@ def centre(browser, server, mock):
 
         def open_page(faults=()):
             context = stack.enter_context(still(browser))
-            context.set_default_timeout(5000)
+            context.set_default_timeout(60_000)
             page = context.new_page()
             for name, before, after in faults:
                 plant(page, name, before, after)
@@ -625,7 +625,7 @@ def test_the_shop_shows_what_its_visitor_has_chosen(browser, tmp_path):
     built()
     with a_shop(tmp_path / "shop") as (_, link), still(browser) as context:
         page = context.new_page()
-        page.set_default_timeout(20_000)
+        page.set_default_timeout(60_000)
         page.goto(link)
         page.wait_for_selector("[data-open]")
         assert unlisted(Seen(page), SHOP) == []

@@ -277,7 +277,7 @@ def _walk_switch(page, name, switch, stored, kept, same, reload, holding):
         assert choices(page)[name] is True
         switch.click()
         assert choices(page)[name] is False
-    until(lambda: stored()[name], 10)
+    until(lambda: stored()[name], 60)
     expect(keep).to_be_enabled()
     same(**{name: False})
     kept()
