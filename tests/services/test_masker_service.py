@@ -22,6 +22,7 @@ from secure_sum_world import (
     summed_terms,
 )
 from server_world import ITEMS
+from talk import until
 
 from sottovoce.algorithms.gram.system import GramConfig
 from sottovoce.core.links import Direct, SecureSum
@@ -264,6 +265,13 @@ def test_health_and_metrics(app, terms, devices, folder):
     assert "sottovoce_masker_round 7.0" in text
     assert "sottovoce_masker_sums_total 1.0" in text
     assert 'sottovoce_masker_refused_total{reason="second_submission"} 1.0' in text
+
+
+def test_a_helper_that_lacks_what_it_told_last_is_there_and_not_ready(app, folder):
+    assert app.ask("GET", "/ready").status == 200
+    (folder.path / "answered.json").unlink()
+    until(lambda: app.ask("GET", "/ready").status == 503)
+    assert app.ask("GET", "/health").status == 200
 
 
 def test_its_log_has_a_line_for_every_sum_and_names_no_device(app, terms, many):

@@ -240,6 +240,16 @@ def test_marks_that_a_copy_of_the_folder_would_have_are_refused(world, monkeypat
         folder.marks()
 
 
+def test_a_shuffler_whose_marks_are_gone_is_there_and_not_ready(world):
+    _, folder = world
+    with App(folder) as app:
+        opened(app)
+        assert app.ask("GET", "/ready").status == 200
+        folder.marks().place.unlink()
+        until(lambda: app.ask("GET", "/ready").status == 503)
+        assert app.ask("GET", "/health").status == 200
+
+
 def test_damaged_marks_are_not_taken_for_none(world):
     _, folder = world
     folder.marks().place.write_text("{}")

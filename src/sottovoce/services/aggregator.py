@@ -153,6 +153,10 @@ class Opening:
     def __repr__(self) -> str:
         return f"<Opening for {self.kept.federation}, redacted>"
 
+    def require_ready(self) -> None:
+        """Raise if what was told last cannot be read, without which nothing is told."""
+        self._answers.require_there()
+
     @property
     def longest(self) -> int:
         """Bytes of what is passed on together, at most."""
@@ -320,6 +324,10 @@ class AggregatorApplication(HttpApplication[AggregatorLimits]):
         if not bears(scope, self._server_token):
             raise Refused("unknown_server", "only the server of the federation may ask for this")
         return await self._body(scope, receive, longest)
+
+    def require_ready(self) -> None:
+        super().require_ready()
+        self._answering.require_ready()
 
     def figures(self) -> Iterator[Figure]:
         answering = self._answering

@@ -99,6 +99,10 @@ class Answering:
     def __repr__(self) -> str:
         return f"<Answering for {self.kept.federation}, redacted>"
 
+    def require_ready(self) -> None:
+        """Raise if what was told last cannot be read, without which nothing is told."""
+        self._answers.require_there()
+
     @property
     def round(self) -> int:
         """The last one of which a sum was told."""
@@ -252,6 +256,10 @@ class HelperApplication(HttpApplication[HelperLimits]):
         payload = await self._body(scope, receive, LONGEST_QUESTION)
         which = await self._questions(lambda: self._answering.unopened(payload))
         await answer(send, 200, [JSON], json.dumps({"which": which}).encode())
+
+    def require_ready(self) -> None:
+        super().require_ready()
+        self._answering.require_ready()
 
     def figures(self) -> Iterator[Figure]:
         answering = self._answering

@@ -301,6 +301,10 @@ class ShufflerApplication(HttpApplication[ShufflerLimits]):
         names = await self._looks(self._forwarder.names)
         await answer_json(send, {"terms": [name.hex() for name in names]})
 
+    def require_ready(self) -> None:
+        super().require_ready()
+        self._forwarder.require_marks()
+
     def figures(self) -> Iterator[Figure]:
         store, now = self._store, self._store.position
         with self._tally.settled() as new:

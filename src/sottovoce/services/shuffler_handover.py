@@ -117,6 +117,11 @@ class Forwarder:
         if terms is not None:
             self._follow(terms)
 
+    def require_marks(self) -> None:
+        """Raise if the marks are gone: no batch leaves without them."""
+        if self._marks.read() is None:
+            raise ServiceError(f"{self._marks.place} was removed")
+
     def _check_marks(self) -> None:
         """Raise if nobody knows which batches have left. Discard what the folder holds if others
         have left than it knows of."""

@@ -253,6 +253,10 @@ class Answers:
             self._write(answered)
             self._write_note(answered)
 
+    def require_there(self) -> None:
+        """Raise if the file is gone or damaged: nothing can be told then."""
+        _answered_in(self._place, "put the right file back")
+
     def go_on_from(self, newer: Answered) -> None:
         """An old copy learns what another one has told since. Of a round of which they disagree,
         nothing is told any more."""

@@ -257,7 +257,10 @@ class HttpApplication(ABC, Generic[L]):
         return ""
 
     def require_ready(self) -> None:
-        """Raise `ServiceError` if the service cannot do its work now; runs in a thread."""
+        """Raise `ServiceError` if the service cannot do its work now; runs in a thread. Whoever
+        cannot read what its figures are of cannot."""
+        for _ in self.figures():
+            pass
 
     async def _body(self, scope: Scope, receive: Receive, limit: int) -> bytes:
         return await read_body(scope, receive, limit, self._limits.body_seconds)

@@ -86,9 +86,11 @@ def _health(party: Party) -> dict[str, Any]:
     try:
         trusted = device_context(party.authority) if party.url.startswith("https://") else False
         with httpx2.Client(verify=trusted, timeout=_SECONDS, trust_env=False) as http:
-            answer = http.get(f"{party.url.rstrip('/')}/health")
+            answer = http.get(f"{party.url.rstrip('/')}/ready")
         answers = answer.status_code == 200
         what = "answers" if answers else f"answers with status {answer.status_code}"
+        if answer.status_code == 503:
+            what = "answers, and cannot do its work now"
     except KeyTrouble:
         what = "has no authority in the terms by which it could be known"
     except (httpx2.HTTPError, httpx2.InvalidURL) as error:
