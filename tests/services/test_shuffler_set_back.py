@@ -226,8 +226,9 @@ def test_a_new_folder_begins_its_marks_where_it_is_started(world):
     with App(folder, forwarder=False) as app:
         assert folder.marks().read() == Left()
         assert not logged(app)
-    with App(folder) as app:
+    with App(folder) as app:  # again, before it has heard of a round
         opened(app)
+        assert not logged(app)
     os.rename(notes_folder(), notes_folder().with_name("lost"))
     with pytest.raises(ServiceError, match="start once with --next-round"):
         App(folder).__enter__()

@@ -218,7 +218,8 @@ class ShufflerStore:
     def is_behind(self, left: Left) -> bool:
         """Whether a batch has left of whose leaving this store knows nothing: the store was set
         back to a copy of itself."""
-        if self.position.round < left.round:
+        # A new shuffler may be started again before it has heard of any round.
+        if max(self.position.round, 0) < left.round:
             return True
         for (round, tier), mark in left.marks.items():
             held = self._held.get((round, tier))
