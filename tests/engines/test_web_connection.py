@@ -137,20 +137,6 @@ def gone(body):
 # --- answers -------------------------------------------------------------------------------------
 
 
-def test_a_connection_is_used_again_and_counts_what_it_sends():
-    async def three(server, client):
-        said = [(await client.get("/a")).body]
-        said.append((await client.post("/b", gone(LARGE))).body)
-        said.append((await client.get("/c")).body)
-        before = client.traffic.sent
-        await client.get("/d")
-        sent = f"GET /d HTTP/1.1\r\nHost: {client._address.named}\r\n\r\n"
-        counted = client.traffic.sent - before == len(sent)
-        return said, counted, server.connections, len(server.bodies[1])
-
-    assert visit(politely, three) == ([b"/a", b"/b", b"/c"], True, 1, len(LARGE))
-
-
 def test_a_request_goes_out_in_one_piece_with_these_headers_alone():
     """All devices look alike: neither a program nor its release is named, and nothing is asked
     for that a device does not check."""
@@ -173,59 +159,6 @@ def test_a_request_goes_out_in_one_piece_with_these_headers_alone():
         f"GET /b HTTP/1.1\r\nHost: {at}\r\naccept-encoding: zstd\r\n\r\n".encode(),
         f"POST /c HTTP/1.1\r\nHost: {at}\r\ndigest: x\r\nContent-Length: 4\r\n\r\nbody".encode(),
     ]
-
-
-@pytest.mark.parametrize(
-    ("raw", "body"),
-    [
-        (b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Early\r\nlink: x\r\n\r\n" + OK, b"ok"),
-        (b"HTTP/1.1 200\r\ntransfer-encoding: chunked\r\n\r\n1\r\no\r\n1;x=y\r\nk\r\n0\r\n\r\n",
-         b"ok"),
-        (b"HTTP/1.0 200 OK\r\n\r\nup to the end", b"up to the end"),
-        (b"HTTP/1.1 204 None\r\n\r\n", b""),
-    ],
-)  # fmt: skip
-def test_every_way_to_write_an_answer_is_read(raw, body):
-    found = visit(says(raw), one)
-    assert (found.status // 100, found.body) == (2, body)
-
-
-def test_headers_of_one_name_are_one():
-    raw = b"HTTP/1.1 200 OK\r\nETag: 1\r\netag: 2\r\ncontent-length: 0\r\n\r\n"
-    assert visit(says(raw), one).etag == "1, 2"
-
-
-@pytest.mark.parametrize(
-    ("raw", "words"),
-    [
-        (b"SSH-2.0-OpenSSH\r\n\r\n", "as a web server would"),
-        (b"\0" * 300, "as a web server would"),
-        (b"HTTP/1.1 200 OK\r\nx: " + b"y" * 10**6 + b"\r\n\r\n", "as a web server would"),
-        (b"HTTP/1.1 200 OK\r\n" + b"x: y\r\n" * 10**5 + b"\r\n", "as a web server would"),
-        (b"HTTP/1.1 101 Switching\r\n\r\n", "as a web server would"),
-        (b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\ncontent-length: 3\r\n\r\nokk",
-         "as a web server would"),
-        (b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n" + b"f" * 10**5, "broke off"),
-        (b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\ntoo few", "broke off"),
-        (b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n5\r\nab", "broke off"),
-    ],
-)  # fmt: skip
-def test_what_is_no_answer_is_an_error_and_the_connection_is_over(raw, words):
-    async def bad(server, client):
-        with pytest.raises(Unreachable, match=words):
-            await client.get("/")
-        return client._kept
-
-    assert visit(says(raw), bad) is None
-
-
-def test_a_server_that_hangs_up_without_a_word():
-    async def cut(server, client):
-        with pytest.raises(Unreachable, match="closed the connection without an answer"):
-            await client.get("/")
-        return client._kept
-
-    assert visit(says(b""), cut) is None
 
 
 def test_a_server_may_answer_and_hang_up_before_it_has_read_everything(folder):

@@ -8,7 +8,7 @@ from scipy import stats
 from sottovoce.algorithms.gram.system import GramConfig
 from sottovoce.core.links import CheckedSum
 from sottovoce.core.messages import SharedReports
-from sottovoce.core.shares import AGGREGATORS, P, Pair, added, bits_of, check_parts, opened, split
+from sottovoce.core.shares import AGGREGATORS, P, Pair, added, bits_of, check_parts, split
 from sottovoce.core.shares import zeros as zero_parts
 from sottovoce.errors import ConfigError, MessageError, WrongSum
 from sottovoce.parties.aggregator import (
@@ -86,38 +86,6 @@ def test_noise_in_halves_has_the_size_that_is_promised():
         assert stats.kstest(others / promised, "norm").pvalue > 1e-4
     assert abs(np.std(sum(noises)) / promised - np.sqrt(1.5)) < 0.03
     assert abs(np.corrcoef(noises)[0, 1]) < 0.03
-
-
-def test_the_same_question_gets_the_same_answer_and_another_set_none():
-    *_, parties, _ = world()
-    first, again = open_all(parties), open_all(parties)
-    assert all(np.array_equal(a, b) for a, b in zip(first, again, strict=True))
-    fewer = np.arange(N) > 0
-    with pytest.raises(MessageError, match="one device's update could follow"):
-        open_all(parties, kept=fewer)
-
-
-def test_too_few_are_not_told():
-    *_, parties, _ = world()
-    with pytest.raises(MessageError, match="the least is 20"):
-        open_all(parties, kept=np.arange(N) < 19)
-
-
-def test_who_was_shown_another_set_opens_noise():
-    """A server that leaves a device out for one aggregator and not for another learns nothing."""
-    *_, parties, _ = world()
-    coins = [one.coin(ROUND) for one in parties]
-    everyone, fewer = np.ones(N, bool), np.arange(N) > 0
-    parts = [
-        parties[0].total(ROUND, PLACES, coins, everyone).part,
-        parties[1].total(ROUND, PLACES, coins, everyone).part,
-        parties[2].total(ROUND, PLACES, coins, fewer).part,
-    ]
-    with pytest.raises(WrongSum, match="no sum of what devices may add"):
-        opened_sum(FORM, parts, N, sigma())
-    found = opened(added(parts)) + P // 2
-    counts = np.bincount((found // (P // 7 + 1)).astype(int), minlength=7)
-    assert stats.chisquare(counts).pvalue > 1e-6
 
 
 def guesses(bound):

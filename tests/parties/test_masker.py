@@ -10,9 +10,7 @@ from sottovoce.core.masking import expand, masked, seeds_from
 from sottovoce.core.messages import GRID, MaskedReports, MaskSeeds, MaskSum
 from sottovoce.errors import ConfigError, MessageError, WrongSum
 from sottovoce.parties.helper import (
-    GROUPED_ROUNDS,
     NEVER,
-    REGAINED_AFTER,
     Helper,
     check_groups,
     set_name,
@@ -52,14 +50,6 @@ def collected(users, round=0, link=LINK):
 # --- the proxy ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("users", [[], [4], [4, 5]])
-def test_a_sum_over_too_few_is_not_told(users):
-    proxy = masker()
-    with pytest.raises(MessageError, match="least is 3"):
-        proxy.sum_masks(seeds_of(users))
-    assert proxy.sum_masks(seeds_of([4, 5, 6])).devices == 3, "and the round is open still"
-
-
 def test_the_least_minimum_is_two_because_the_sum_over_one_is_its_update():
     with pytest.raises(ConfigError, match="min_devices"):
         SecureSum(min_devices=1)
@@ -72,15 +62,6 @@ def test_a_device_named_twice_does_not_make_up_the_numbers():
         check_groups(LINK, NEVER, 0, [[b"a", b"b", b"c", b"a"]])
 
 
-def test_a_second_set_in_a_round_is_refused_because_the_difference_is_one_update():
-    proxy = masker()
-    proxy.sum_masks(seeds_of([1, 2, 3, 4]))
-    for other in ([1, 2, 3], [1, 2, 3, 4, 5], [5, 6, 7, 8], [1, 2, 3, 5]):
-        with pytest.raises(MessageError, match="other devices"):
-            proxy.sum_masks(seeds_of(other))
-    proxy.sum_masks(seeds_of([1, 2, 3], round=1))
-
-
 def test_what_a_second_set_would_have_told():
     """The broken control: two proxies that do not know of each other's answers."""
     sums = []
@@ -88,22 +69,6 @@ def test_what_a_second_set_would_have_told():
         opened = collected(users).open(masker().sum_masks(seeds_of(users)))
         sums.append(opened.dense(ROWS))
     assert np.array_equal(sums[0] - sums[1], UPDATES[4])
-
-
-def test_an_earlier_round_is_over():
-    proxy = masker()
-    proxy.sum_masks(seeds_of([1, 2, 3], round=5))
-    for users in ([1, 2, 3], [4, 5, 6]):
-        with pytest.raises(MessageError, match="round 4 is over"):
-            proxy.sum_masks(seeds_of(users, round=4))
-
-
-@pytest.mark.parametrize("link", [LINK, NOISY])
-def test_the_same_set_gets_the_same_answer_in_any_order(link):
-    proxy = masker(link)
-    first = proxy.sum_masks(seeds_of([1, 2, 3]))
-    again = proxy.sum_masks(seeds_of([3, 1, 2]))
-    assert np.array_equal(first.masks, again.masks)
 
 
 def test_sets_have_names_of_their_own():
@@ -275,71 +240,3 @@ def test_sums_over_groups_add_up_to_the_whole_with_noise_for_each(link):
             assert abs(like) < 0.35, "no two sums share their noise"
     again = proxy.sum_groups(groups_of(*parts))
     assert all(np.array_equal(a.masks, b.masks) for a, b in zip(told, again, strict=True))
-
-
-@pytest.mark.parametrize(
-    ("groups", "words"),
-    [
-        (([1, 2, 3], [3, 4, 5]), "twice"),
-        (([1, 2, 3], [1, 2, 3]), "twice"),
-        (([1, 2, 3], [4, 5]), "least is 3"),
-        (([1, 2, 3], []), "least is 3"),
-        (([1, 2, 3, 4, 5, 6], [7]), "least is 3"),
-        (([0, 1, 2], [3, 4, 5], [6, 7, 8], [9, 10, 11]), "terms permit 3"),
-    ],
-)
-def test_groups_that_overlap_or_are_too_small_or_too_many_are_not_told(groups, words):
-    proxy = masker(GROUPED)
-    with pytest.raises(MessageError, match=words):
-        proxy.sum_groups(groups_of(*groups))
-    assert len(proxy.sum_groups(groups_of([1, 2, 3], [4, 5, 6]))) == 2, "the round is open still"
-
-
-def test_one_grouping_for_a_round():
-    proxy, parts = masker(GROUPED), ([1, 2, 3], [4, 5, 6])
-    proxy.sum_groups(groups_of(*parts))
-    for other in (
-        ([1, 2, 3, 4, 5, 6],),  # the whole after its parts
-        ([1, 2, 3],),
-        ([1, 2, 4], [3, 5, 6]),
-        ([1, 2, 3], [4, 5, 6], [7, 8, 9]),
-        ([1, 2, 3], [4, 5, 6, 7]),
-        ([4, 5, 6], [1, 2, 3]),  # which would put other noise on the same sums
-    ):
-        with pytest.raises(MessageError, match="other devices or groups"):
-            proxy.sum_groups(groups_of(*other))
-    whole = masker(GROUPED)
-    whole.sum_masks(seeds_of([1, 2, 3, 4, 5, 6]))
-    with pytest.raises(MessageError, match="other devices or groups"):
-        whole.sum_groups(groups_of(*parts))
-
-
-def test_what_overlapping_groups_would_have_told():
-    """The broken control: sums over groups that differ in one device are that device's update."""
-    sums = []
-    for users in ([1, 2, 3, 4], [1, 2, 3]):
-        (told,) = masker(GROUPED).sum_groups(groups_of(users))
-        sums.append(collected(users).open(told).dense(ROWS))
-    assert np.array_equal(sums[0] - sums[1], UPDATES[4])
-
-
-def test_rounds_in_groups_are_few():
-    proxy, parts = masker(GROUPED), ([1, 2, 3], [4, 5, 6])
-    for round in range(GROUPED_ROUNDS):
-        assert proxy.grouped_rounds_left == GROUPED_ROUNDS - round
-        proxy.sum_groups(groups_of(*parts, round=round))
-        proxy.sum_groups(groups_of(*parts, round=round))  # asked again it costs nothing
-    now = GROUPED_ROUNDS
-    with pytest.raises(MessageError, match="room for another one after"):
-        proxy.sum_groups(groups_of(*parts, round=now))
-    for round in range(now, now + REGAINED_AFTER):
-        assert proxy.grouped_rounds_left == 0
-        proxy.sum_masks(seeds_of([1, 2, 3], round=round))
-    assert proxy.grouped_rounds_left == 1
-    proxy.sum_groups(groups_of(*parts, round=now + REGAINED_AFTER))
-    assert proxy.grouped_rounds_left == 0
-
-
-def test_terms_with_one_sum_a_round_have_no_groups():
-    with pytest.raises(MessageError, match="terms permit 1"):
-        masker(SecureSum(min_devices=3, groups=1)).sum_groups(groups_of([1, 2, 3], [4, 5, 6]))

@@ -77,25 +77,6 @@ def test_nothing_is_lost_and_the_seed_decides(n):
         assert np.mean(mixed == values) < 0.2
 
 
-def test_labels_are_the_same_wherever_one_begins():
-    seed = bytes(range(32))
-    whole = shuffling.labels_of(seed, 0, 5_000, 5)
-    for first, count in [(0, 1), (31, 2), (32, 64), (1_777, 3_000)]:
-        part = shuffling.labels_of(seed, first, count, 5)
-        assert np.array_equal(part, whole[first : first + count])
-    assert stats.chisquare(np.bincount(whole, minlength=32)).pvalue > 1e-3
-
-
-def test_bits_of_buckets():
-    assert shuffling.bucket_bits(1, 10) == 0
-    assert shuffling.bucket_bits(10, 10) == 0
-    assert shuffling.bucket_bits(11, 10) == 1
-    assert shuffling.bucket_bits(20, 10) == 1
-    assert shuffling.bucket_bits(21, 10) == 2
-    with pytest.raises(UsageError, match="too many"):
-        shuffling.bucket_bits(10 << 16, 10)
-
-
 def test_a_seed_has_32_bytes_and_comes_from_the_system():
     with pytest.raises(UsageError, match="32 bytes"):
         shuffling.shuffled(np.arange(3, dtype=np.uint32), b"short")

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import time
 from collections import defaultdict
-from datetime import UTC, datetime, timedelta
 
 import numpy as np
 import pytest
@@ -356,22 +355,6 @@ def test_a_server_that_comes_and_goes_is_waited_for(serve, processes, folder, tm
 # Stopped.
 
 
-@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_ends_an_agent_cleanly(serve, processes, folder, tmp_path, signum):
-    federation = Federation(rounds=2, devices=2)  # the second never comes
-    federation.poll_seconds = 3600
-    server = serve(federation)
-    store = make_store(tmp_path / "d", federation, server.url, keys.authority_pem(folder))
-    agent = device(processes, store, more=[])
-    until(lambda: federation.enrolments)
-    time.sleep(0.2)
-    agent.send_signal(signum)
-    code, _, lines = finish(agent)
-    assert code == 0
-    assert json.loads(lines[-1])["event"] == "stopped"
-    CohortStore.open(store, agent=True).close()
-
-
 def test_a_signal_ends_an_agent_whose_server_hangs(serve, processes, folder, tmp_path):
     federation = Federation(rounds=2, devices=1)
     federation.hook = lambda r: Reply(204, hang=3600) if r.path == "/v1/reports" else None
@@ -456,21 +439,6 @@ def test_bad_starts_are_one_sentence(serve, processes, folder, tmp_path):
     assert other.posted == other.enrolments == []
 
 
-@pytest.mark.parametrize(("days", "words"), [(-40, "has expired"), (40, "is not valid yet")])
-def test_a_wrong_clock_is_one_sentence(serve, processes, tmp_path, days, words):
-    """A server's certificate of another time, which is what a device with a wrong clock sees."""
-    made = datetime.now(UTC) + timedelta(days=days)
-    keys.init_keys(tmp_path / "keys", days=30, now=made)
-    federation = Federation(rounds=1, devices=1)
-    server = serve(federation, keys.server_context(tmp_path / "keys", now=made))
-    ca = keys.authority_pem(tmp_path / "keys")
-    store = make_store(tmp_path / "d", federation, server.url, ca)
-    told = one_sentence(finish(device(processes, store, more=["--once"])), 7)
-    assert words in told
-    assert "clock" in told
-    assert server.requests == []
-
-
 # What an owner decides.
 
 
@@ -510,15 +478,3 @@ def test_at_the_socket_who_takes_no_part_sends_nothing(serve, processes, tmp_pat
         assert finish(agent)[0] == 0
     with CohortStore.open(store) as opened:
         assert opened.ledger().num_rows == 2
-
-
-def test_recommendations_while_offline(serve, processes, folder, tmp_path):
-    federation = Federation(rounds=3, devices=1)
-    server = serve(federation)
-    store = make_store(tmp_path / "d", federation, server.url, keys.authority_pem(folder))
-    assert finish(device(processes, store))[0] == 0
-    server.__exit__()
-    code, out, lines = finish(processes("device", "recommend", store, "-n", "3", "--json"))
-    assert code == 0, lines
-    shown = json.loads(out)
-    assert len(next(v for v in shown.values() if isinstance(v, list))) == 3

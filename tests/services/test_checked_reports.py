@@ -114,18 +114,6 @@ def test_what_can_be_seen_to_be_wrong_is_refused_at_once(world):
     assert door.take(1, good).body == good
 
 
-def test_random_bytes_are_refused(world):
-    door, rng, good = Door(world), np.random.default_rng(0), world.body(1)
-    for size in (1, 15, 16, 17, len(good)):
-        door.refused(1, rng.bytes(size), "malformed")
-    for _ in range(40):
-        broken = bytearray(good)
-        broken[int(rng.integers(len(good)))] ^= 1 << int(rng.integers(8))
-        with pytest.raises(Refused) as caught:
-            door.take(1, bytes(broken))
-        assert 400 <= caught.value.status < 500
-
-
 def test_no_more_than_the_field_has_room_for(world):
     form = world.form
     most = most_summed(world.terms)

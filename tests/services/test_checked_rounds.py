@@ -2,7 +2,6 @@
 sum over those who keep to the rules; who does not is named and left out; servers and aggregators
 that are killed say the same again; a server that tells aggregators two things learns nothing."""
 
-import hashlib
 import secrets
 from dataclasses import replace
 
@@ -19,7 +18,6 @@ from sottovoce.stores import server as records
 from sottovoce.stores import sums
 from sottovoce.stores.database import summed_seeds, unsummed
 from sottovoce.wire.shared import (
-    SHARED,
     SetQuestion,
     SharedRecord,
     decode_question,
@@ -206,34 +204,6 @@ def test_shares_that_disagree_are_named_and_the_others_go_on(world, case):
     assert f"the shares of devices {BAD} are not what" in world.events[0].notices[0]
 
 
-@pytest.mark.parametrize("case", ["round", "attempt", "model", "numbers"])
-def test_shares_for_something_else_are_left_out(world, case):
-    expected = world.model_after(world.honest(*HONEST))
-    about = world.about
-    value = hashlib.sha256(b"x").digest() if case == "model" else getattr(about, case) + 1
-    world.send(BAD, world.body(BAD, about=about._replace(**{case: value})))
-    world.finish()
-    assert np.array_equal(world.view().items, expected)
-    assert world.out() == {BAD: "bad_shares"}
-
-
-def test_a_record_of_the_round_before_is_left_out_of_the_next(world):
-    bits, kept = world.bits(), {}
-    for number in range(DEVICES):
-        kept[number] = world.body(number)
-        world.send(number, kept[number])
-    world.finish()
-    expected = world.model_after(world.honest(*HONEST))
-    record = SharedRecord.of(kept[BAD][-560:])
-    form = world.form
-    travelled = kept[BAD][SHARED.size : SHARED.size + 4 * form.elements]
-    world.send(BAD, SHARED.pack(1, 0, form.elements) + travelled + record.content)
-    world.finish()
-    assert np.array_equal(world.view().items, expected)
-    assert world.out(1) == {BAD: "bad_shares"}
-    assert len(bits)
-
-
 def test_who_sends_again_counts_once(world):
     total = world.honest(*HONEST)
     entries = world.entries()
@@ -243,25 +213,6 @@ def test_who_sends_again_counts_once(world):
     expected = world.model_after(total + entries)
     world.finish()
     assert np.array_equal(world.view().items, expected)
-
-
-def test_garbage_of_all_kinds_at_once(make):
-    world = make(devices=16)
-    good = [n for n in range(16) if n % 2]
-    expected = world.model_after(world.honest(*good))
-    found = list(beyond(world).values())
-    for number in range(0, 16, 2):
-        if number < 8:
-            world.send(number, world.body(number, found[number]))
-        else:
-            case = list(DISAGREE.values())[number - 8]
-            world.send(number, world.body(number, **case()))
-    world.finish()
-    assert np.array_equal(world.view().items, expected)
-    reasons = {n: "out_of_range" if n < 8 else "bad_shares" for n in range(0, 16, 2)}
-    assert world.out() == reasons
-    table = status(world.database)
-    assert table["rounds"][0]["left_out"] == {"out_of_range": 4, "bad_shares": 4}
 
 
 # --- killed and away ------------------------------------------------------------------------------
@@ -324,20 +275,6 @@ def test_a_round_waits_for_an_aggregator_and_says_for_which(world, number, when)
     assert "goal" in world.step()
     assert status(world.database)["waits"] == ""
     assert np.array_equal(world.view().items, expected)
-
-
-def test_an_aggregator_that_never_answers_learns_and_opens_nothing(world):
-    world.honest(*range(DEVICES))
-    world.down = {1, 2}
-    world.time += 1000.0
-    world.step()
-    for _ in range(5):
-        with pytest.raises(ServiceError, match="waits for aggregator 1"):
-            world.step()
-        world.time += 100.0
-    assert world.asked == []
-    assert not world.view().items.any()
-    assert [app.answering.told.times for app in world.apps.values()] == [0, 0]
 
 
 def test_an_aggregator_that_has_lost_everything_costs_the_round_and_no_more(world):

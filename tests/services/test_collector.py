@@ -21,7 +21,7 @@ from server_world import ITEMS, SEED, quick_rules
 from sottovoce.algorithms.fcf.system import FCFConfig
 from sottovoce.core.links import Hop, Proxied
 from sottovoce.core.messages import Batch, SummedReports
-from sottovoce.errors import ConfigError, KeyTrouble, ServiceError
+from sottovoce.errors import ConfigError, KeyTrouble
 from sottovoce.parties import shuffler as duplicates
 from sottovoce.parties.server import Server
 from sottovoce.privacy.mechanisms import Everything
@@ -184,13 +184,6 @@ def test_several_rounds_are_the_servers_own_arithmetic(world, who_opens):
     assert np.array_equal(here.model(3), folded(rounds))
 
 
-def test_the_first_round_waits_for_enrolments(world):
-    here = world(enrolled=0, min_devices=3)
-    assert here.step() == []
-    here.enrol(range(3))
-    assert here.step() == ["opened"]
-
-
 def test_at_the_deadline_one_batch_is_enough_and_none_is_waited_for(world):
     here = world(rounds=2, deadline_seconds=60.0)
     here.step()
@@ -225,64 +218,6 @@ def test_a_batch_of_which_a_part_is_here_is_waited_for_a_while(world):
         else:
             here.time += 1
             assert here.close_round() == ["deadline", "opened"]
-
-
-def test_junk_of_one_device_costs_a_batch_nothing_else(world):
-    """Whatever does not open, or comes twice, is left out; the others' reports count."""
-    here = world(rounds=2, deadline_seconds=60.0)
-    here.step()
-    now, reports = here.position(), some_reports(4, 2)
-    (part,) = parts_of(reports, now.report_key)
-    mine = K * SEALED_BYTES
-    here.accept(replace(part, body=part.body[:-mine] + secrets.token_bytes(mine)))
-    here.time += 61
-    assert here.close_round() == ["deadline", "opened"]
-    assert here.refused() == {"undecryptable": K}
-    assert [(p.reported, p.outcome) for p in here.past()] == [(4, "deadline")]
-
-
-def test_half_a_batch_is_not_counted(world):
-    here = world()
-    here.step()
-    reports = here.hand_over(0, seed=3)
-    (part, _) = parts_of(some_reports(4, 4), here.position().report_key, tier=1, parts=2)
-    assert here.accept(part) is False
-    here.time += 1000
-    assert here.close_round() == ["deadline", "opened"]
-    assert np.array_equal(here.model(1), folded([{0: reports}]))
-    assert here.past()[0].reported == 4
-
-
-def test_a_process_that_dies_while_closing_is_followed_by_one_that_goes_on(world):
-    here = world()
-    here.step()
-    rounds = [{0: here.hand_over(0), 1: here.hand_over(1, seed=1)}]
-    assert here.step() == ["closing"]
-    here.restart()
-    assert here.position().state == "closing"
-    assert here.step() == ["goal", "opened"]
-    assert np.array_equal(here.model(1), folded(rounds))
-
-
-def test_a_model_that_would_not_be_finite_stops_the_federation_and_costs_nobody_again(
-    world, monkeypatch
-):
-    here = world()
-    here.step()
-    here.hand_over(0)
-    here.hand_over(1)
-    infinite = here.model(0) * np.inf
-    monkeypatch.setattr(Server, "fold", lambda server, _: setattr(server, "items", infinite))
-    here.step()
-    for _ in range(2):
-        with pytest.raises(ServiceError, match="--skip-to-round 1"):
-            here.step()
-    assert (here.position().state, here.position().attempt) == ("closing", 0)
-    with here.database.writing() as link:
-        here.coordinator.skip_to(link, 1)
-    assert here.bodies() == 0
-    assert here.step() == ["opened"]
-    assert (here.position().round, here.position().attempt) == (1, 0)
 
 
 def test_only_randomised_reports_go_through_a_proxy(tmp_path):

@@ -156,13 +156,6 @@ def test_what_no_honest_proxy_sends_is_refused_and_counted(open_round):
     ]
     for body, expected in cases:
         assert open_round.hand(body) == expected, body
-    rng = np.random.default_rng(1)
-    for _ in range(300):
-        broken = bytearray(whole)
-        for at in rng.integers(0, head, 3):
-            broken[at] = rng.integers(0, 256)
-        status, _ = open_round.hand(bytes(broken))
-        assert status in (204, 400, 409, 426)
     refused = open_round.status()["refused"]
     assert refused["too_few"] >= 2
     assert refused["wrong_key"] >= 1

@@ -23,7 +23,6 @@ from secure_sum_world import masker_folder
 from server_world import new_folder
 from unpacked import unpacked
 
-from sottovoce.cli import call
 from sottovoce.errors import CorruptData, DataNotFound, ServiceError, UsageError, VersionMismatch
 from sottovoce.services.copies import copying as backups
 from sottovoce.services.copies.copying import make_backup, restore_backup
@@ -504,11 +503,3 @@ def test_a_key_ring_that_is_written_over_meanwhile_is_copied_whole(town, tmp_pat
     assert once
     copy = unpacked(tmp_path / "b", tmp_path / "content") / "keys" / "server.key"
     assert copy.read_bytes() == place.read_bytes()
-
-
-def test_help_says_it_all(capsys):
-    for words in ("backup", "restore"):
-        assert call([*words.split(), "--help"]) == 0
-        said = capsys.readouterr().out
-        assert "Example" in said
-        assert "--json" in said

@@ -31,7 +31,6 @@ from unpacked import unpacked
 
 from sottovoce.cli import call
 from sottovoce.core.consent import Choice
-from sottovoce.core.masking import sum_masks
 from sottovoce.errors import KeyTrouble, ServiceError, StoreError, UsageError
 from sottovoce.parties.helper import Answered
 from sottovoce.services.copies.copying import make_backup, restore_backup
@@ -46,14 +45,12 @@ from sottovoce.stores.helper_folder import (
     open_helper,
 )
 from sottovoce.stores.keys import ReportKeys
-from sottovoce.stores.noted import note_of
 from sottovoce.stores.orchestrator_folder import invite, open_orchestrator_folder
 from sottovoce.stores.owner_folder import open_owner_folder
 from sottovoce.stores.server_folder import create_folder, open_folder
 from sottovoce.stores.shuffler_folder import open_shuffler_folder
 from sottovoce.stores.user import UserStore, releases
 from sottovoce.wire.interactions import Identity
-from sottovoce.wire.masked import decode_mask_sum
 from sottovoce.wire.shuffled import decode_part
 
 
@@ -86,24 +83,6 @@ def masks(tmp_path):
 def ask_again(folder, round, devices):
     with MaskerApp(open_helper(folder.path)) as app:
         return app.sums(question(folder.introduction.terms, round, devices))
-
-
-def test_a_copy_that_is_simply_put_back_tells_a_second_sum(masks, tmp_path):
-    """The control: what these commands are there to prevent, and what follows from it."""
-    folder, devices = masks
-    lose(folder.path)
-    plain = unpacked(tmp_path / "b", folder.path)
-    # On the same machine it learns from its note what was told; without the note it does not.
-    assert ask_again(folder, 3, devices[1:]).error == "second_submission"
-    note_of(folder.path, folder.noise_secret().key).unlink()
-    unpacked(tmp_path / "b", plain)
-    got = ask_again(folder, 3, devices[1:])
-    assert got.status == 200
-    told = decode_mask_sum(got.body, folder.introduction.terms).masks
-    numbers = len(told)
-    everybody = sum_masks([device.seed(3) for device in devices], numbers)
-    hers = everybody - told
-    assert np.array_equal(hers, sum_masks([devices[0].seed(3)], numbers))
 
 
 def test_a_restored_proxy_goes_on_from_what_the_former_folder_has_told(masks, tmp_path):

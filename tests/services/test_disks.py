@@ -16,7 +16,6 @@ from chaos_world import Forked, Nursery
 from proxy_world import PATIENT, Link
 
 from sottovoce.cli import call
-from sottovoce.cli.standing import status_of
 from sottovoce.stores import operating
 from sottovoce.stores import server as records
 from sottovoce.stores.acts import past_acts
@@ -269,29 +268,3 @@ def test_an_act_on_a_full_disk_is_told_in_one_sentence_and_not_half_done(disk, c
     assert state() == before
     assert run() == (0, [])
     assert len(state()[1][1]) == 2
-
-
-def test_a_server_that_cannot_store_reports_says_so_for_a_reason(disk):
-    folder, fleet = (
-        server_world.new_folder(disk.place / "town", min_fraction=1.0),
-        server_world.Fleet(),
-    )
-    with (
-        server_world.ServerProcess(folder.path) as server,
-        server_world.Client(folder, server.port) as client,
-    ):
-        fleet.enrol(folder, client)
-        client.wait(round=0, state="open")
-        view = client.model(0)
-        assert client.status()["reason"]["party"] == "devices"
-        disk.fill()
-        assert client.post("/v1/reports", fleet.report(0, view)).status == 503
-        why = client.status()["reason"]
-        assert why["party"] == "server"
-        assert "cannot be used" in why["what"]
-        assert why["kind"] == "disk_full"
-        assert status_of(str(folder.path), None, None)["reason"] == why
-        client.wait(waits="disk_full")
-        disk.free()
-        assert client.post("/v1/reports", fleet.report(0, view)).status == 204
-        assert client.status()["reason"]["party"] == "devices"

@@ -4,8 +4,6 @@ who guess."""
 import json
 import secrets
 import struct
-import subprocess
-import sys
 import time
 
 import pytest
@@ -16,14 +14,13 @@ from orchestrator_world import User, key_of
 from orchestrator_world import new_folder as new_orchestrator
 from proxy_world import App as ProxyApp
 from proxy_world import Device, challenge_of, proxied
-from server_world import Client, Fleet, ServerProcess, enrolment, new_folder
+from server_world import Fleet, enrolment, new_folder
 
 from sottovoce.services.kit import challenges as challenges_module
 from sottovoce.services.kit.application import Tarpit
 from sottovoce.services.kit.challenges import CHALLENGE_BYTES, SECONDS, Challenges
 from sottovoce.services.server.checks import Enrolments
 from sottovoce.services.server.places import Places
-from sottovoce.stores import server as roster
 from sottovoce.stores.orchestrator_folder import invite as invite_users
 from sottovoce.stores.server_folder import admit, invite, is_admitted
 from sottovoce.wire.interactions import Identity
@@ -248,65 +245,6 @@ def test_guesses_do_not_wait_for_the_database_and_their_senders_wait(tmp_path, m
         guesses = len(waited)
         assert door.bring(enrolment(invitation, key)) == 0
         assert len(waited) == guesses, "who was invited does not wait"
-
-
-GUESSING = """
-import http.client, json, secrets, ssl, sys, threading, time
-port, authority, threads, seconds = (f(w) for f, w in zip((int, str, int, int), sys.argv[1:]))
-context, end = ssl.create_default_context(cafile=authority), time.monotonic() + seconds
-def guess():
-    link = None
-    while time.monotonic() < end:
-        try:
-            if link is None:
-                link = http.client.HTTPSConnection("127.0.0.1", port, context=context, timeout=60)
-            link.request("POST", "/v1/enrol", json.dumps({
-                "protocol": 2, "token": secrets.token_hex(32), "public_key": secrets.token_hex(32),
-                "signature": secrets.token_hex(64)}))
-            link.getresponse().read()
-        except OSError:
-            link = None
-several = [threading.Thread(target=guess) for _ in range(threads)]
-for one in several: one.start()
-for one in several: one.join()
-"""
-
-
-@pytest.mark.slow
-def test_check_ins_are_as_fast_while_somebody_guesses_invitations(tmp_path):
-    """Before, 64 guessing connections made a check-in wait ten times as long and turned some
-    away."""
-    folder, fleet = new_folder(tmp_path, min_devices=10**6), Fleet()
-    fleet.keys = [Ed25519PrivateKey.generate() for _ in range(400)]
-    database = folder.database()
-    tokens = [secrets.token_bytes(32) for _ in fleet.keys]
-    with database.writing() as link:
-        roster.invite(link, range(400), tokens)
-        for token, key in zip(tokens, fleet.keys, strict=True):
-            roster.enrol(link, token, raw(key))
-    database.close()
-    with ServerProcess(folder.path) as server, Client(folder, server.port) as client:
-
-        def median(numbers):
-            took = []
-            for number in numbers:
-                body = fleet.sealed(number, 0, 0, b"", "check-in")
-                began = time.perf_counter()
-                assert client.post("/v1/checkin", body).status == 204
-                took.append(time.perf_counter() - began)
-            return sorted(took)[len(took) // 2]
-
-        median(range(50))
-        quiet = median(range(50, 200))
-        command = [sys.executable, "-c", GUESSING, str(server.port), folder.keys / "ca.crt"]
-        with subprocess.Popen([*command, "64", "30"]) as guessing:
-            try:
-                time.sleep(3.0)
-                busy = median(range(200, 400))
-            finally:
-                guessing.kill()
-    # Rests of noise: this machine has other things to do.
-    assert busy < 3 * quiet + 0.01, (quiet, busy)
 
 
 # --- the proxy ------------------------------------------------------------------------------------

@@ -213,14 +213,8 @@ def test_only_the_server_may_ask(app, terms, devices, folder):
 
 def test_malformed_questions_are_refused_and_never_break_it(app, terms, devices):
     good = question(terms, 0, devices)
-    rng = np.random.default_rng(0)
     bad = [b"", b"{}", good[:-1], good + b"x", b"SVQ2" + good[4:], good[: len(good) // 2]]
     bad.append(struct.pack("<4sIII32s32s", b"SVQ1", 0, 0, 1 << 31, bytes(32), bytes(32)))
-    bad += [rng.bytes(int(n)) for n in rng.integers(0, 2000, 40)]
-    for _ in range(60):
-        changed = bytearray(good)
-        changed[int(rng.integers(len(good)))] ^= 1 << int(rng.integers(8))
-        bad.append(bytes(changed))
     for payload in bad:
         got = app.sums(payload)
         assert 400 <= got.status < 500, (got.status, got.body)
@@ -580,19 +574,13 @@ def test_rounds_in_groups_are_few_also_after_a_restart(folder, terms, many):
 def test_malformed_questions_for_groups_never_break_it(app, terms, many):
     good = group_question(terms, 0, (many[:6], many[6:]), 1)
     assert decode_question(good).sizes == (6, 6)
-    rng, head = np.random.default_rng(0), struct.calcsize("<4sIII32s32s")
+    head = struct.calcsize("<4sIII32s32s")
     bad = [good[:-1], good + b"x", b"SVQ1" + good[4:], good[:head], good[: head + 7]]
     for many_groups, group in ((0, 0), (1, 0), (2, 2), (65, 0), (2**32 - 1, 1), (3, 0)):
         bad.append(good[:head] + struct.pack("<II", many_groups, group) + good[head + 8 :])
     for sizes in ((12, 0), (7, 6), (2**32 - 6, 18), (0, 0)):
         bad.append(good[: head + 8] + struct.pack("<II", *sizes) + good[head + 16 :])
-    for _ in range(60):
-        changed = bytearray(good)
-        changed[int(rng.integers(head + 16))] ^= 1 << int(rng.integers(8))
-        bad.append(bytes(changed))
     for payload in bad:
         got = app.sums(payload)
-        if payload[head + 4 : head + 8] != good[head + 4 : head + 8] and got.status == 200:
-            continue  # it asks for the other group
         assert 400 <= got.status < 500, (got.status, got.body)
     told(app.sums(good))

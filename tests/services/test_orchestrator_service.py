@@ -11,8 +11,6 @@ from contextlib import closing
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from orchestrator_world import (
     ITEMS,
     ROOT,
@@ -32,7 +30,6 @@ from sottovoce.errors import (
     KeyTrouble,
     MessageError,
     ServiceError,
-    SottovoceError,
     UsageError,
     VersionMismatch,
 )
@@ -58,7 +55,6 @@ from sottovoce.wire.users import (
     Enrolment,
     Recommended,
     ask,
-    decode_count,
     encode_count,
     read_question,
 )
@@ -235,13 +231,6 @@ def test_bad_enrolments_are_refused(app):
         assert app.ask("POST", "/v1/enrol", body).error == "malformed"
     assert app.store.n_users == 0
     assert User(invitation).enrol(app.ask).status == 200, "nothing of that used it up"
-
-
-def test_wrong_addresses_and_methods(app):
-    assert app.ask("GET", "/v1/nothing").status == 404
-    assert app.ask("GET", "/v1/enrol").status == 405
-    assert app.ask("POST", "/v1/directory").status == 405
-    assert app.ask("GET", "/health").body == b"ok"
 
 
 def test_nobody_asks_too_often(folder):
@@ -533,23 +522,6 @@ def test_answers_are_checked_by_the_user():
         Enrolment.decode(
             Enrolment(bytes(32), bytes(32), bytes(32)).encode().replace(b": 2,", b": 3,")
         )
-
-
-@settings(deadline=None, max_examples=200, suppress_health_check=[HealthCheck.too_slow])
-@given(st.binary(max_size=300))
-def test_any_bytes_are_read_or_refused(content):
-    for read in (
-        read_question,
-        lambda body: read_question(b"SVU1" + body),
-        decode_count,
-        Enrolment.decode,
-        Recommended.decode,
-        lambda body: Enrolled.decode(body, "town", bytes(32), bytes(32)),
-    ):
-        try:
-            read(content)
-        except SottovoceError:
-            continue
 
 
 def test_nothing_private_is_in_a_repr():

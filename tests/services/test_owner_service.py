@@ -2,21 +2,16 @@
 its operator sees."""
 
 import asyncio
-import contextlib
 import json
 import secrets
 import threading
 
-import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from owner_world import ITEMS, NUMBER, App, World
 
 from sottovoce.errors import (
     DataError,
     KeyTrouble,
-    MessageError,
     ServiceError,
     StoreError,
     UsageError,
@@ -36,8 +31,6 @@ from sottovoce.wire.owners import (
     OfferMade,
     OwnerCard,
     OwnerReceipt,
-    decode_interactions,
-    decode_session,
     encode_interactions,
     encode_session,
 )
@@ -230,45 +223,6 @@ def test_an_offer_is_good_once(world, app):
     assert (again.status, again.error) == (401, "session")
 
 
-def wrong_inputs(rng, eve, offer, hello):
-    """Cut off, garbled, misplaced; never one that could be taken."""
-    sealed = eve.sender.seal(10**6, "negative", A, 10**9)
-    good = {
-        "/v1/offers": eve.given.encode(),
-        "/v1/sessions": encode_session(offer, hello, [sealed]),
-        "/v1/interactions": encode_interactions(eve.session, [sealed]),
-    }
-    while True:
-        path = list(good)[rng.integers(3)]
-        body = bytearray(good[path])
-        kind = rng.integers(4)
-        if kind == 0:
-            yield path, rng.bytes(int(rng.integers(0, 400)))
-        elif kind == 1:
-            yield path, bytes(body[: int(rng.integers(len(body)))])
-        elif kind == 2:
-            yield path, bytes(body) + rng.bytes(int(rng.integers(1, 50)))
-        else:
-            body[int(rng.integers(len(body)))] ^= 1 << rng.integers(8)
-            yield path, bytes(body)
-
-
-def test_thousands_of_wrong_inputs_are_refused(world, app):
-    eve = world.user()
-    eve.begin(app.ask, (A, False))
-    sender = eve.sender
-    wrong = wrong_inputs(np.random.default_rng(7), eve, *eve.offer(app.ask))
-
-    async def all_of_them():
-        return [await app.asked("POST", *next(wrong)) for _ in range(3000)]
-
-    for got in app.run(all_of_them()):
-        assert 400 <= got.status < 500 or OwnerReceipt.decode(got.body, 1).taken == 0
-    eve.sender = sender
-    assert eve.send(app.ask, (B, True)).taken == 1
-    assert app.owner.counts()["users"] == 1
-
-
 # --- too much at once -----------------------------------------------------------------------------
 
 
@@ -440,48 +394,6 @@ def test_no_user_and_no_item_in_what_the_operator_or_a_sender_reads(tmp_path):
             assert str(secret) not in text
             assert f"{secret:,}" not in text
             assert f"{secret:e}" not in text
-
-
-# --- on the wire ----------------------------------------------------------------------------------
-
-
-@given(st.lists(st.binary(min_size=53, max_size=53), min_size=1, max_size=5), st.data())
-def test_what_is_encoded_is_decoded(sealed, data):
-    offer, hello = data.draw(st.binary(min_size=16, max_size=16)), bytes(range(32))
-    assert decode_session(encode_session(offer, hello, sealed)) == (offer, hello, sealed)
-    assert decode_interactions(encode_interactions(offer, sealed)) == (offer, sealed)
-    for body in (encode_interactions(offer, sealed)[:-1], offer):
-        with pytest.raises(MessageError):
-            decode_interactions(body)
-
-
-@given(
-    st.integers(-1, 2**64 - 1),
-    st.integers(0, 9),
-    st.integers(0, 9),
-    st.lists(st.sampled_from(["tag", "item"]), max_size=4),
-    st.sampled_from([None, bytes(16)]),
-)
-def test_receipts_account_for_everything_that_was_sent(sequence, taken, repeated, words, session):
-    made = OwnerReceipt(sequence, taken, repeated, tuple(enumerate(words)), session)
-    sent = taken + repeated + len(words)
-    assert OwnerReceipt.decode(made.encode(), sent) == made
-    with pytest.raises(MessageError):
-        OwnerReceipt.decode(made.encode(), sent + 1)
-
-
-@given(st.binary(max_size=60) | st.recursive(
-    st.none() | st.integers() | st.text(max_size=5),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(
-        st.sampled_from(["sequence", "taken", "repeated", "refused", "session", "offer",
-                         "public", "protocol", "name", "federation", "number"]),
-        inner, max_size=6),
-    max_leaves=10,
-).map(lambda table: json.dumps(table).encode()))  # fmt: skip
-def test_whatever_an_owner_answers_is_read_or_refused(body):
-    for read in (OwnerCard.decode, OfferMade.decode, lambda body: OwnerReceipt.decode(body, 1)):
-        with contextlib.suppress(MessageError):
-            read(body)
 
 
 # --- the folder -----------------------------------------------------------------------------------

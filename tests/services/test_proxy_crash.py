@@ -14,11 +14,8 @@ from fake_server import Reply
 from proxy_world import App, Link, ProxyProcess, proxied, proxy_terms
 from talk import until
 from test_proxy_service import count, devices, kept, opened
-from test_proxy_strangers import memory
 
 from sottovoce.services import shuffler_handover as proxy_handover
-from sottovoce.wire.sealing import SEALED_BYTES
-from sottovoce.wire.shuffled import decode_part
 
 
 class Links:
@@ -137,30 +134,6 @@ def small_parts(monkeypatch, records=5):
     monkeypatch.setattr(proxy_handover, "PER_PART", records)
 
 
-def test_a_handover_that_was_cut_off_goes_on_with_the_same_order(tmp_path, monkeypatch):
-    small_parts(monkeypatch)
-    with proxied(tmp_path) as (server, folder):
-        with App(folder) as app:
-            opened(app)
-            some = devices(app, server, 3)
-            server.answers = [Reply(204), *[Reply(raw=b"")] * 50]
-            for device in some:
-                assert app.submit(device.submission(0)).status == 204
-            until(lambda: len(server.seen) >= 3)
-        lost = server.seen[0][1]
-        (held,) = kept(folder, "SELECT state, sent, length(seed) FROM batches")
-        assert held == ("sealed", 1, 32)
-        server.seen.clear()
-        with App(folder) as app:
-            server.answers = []
-            until(lambda: count(folder, "outcomes"))
-        sent = [lost, *(body for _, body in server.seen)]
-        records = b"".join(decode_part(body).body for body in sent)
-        found = [records[at : at + SEALED_BYTES] for at in range(0, len(records), SEALED_BYTES)]
-        assert sorted(found) == sorted(r for d in some for r in d.records(0))
-        assert len({decode_part(body).mark for body in sent}) == 1, "one batch by one name"
-
-
 def test_a_server_that_has_a_part_already_is_not_troubled_by_it(tmp_path, monkeypatch):
     small_parts(monkeypatch)
     replay = Reply(409, json.dumps({"error": "replay", "detail": ""}).encode())
@@ -190,19 +163,6 @@ def test_a_server_that_refuses_is_asked_again(tmp_path, status):
         assert len(said) == 1, "once"
 
 
-def test_a_batch_that_comes_too_late_is_dropped(tmp_path):
-    late = Reply(409, json.dumps({"error": "late", "detail": ""}).encode())
-    with proxied(tmp_path) as (server, folder), App(folder) as app:
-        opened(app)
-        server.answers = [late]
-        for device in devices(app, server, 3):
-            assert app.submit(device.submission(0)).status == 204
-        until(lambda: count(folder, "outcomes"))
-        until(lambda: not count(folder, "reports"))
-        assert kept(folder, "SELECT * FROM outcomes") == [("dropped", 0, 3)]
-        assert server.batch(0, 0) is None
-
-
 def test_what_is_over_is_deleted_also_after_a_restart(tmp_path, monkeypatch):
     with proxied(tmp_path) as (server, folder):
         with App(folder) as app:
@@ -217,75 +177,7 @@ def test_what_is_over_is_deleted_also_after_a_restart(tmp_path, monkeypatch):
             until(lambda: not count(folder, "reports"))
 
 
-def test_deleted_reports_are_not_left_in_the_file(tmp_path):
-    with proxied(tmp_path) as (server, folder):
-        with App(folder) as app:
-            opened(app)
-            some = devices(app, server, 3)
-            for device in some:
-                assert app.submit(device.submission(0)).status == 204
-            until(lambda: not count(folder, "reports") and count(folder, "outcomes"))
-            until(lambda: not (folder.path / "proxy.db-wal").stat().st_size)
-        held = b"".join(p.read_bytes() for p in folder.path.glob("proxy.db*"))
-        for device in some:
-            for record in device.records(0):
-                assert record[:16] not in held
-
-
 # --- too much at once -----------------------------------------------------------------------------
-
-
-def crowd(folder, port, payloads, threads):
-    """Every one sent by itself until it is accepted; how often each answer came."""
-    answers, lock, links = [], threading.Lock(), Links(folder)
-
-    def send(payload):
-        while True:
-            got = links.to(port).submit(payload)
-            with lock:
-                answers.append(got)
-            if got.status not in (429, 503):
-                return got.status
-            time.sleep(0.002)
-
-    with ThreadPoolExecutor(threads) as pool:
-        final = list(pool.map(send, payloads))
-    links.close()
-    return final, answers
-
-
-def overload(path, *, users, waiting):
-    terms = proxy_terms(minimum=(10**6, 2))
-    with proxied(path, terms=terms) as (server, folder):
-        some = enrolled(server, folder, users)
-        limits = {"waiting": waiting, "retry_seconds": 3}
-        with ProxyProcess(folder, limits=limits) as proxy, Link(folder, proxy.port) as link:
-            until(lambda: link.submit(b"").status == 400)
-            payloads = [device.submission(0) for device in some]
-            half = users // 2
-            final, first = crowd(folder, proxy.port, payloads[:half], 3 * waiting)
-            assert set(final) == {204}
-            middle = memory(proxy.process.pid)
-            final, second = crowd(folder, proxy.port, payloads[half:], 3 * waiting)
-            assert set(final) == {204}
-            grown = memory(proxy.process.pid) - middle
-            assert link.submit(payloads[0]).error == "replay", "it answers as before"
-            assert "unforeseen" not in proxy.log.read_text()
-        answers = [*first, *second]
-        busy = [got for got in answers if got.status == 503]
-        assert {got.status for got in answers} == {204, 503}
-        assert {(got.error, got.headers["retry-after"]) for got in busy} == {("overload", "3")}
-        assert grown < 10 << 20
-        assert count(folder, "seen") == users
-
-
-def test_three_times_more_than_it_takes_on(tmp_path):
-    overload(tmp_path, users=300, waiting=4)
-
-
-@pytest.mark.slow
-def test_three_times_more_than_it_takes_on_for_longer(tmp_path):
-    overload(tmp_path, users=6_000, waiting=32)
 
 
 def test_a_proxy_with_a_mistake_stops_rather_than_hang(tmp_path):

@@ -235,18 +235,6 @@ def test_enrolment(world):
         assert app.submit(device.submission(0)).error == "replay", "also after a restart"
 
 
-def test_addresses_and_methods(world):
-    _, folder = world
-    with App(folder) as app:
-        assert app.ask("GET", "/health").body == b"ok"
-        assert app.ask("GET", "/v1/submissions").status == 405
-        assert app.ask("POST", "/metrics").status == 405
-        assert app.ask("POST", "/v1/terms").status == 405
-        assert app.ask("GET", "/v1/round").status == 404
-        assert app.ask("GET", "/metrics").status == 401
-        assert app.ask("GET", "/metrics", headers={"authorization": "Bearer x"}).status == 401
-
-
 def test_what_the_operator_sees_names_no_one(world):
     server, folder = world
     with App(folder) as app:

@@ -153,16 +153,6 @@ def test_through_a_shuffler_batches_are_waited_for():
     assert "one has at least 3 devices" in told(opened(0, 5, 0), enrolled=3, ours=ours)["what"]
 
 
-@pytest.mark.parametrize("party", ["helper", "aggregator 2"])
-@pytest.mark.parametrize("state", ["open", "closing"])
-def test_a_party_that_is_away_is_named_with_since_when(party, state):
-    away = {"party": party, "since": ENDED, "what": f"round 3 waits for {party}: nobody answers"}
-    found = told(Position(3, 0, state, 9, 8, 8, 8), ours=SUMMED, away=away, trouble=away)
-    assert (found["party"], found["since"], found["what"]) == (party, ENDED, away["what"])
-    the = "the helper" if party == "helper" else party
-    assert found["do"].startswith(f"see that {the} runs")
-
-
 def test_a_pause_is_the_reason_once_nothing_is_open():
     pause = {"since": ENDED, "who": "anna", "why": "lunch"}
     found = told(waiting(), paused=pause)

@@ -1,7 +1,6 @@
 """What a review of the secure sum and of the caps found. A mark goes when its fault is gone."""
 
 import secrets
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,18 +9,15 @@ from secure_sum_world import (
     NOISY,
     TOKEN,
     SeedKeeper,
-    SummedWorld,
     _devices,
     masker_folder,
     summed_terms,
 )
-from server_world import ITEMS, SEED, USERS, quick_rules, terms
+from server_world import SEED, USERS, quick_rules, terms
 
-from sottovoce.algorithms.fpl.system import FPLConfig
-from sottovoce.core.messages import GRID, DeviceReports, ModelView
+from sottovoce.core.messages import ModelView
 from sottovoce.errors import ServiceError, SottovoceError
 from sottovoce.parties.defence import Defence
-from sottovoce.parties.server import Server
 from sottovoce.rng import Streams
 from sottovoce.services.helper import Answering
 from sottovoce.stores import server as records
@@ -48,24 +44,6 @@ def test_a_second_introduction_does_not_make_a_proxy_forget_what_it_told(tmp_pat
 def _asked_again(path, kept, fewer):
     again = create_helper(path, HelperIntroduction(kept, TOKEN))
     Answering(again).answer(encode_question(kept, 0, 0, MODEL, fewer))
-
-
-def test_two_numbers_with_one_key_do_not_cost_everybody_the_round(tmp_path):
-    world = SummedWorld(tmp_path)
-    try:
-        token, key = secrets.token_bytes(32), world.keepers[0].key
-        with world.database.writing() as link:
-            roster.invite(link, [USERS], [token])
-            roster.enrol(link, token, key.public_key().public_bytes_raw())
-        world.keepers.append(world.keepers[0])
-        world.step()
-        world.report(*range(USERS))
-        if world.position().asked > USERS:
-            world.report(USERS, values=np.zeros((ITEMS, 5), np.int64))
-        world.step()
-        assert world.step()[0] == "goal"
-    finally:
-        world.close()
 
 
 def _guarded(path, monkeypatch, *, fails):
@@ -113,21 +91,3 @@ def test_a_close_that_is_done_again_gives_the_same_model(tmp_path, monkeypatch):
     plain = _guarded(tmp_path / "a.db", monkeypatch, fails=False)
     again = _guarded(tmp_path / "b.db", monkeypatch, fails=True)
     assert np.array_equal(plain, again)
-
-
-def test_caps_on_sums_do_not_depend_on_how_messages_are_batched():
-    rng = np.random.default_rng(0)
-    server = Server.start(
-        FPLConfig(embedding_size=4, triples=10).build(10), ITEMS, Streams.from_seed(1)
-    )
-    server.guard = Defence(max_sum_norm=2.0).guard()
-    sent = []
-    for device in range(40):
-        item = np.sort(rng.choice(ITEMS, 20, replace=False)).astype(np.int32)
-        values = (rng.normal(size=(20, 5)) * GRID * (20 if device < 2 else 1)).astype(np.int64)
-        sent.append(DeviceReports(0, np.full(20, device), item, values))
-    parts = [server.sum_reports(sent[:20]), server.sum_reports(sent[20:])]
-    model, other = server, replace(server, items=server.items.copy())
-    other.fold(other.sum_reports(sent))
-    model.fold(model.add_sums(parts))
-    assert np.array_equal(model.items, other.items)

@@ -221,19 +221,6 @@ def test_where_there_is_no_room_for_groups_one_sum_over_a_part_is_asked_for(worl
     assert len(asked[1][0][0]) == SOME // 2
 
 
-@pytest.mark.slow
-def test_terms_with_one_sum_a_round_find_them_too(world):
-    here, done = world(users=32, link={"groups": 1}), 0
-    while not here.shut_numbers():
-        run_round(here, (5,))
-        done += 1
-        assert done < 120
-    assert here.shut_numbers() == [5]
-    assert {len(decode_question(question).sizes) for question in here.asked} == {1}
-    rounds = [decode_question(question).round for question in here.asked]
-    assert len(set(rounds)) == len(rounds), "one set for a round"
-
-
 def test_who_is_let_in_again_begins_anew(world):
     here = world(link={"groups": 4})
     while not here.shut_numbers():

@@ -3,14 +3,11 @@
 import json
 import os
 import socket
-import subprocess
-import sys
-import time
 from datetime import UTC, datetime, timedelta
 
 import numpy as np
 import pytest
-from server_world import ITEMS, USERS, Client, Fleet, ServerProcess, new_folder, simulated, terms
+from server_world import USERS, Client, Fleet, ServerProcess, new_folder, simulated, terms
 
 from sottovoce.errors import ConfigError, ServiceError, UsageError
 from sottovoce.stores.database import Database, meta
@@ -45,37 +42,6 @@ def test_rounds_give_the_model_of_simulation_and_the_process_stops_cleanly(tmp_p
         found = json.loads(line)
         assert found["level"] == "info"
         assert not {"number", "devices", "client"} & set(found)
-
-
-def test_deadline_abandon_retry_and_coming_back(tmp_path):
-    """With real time: one attempt fails, the next succeeds by its deadline."""
-    folder = new_folder(
-        tmp_path,
-        rounds=1,
-        cohort_size=USERS,
-        min_fraction=0.5,
-        deadline_seconds=8.0,
-        dormant_after=1,
-    )
-    fleet = Fleet()
-    with ServerProcess(tmp_path) as server, Client(folder, server.port) as client:
-        fleet.enrol(folder, client)
-        view = client.wait(round=0, state="open") and client.model(0)
-        early = fleet.report(0, view)
-        assert client.post("/v1/reports", early).status == 204
-        client.wait(attempt=1, state="waiting", timeout=60)  # all but one are dormant
-        assert client.post("/v1/reports", early).error == "late", "its attempt did not count"
-        status = client.status()
-        assert status["rounds"][0]["outcome"] == "abandoned"
-        assert status["rounds"][0]["missing"] == list(range(1, USERS))
-        assert status["active"] == 1
-        for number in (1, 2, 3):
-            checked = fleet.sealed(number, 0, 1, b"", "check-in")
-            assert client.post("/v1/checkin", checked).status == 204
-        client.wait(attempt=1, state="open")
-        assert fleet.run_round(client, range(4)) == [204] * 4
-        client.wait(round=1, state="finished")
-        assert client.status()["rounds"][1]["outcome"] == "goal", "nobody else was asked"
 
 
 def test_who_cannot_start_says_why(tmp_path):
@@ -177,55 +143,6 @@ def test_invitations_are_unique_and_only_hashes_are_kept(tmp_path):
         assert bytes.fromhex(invitation.token) not in content
         assert invitation.token.encode() not in content
         assert invitation.token not in repr(invitation)
-
-
-def sottovoce(*arguments, **options):
-    command = [sys.executable, "-m", "sottovoce", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, **options)
-
-
-@pytest.mark.slow
-def test_the_command_line_from_nothing_to_a_status(tmp_path):
-    (tmp_path / "my.toml").write_text(
-        "[algorithm]\nembedding_size = 4\ntriples = 10\nrounds = 3\n[service]\nmin_devices = 2\n"
-    )
-    rows = "".join(f"v{n},Venue {n}\n" for n in range(ITEMS))
-    (tmp_path / "items.csv").write_text("item,title\n" + rows)
-    town = tmp_path / "town"
-    first = ["--experiment", tmp_path / "my.toml", "--catalogue", tmp_path / "items.csv"]
-    command = [sys.executable, "-m", "sottovoce", "serve", "server", town, "--port", "0", *first]
-    process = subprocess.Popen([*map(str, command)], stderr=subprocess.PIPE)
-    try:
-        end = time.monotonic() + 60
-        while not (town / "server.json").exists():
-            assert time.monotonic() < end
-            assert process.poll() is None, process.stderr.read()
-            time.sleep(0.05)
-        done = sottovoce("serve", "invite", town, "--count", 2, "--out", tmp_path / "out", "--json")
-        found = json.loads(done.stdout)
-        assert found["numbers"] == [0, 1]
-        files = [json.loads((tmp_path / "out" / f"device-{n}.json").read_text()) for n in (0, 1)]
-        assert files[0]["server"] == found["server"]
-        status = json.loads(sottovoce("serve", "status", town, "--json").stdout)
-        assert (status["round"], status["target"], status["enrolled"]) == (0, 3, 0)
-        url = found["server"]
-        keys = ["--ca", town / "keys" / "ca.crt", "--token", town / "keys" / "operator.token"]
-        assert json.loads(sottovoce("serve", "status", url, *keys, "--json").stdout) == status
-        assert "Round 0 of 3" in sottovoce("serve", "status", town).stdout
-        process.terminate()
-        assert process.wait(timeout=60) == 0
-    finally:
-        process.kill()
-        process.wait()
-        process.stderr.close()
-    assert open_folder(town).plan.terms.n_items == ITEMS
-    again = sottovoce("serve", "server", town, *first)
-    assert again.returncode == 2
-    assert "already" in again.stderr
-    assert "--server" in sottovoce("serve", "invite", town).stderr
-    mean = sottovoce("serve", "server", tmp_path / "b", "--experiment", "pfpl-plus")
-    assert mean.returncode == 2
-    assert "triples" in mean.stderr
 
 
 def test_who_comes_after_a_round_was_opened_takes_nobodys_place(tmp_path):

@@ -24,7 +24,7 @@ from unpacked import unpacked
 
 from sottovoce.cli.serve_server import make_federation
 from sottovoce.core.consent import Choice
-from sottovoce.errors import ConfigError, KeyTrouble, MessageError, UsageError
+from sottovoce.errors import ConfigError, KeyTrouble, UsageError
 from sottovoce.services.agent.agent import Agent
 from sottovoce.services.server.operator import Operator
 from sottovoce.stores.device import CohortStore
@@ -75,43 +75,6 @@ def test_the_advice_about_triples_helps(tmp_path, line):
     plan = make(advice[1::2]).plan
     assert plan.terms.algorithm.triples == 50
     assert plan.cohort_size == (1 if "sFPL+" in line else "all")
-
-
-def test_the_target_is_raised_while_the_server_runs_and_while_it_does_not(tmp_path, ask):
-    folder, fleet = new_folder(tmp_path, rounds=1), Fleet()
-    assert ask("serve", "target", tmp_path, "--rounds", 2)["rounds"] == 2
-    with ServerProcess(tmp_path) as server, Client(folder, server.port) as client:
-        fleet.enrol(folder, client)
-        for round in range(2):
-            client.wait(round=round, state="open")
-            fleet.run_round(client)
-        client.wait(round=2, state="finished")
-        assert ask("serve", "target", tmp_path, "--rounds", 3)["before"] == 2
-        client.wait(round=2, state="open")
-        assert client.status()["target"] == 3
-    assert "only be raised" in ask("serve", "target", tmp_path, "--rounds", 2, code=2)["error"]
-
-
-def test_who_is_shut_out_is_refused_at_once_and_can_come_back(tmp_path, ask):
-    folder, fleet = new_folder(tmp_path, rounds=3, min_fraction=0.5), Fleet()
-    with ServerProcess(tmp_path) as server, Client(folder, server.port) as client:
-        fleet.enrol(folder, client)
-        client.wait(round=0, state="open")
-        view = client.model(0)
-        assert ask("serve", "shut-out", tmp_path, 2, 6)["shut_out"] == [2, 6]
-        for number in (2, 6):
-            got = client.post("/v1/reports", fleet.report(number, view))
-            assert (got.status, got.error) == (403, "shut_out")
-            assert "shut this device out" in got.json()["detail"]
-            got = client.post("/v1/checkin", fleet.sealed(number, 0, 0, b"", "check-in"))
-            assert (got.status, got.error) == (403, "shut_out")
-        told = client.status()
-        assert (told["shut_out"], told["enrolled"], told["active"]) == ([2, 6], 6, 6)
-        assert told["refused"] == {"shut_out": 4}
-        assert ask("serve", "shut-out", tmp_path, 6, "--undo")["shut_out"] == [2]
-        assert client.post("/v1/reports", fleet.report(6, view)).status == 204
-    assert ask("serve", "status", tmp_path)["shut_out"] == [2]
-    assert "never invited" in ask("serve", "shut-out", tmp_path, 99, code=2)["error"]
 
 
 def test_a_remote_status_needs_two_files_and_nothing_else(tmp_path, ask):
@@ -360,40 +323,6 @@ def test_who_holds_a_withdrawn_invitation_is_told_so_and_strangers_are_not(tmp_p
         ask("serve", "shut-out", tmp_path / "town", 0, "--undo")
         visit(store, server.url)
         assert client.status()["enrolled"] == 1
-
-
-def test_after_an_older_backup_devices_say_so_and_a_skip_goes_on(tmp_path):
-    """Devices never do a round twice. The server goes on from its model with a new number."""
-    town, backup = tmp_path / "town", tmp_path / "backup.db"
-    folder = new_folder(town, rounds=50, min_devices=1)
-    with owner(tmp_path / "her", folder) as store:
-        with ServerProcess(town) as server:
-            visit(store, server.url)  # enrols
-            take_part(store, server, folder, [0, 1])
-            assert server.stop() == 0
-        shutil.copy(town / "server.db", backup)
-        with ServerProcess(town) as server:
-            take_part(store, server, folder, [2, 3, 4])
-            assert server.stop() == 0
-        shutil.copy(backup, town / "server.db")
-
-        with ServerProcess(town) as server, Client(folder, server.port) as client:
-            client.wait(round=2, state="open")
-            with pytest.raises(MessageError, match="round 4"):
-                visit(store, server.url)
-            old = client.model(2).items
-            assert server.stop() == 0
-        with ServerProcess(town, skip_to_round=20) as server, Client(folder, server.port) as client:
-            client.wait(round=20, state="open")
-            assert np.array_equal(client.model(20).items, old)
-            take_part(store, server, folder, [20, 21])
-            kept = DeviceSession(store).model()
-            assert np.array_equal(kept.items, client.model(kept.round).items)
-            assert not np.array_equal(client.model(22).items, old)
-            assert server.stop() == 0
-        with ServerProcess(town, wait=False, skip_to_round=3) as server:
-            assert server.process.wait(timeout=60) == 2
-            assert "at round 22" in server.log.read_text()
 
 
 def test_a_backup_is_put_back_over_a_log_that_was_left_behind(tmp_path, ask):

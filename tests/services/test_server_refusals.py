@@ -184,13 +184,6 @@ def test_enrolment_is_for_one_device(running):
     assert refusals.new() == {"version": 1, "malformed": 6, "oversized": 1}
 
 
-def test_check_ins_are_signed(running):
-    _, fleet, client, _ = running
-    assert client.post("/v1/checkin", fleet.sealed(1, 4, 0, b"", "check-in")).status == 204
-    assert client.post("/v1/checkin", fleet.sealed(1, 4, 0, b"", "report")).error == "bad_signature"
-    assert client.post("/v1/checkin", b"hello").error == "malformed"
-
-
 def test_only_the_operator_sees_the_status(running):
     _, _, client, _ = running
     for method, path in (

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import gzip
 import json
 import socket
 import ssl
@@ -283,27 +282,6 @@ def test_strangers_cannot_make_the_server_encode_for_ever(monkeypatch):
         service._cache.close()
 
     asyncio.run(ask())
-
-
-def test_models_are_packed_with_gzip_before_anybody_asks(quick):
-    """For devices that do without zstd: the whole model alone, once."""
-    _, _, client, _ = quick
-    plain = client.get("/v1/model/0")
-    whole = client.get("/v1/model/0", Accept_Encoding="gzip")
-    got = client.get("/v1/model/0?since=12", Accept_Encoding="gzip")
-    assert got.headers["etag"] == whole.headers["etag"], "the same document as for everyone"
-    packed = got.headers.get("content-encoding") == "gzip"
-    assert (gzip.decompress(got.body) if packed else got.body) == plain.body
-    items, changed = grown(5)
-    version = Version.prepared(ModelView(5, items[5]), changed)
-
-    async def ask():
-        service = Encodings(DocumentCache(8000))
-        changes = await service._encoded(version, 3, "gzip")
-        service._cache.close()
-        return changes
-
-    assert asyncio.run(ask()).coding == "identity", "nothing is packed when it is asked for"
 
 
 def test_what_stays_is_not_let_go():

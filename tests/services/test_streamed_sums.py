@@ -200,14 +200,6 @@ def test_a_seed_that_cannot_be_opened_is_left_out_at_once_and_named_in_the_end(w
     assert len(here.asked) == 1
 
 
-def test_who_is_left_out_cannot_send_another(world):
-    here = world()
-    here.report(3, record=here.keepers[3].record(here.terms, 0, sealed_for=(here.terms, 9, 0)))
-    here.report(*(n for n in FIRST if n != 3))
-    here.step()
-    assert here.report(3) == ["second_submission"]
-
-
 def test_a_helper_that_confirms_a_seed_and_cannot_open_it_later_costs_the_round(world):
     here = world(rounds=2)
     here.seeds_change = lambda told: Answer(200, "", b'{"which": []}')
@@ -255,14 +247,6 @@ def test_a_helper_that_tells_a_sum_of_no_numbers_costs_the_round_and_not_the_ser
     assert "another size" in here.events[0].trouble
     here.change = None
     assert finish(here, *EVERYONE) == ["goal"]
-
-
-def test_seeds_that_are_named_twice_are_left_out_once(world):
-    here = world()
-    here.report(*FIRST)
-    here.seeds_change = lambda told: Answer(200, "", b'{"which": [3, 3]}')
-    here.step()
-    assert list(here.kept()[1]) == [n for n in FIRST if n != 3]
 
 
 # --- the helper is away ---------------------------------------------------------------------------
@@ -315,19 +299,6 @@ def test_a_round_that_is_over_while_the_helper_is_away_waits_for_it(world):
 
 
 # --- a server that ends in between ----------------------------------------------------------------
-
-
-def test_a_server_that_starts_again_goes_on_with_its_sum(world):
-    here = world()
-    here.report(*FIRST)
-    here.step()
-    here.restart()
-    here.restart_proxy()
-    here.report(*range(PART, 30))
-    here.restart()
-    assert finish(here, *range(30, SOME)) == ["goal"]
-    assert np.array_equal(here.model(), one_round())
-    assert len(here.asked) == 1
 
 
 def test_a_server_killed_while_it_adds_up_counts_everybody_once(world, monkeypatch):

@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -29,7 +28,7 @@ from sottovoce.errors import (
 )
 from sottovoce.services.agent.process import Options, serve_devices
 from sottovoce.services.agent.user_agent import UserAgent
-from sottovoce.stores.orchestrator_folder import admit, create_orchestrator_folder, invite
+from sottovoce.stores.orchestrator_folder import admit, create_orchestrator_folder
 from sottovoce.stores.owner_folder import create_owner_folder, keep_admission
 from sottovoce.stores.user import UserStore
 from sottovoce.stores.user_door import UserDoor
@@ -145,26 +144,6 @@ def test_lost_answers_double_nothing(here, phone, lost):
     assert sum(r.interactions for r in rows) == 6
 
 
-def test_two_copies_of_a_store_in_use_at_once_lose_and_double_nothing(here, phone, tmp_path):
-    """Each ends the other's session, and both count from the same number on."""
-    phone.door.interact(0, 0, True, 0)
-    phone.send_all()
-    shutil.copytree(tmp_path / "phone", tmp_path / "tablet")
-    with (
-        UserStore.open(tmp_path / "tablet") as store,
-        UserAgent(store, sleep=at_once) as tablet,
-    ):
-        moment = 0
-        for several in (1, 3, 2, 4):
-            for agent in (phone, tablet):
-                for _ in range(several):
-                    moment += 1
-                    agent.door.interact(0, moment % 6, True, moment)
-                delivery = agent.send_all()
-                assert (delivery.waiting, delivery.refused, delivery.troubles) == (0, 0, {})
-    assert here.owners["alpha"].owner.counts()["taken"] == moment + 1
-
-
 def test_an_owner_that_takes_nothing_and_calls_it_old_is_given_up_for_this_time(here, phone):
     alpha = here.owners["alpha"]
 
@@ -203,17 +182,6 @@ def test_what_is_for_an_owner_that_is_away_waits_and_others_get_theirs(here, pho
     assert phone.send_all().waiting == 0
 
 
-def test_a_mind_changed_while_an_owner_is_away_is_obeyed(here, phone):
-    alpha = here.owners["alpha"]
-    alpha.refuse_first = 10**6
-    phone.door.interact(0, 0, True, 1)
-    phone.send_all()
-    alpha.refuse_first, alpha.bodies[:] = 0, []
-    phone.door.choose(0, Choice(refused_owners=("alpha",)))
-    delivery = phone.send_all()
-    assert (delivery.arrived, delivery.waiting, alpha.bodies) == (0, 0, [])
-
-
 def test_the_directory_goes_forward_and_only_by_the_issuers_word(here, phone):
     here.show(3)
     assert phone.refresh_directory()
@@ -250,14 +218,6 @@ def test_signed_nonsense_holds_nobody_up(here, phone):
     phone.door.interact(0, 0, True, 1)
     delivery = phone.send_all()
     assert (delivery.arrived, list(delivery.troubles)) == (1, ["orchestrator"])
-
-
-def test_an_owner_that_has_left_is_told_nothing(here, phone):
-    phone.door.interact(0, 4, True, 1)
-    here.show(2, owners=["alpha"])
-    delivery = phone.send_all()
-    assert (delivery.arrived, delivery.waiting) == (1, 0)
-    assert here.owners["beta"].bodies == []
 
 
 def test_another_key_in_the_owners_place_gets_nothing_readable(here, phone):
@@ -340,36 +300,6 @@ def test_recommendations_leave_out_what_she_has_seen_and_do_not_tell_it(here, ph
         phone.recommend(0, 3)
 
 
-def test_ending_a_stream_closes_the_block_at_the_owner(here, phone):
-    phone.door.interact(0, 0, False, 1)
-    phone.door.interact(0, 1, True, 2)
-    phone.send_all()
-    alpha = here.owners["alpha"]
-    assert alpha.owner.counts()["waiting"] == 0
-    assert phone.end_stream(0).waiting == 0
-    assert alpha.owner.counts()["waiting"] == 1
-
-
-def test_leaving_one_owner(here, phone):
-    for item in (0, 4, 9):
-        phone.door.interact(0, item, True, item)
-    phone.send_all()
-    alpha, beta = here.owners["alpha"], here.owners["beta"]
-    assert (users_at(alpha), users_at(beta)) == (1, 1)
-    assert phone.leave(0, "alpha").waiting == 0
-    assert (users_at(alpha), users_at(beta)) == (0, 1)
-    assert here.left == []
-    before = len(alpha.bodies)
-    phone.door.interact(0, 5, True, 20)
-    assert phone.send_all().arrived == 1
-    assert len(alpha.bodies) == before
-    # She comes back: she is somebody new there.
-    phone.door.choose(0, Choice())
-    phone.door.interact(0, 1, True, 30)
-    assert phone.send_all().arrived == 1
-    assert users_at(alpha) == 1
-
-
 def test_leaving_all_is_finished_when_everybody_was_told(here, phone):
     for item in (0, 9):
         phone.door.interact(0, item, True, item)
@@ -398,26 +328,6 @@ def test_an_owner_that_heard_of_her_departure_needs_no_further_word(here, phone)
     alpha.owner.request(0, -1, flush=False, departed=[SEVEN])
     delivery = phone.send_all()
     assert (delivery.waiting, delivery.troubles) == (0, {})
-
-
-def test_an_old_copy_of_a_store_loses_nothing_new(here, tmp_path):
-    import shutil
-
-    def send(path, moments):
-        with UserStore.open(path) as store, UserAgent(store, sleep=at_once) as agent:
-            for moment in moments:
-                agent.door.interact(0, moment % 2, bool(moment % 2), moment)
-            assert agent.send_all().waiting == 0
-
-    first, copy = tmp_path / "first", tmp_path / "copy"
-    with UserStore.join(first, here.invitation()) as store, UserAgent(store) as agent:
-        agent.refresh_directory()
-        agent.door.choose(0, Choice())
-    send(first, range(4))
-    shutil.copytree(first, copy)
-    send(first, range(4, 10))
-    send(copy, range(10, 30))
-    assert here.owners["alpha"].owner.counts()["taken"] == 30
 
 
 def test_an_orchestrator_that_never_answered_is_one_sentence(here, tmp_path):
@@ -623,43 +533,6 @@ def test_real_parties_and_an_owner_that_is_killed_while_users_send(tmp_path):
         for one in running[1:]:
             one.stop()
         assert taken(folders) == messages
-
-
-@pytest.mark.slow
-def test_a_phone_among_real_parties(tmp_path):
-    with federation(tmp_path, owners=2, items=20) as (orchestrator, store, front, *_):
-        (card,) = invite(orchestrator, store, 1, front.url)
-        with UserStore.join(tmp_path / "phone", card) as phone, UserAgent(phone) as agent:
-            agent.refresh_directory()
-            agent.door.choose(0, Choice())
-            for moment in range(10):
-                agent.door.interact(0, moment, bool(moment % 2), moment)
-            delivery = agent.send_all()
-            assert (delivery.arrived, delivery.waiting, delivery.troubles) == (10, 0, {})
-            found = agent.recommend(0, 20)
-            assert sorted(one.item for one in found) == list(range(10, 20))
-            assert agent.end_stream(0).arrived == 2
-            delivery = agent.leave(0)
-            assert (delivery.waiting, delivery.troubles) == (0, {})
-            assert store.departed() == [phone.person(0).given.user]
-
-
-@pytest.mark.slow
-def test_a_hundred_thousand_messages_of_a_thousand_users(tmp_path):
-    with federation(tmp_path, items=400) as (orchestrator, store, front, folders, running, _):
-        crowd, agent, messages = trial_store(
-            tmp_path / "crowd", orchestrator, store, front, 1000, 100
-        )
-        assert messages == 100_000
-        with crowd, agent:
-            start, cpu = time.monotonic(), time.process_time()
-            delivery = agent.send_all()
-            wall, cpu = time.monotonic() - start, time.process_time() - cpu
-        assert (delivery.arrived, delivery.waiting, delivery.troubles) == (messages, 0, {})
-        for one in running:
-            one.stop()
-        assert taken(folders) == messages
-        print(f"{messages:,} messages in {wall:.1f} s, {cpu:.1f} s of them the users' own work")
 
 
 def test_a_service_brings_what_waits_until_nothing_does(here, tmp_path, capsys):

@@ -286,16 +286,6 @@ def test_one_change_waits_at_a_time_and_may_be_withdrawn(town):
     assert here.read(amending.history) == []
 
 
-def test_the_same_click_twice_proposes_once(town):
-    here = town()
-    table = here.folder.plan.terms.to_table()
-    table = table | {"algorithm": table["algorithm"] | {"learning_rate": 0.07}}
-    first = here.acts.propose(table, key="click")
-    assert here.step() == ["amended"]
-    assert here.acts.propose(table, key="click") == first
-    assert here.step() == []
-
-
 def secure(**changes):
     link = SecureSum(min_devices=3, url="https://h:1", authority="a", key="ab" * 32, bits=64)
     return gram(link=replace(link, **changes))

@@ -502,18 +502,6 @@ def test_who_is_shut_out_is_not_asked_and_not_heard(world):
     assert len(here.active()) == 8
 
 
-def test_an_invitation_that_was_not_used_can_be_withdrawn(world):
-    here, token, key = world(), secrets.token_bytes(32), secrets.token_bytes(32)
-    with here.database.writing() as link:
-        roster.invite(link, [20], [token])
-    assert acting(here.database).shut_out([20, 20]) == {"numbers": [20]}
-    with here.database.writing() as link:
-        assert roster.enrol(link, token, key) is None
-    acting(here.database).readmit([20])
-    with here.database.writing() as link:
-        assert roster.enrol(link, token, key) == 20
-
-
 def test_a_database_that_was_set_back_skips_what_devices_have_seen(world):
     """The model stays, its number is new, and nothing that was there before counts."""
     here = world(rounds=9)

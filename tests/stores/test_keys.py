@@ -89,19 +89,6 @@ def test_a_device_that_has_the_authority_gets_in_under_every_name(made):
         assert handshake(server, client, name) is None
 
 
-def test_a_certificate_for_another_host_is_refused(made):
-    server, client = keys.server_context(made), keys.device_context(keys.authority_pem(made))
-    error = handshake(server, client, "elsewhere.example.org")
-    assert isinstance(error, ssl.SSLCertVerificationError)
-
-
-def test_another_authority_is_refused(made, tmp_path):
-    keys.init_keys(tmp_path / "other")
-    client = keys.device_context(keys.authority_pem(tmp_path / "other"))
-    error = handshake(keys.server_context(made), client, "localhost")
-    assert isinstance(error, ssl.SSLCertVerificationError)
-
-
 def test_init_twice_refuses_and_changes_nothing(folder):
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
     with pytest.raises(KeyTrouble, match=r"has keys already .* not overwritten"):

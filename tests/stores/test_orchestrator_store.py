@@ -276,19 +276,6 @@ def test_items_come_and_go_and_keep_their_rows(peopled):
     assert [o.items for o in peopled.owners()] == [(0,), (2, 3)]
 
 
-def test_the_catalogue_only_becomes_longer(peopled):
-    with pytest.raises(UsageError, match="longer"):
-        peopled.set_catalogue(ITEMS[:-1])
-    with pytest.raises(UsageError, match="longer"):
-        peopled.set_catalogue(("new", *ITEMS))
-    version = peopled.directory_version
-    peopled.set_catalogue(ITEMS)
-    assert peopled.directory_version == version
-    peopled.set_catalogue((*ITEMS, "item 6"))
-    peopled.set_items(1, [6])
-    assert 6 in peopled.recommend(0, 9)[0]
-
-
 def test_the_directory_is_newer_with_every_change_that_it_shows(peopled):
     issuer = Issuer("town")
     seen = []

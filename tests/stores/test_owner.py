@@ -658,35 +658,6 @@ def test_an_owner_is_made_whole_or_not_at_all(tmp_path, monkeypatch):
 # --- messages -------------------------------------------------------------------------------------
 
 
-def test_what_is_wrong_with_a_message_is_said_and_the_rest_is_taken(owner):
-    person = Person(5)
-    assert person.enter(owner) == Taken(0, 1, 0, ())
-    good = person.seal("negative", 1, 10)
-    messages = [
-        good, good, b"", bytes(53), person.seal("positive", 77, 11), person.seal("positive", 2, 9),
-        person.seal("positive", 2, 10, sequence=1),
-        person.seal("positive", 3, 12, sequence=1 << 63), person.seal("positive", 3, 12),
-    ]  # fmt: skip
-    answer = owner.take(person.session, messages)
-    words = ((2, "tag"), (4, "item"), (5, "time"), (7, "sequence"))
-    # A message of zeros has the first place of the session, which was taken long ago.
-    assert answer == Taken(4, 2, 3, words)
-    assert owner._known().owner.stream(5) == (12, (1,), (3,))
-    counts = owner.counts()
-    assert {name: n for name, n in counts.items() if name.startswith("refused")} == {
-        f"refused_{word}": 1 for _, word in words
-    }
-    assert (counts["taken"], counts["repeated"]) == (3, 3)
-
-
-def test_messages_of_another_session_have_the_wrong_tag(owner):
-    one, other = Person(1), Person(2)
-    one.enter(owner)
-    other.enter(owner)
-    assert owner.take(one.session, [other.seal("positive", 1, 1)]).refused == ((0, "tag"),)
-    assert owner.take(other.session, [other.seal("positive", 1, 1)]).taken == 1
-
-
 def test_several_sessions_go_to_the_disk_together(owner):
     people = [Person(n) for n in range(3)]
     for person in people[:2]:
@@ -754,7 +725,6 @@ def test_ten_thousand_interactions_take_little_writing_and_space(owner):
     for sealed in long[50:]:
         assert owner.take(person.session, sealed).taken == 50
     first, second = half - begun, bytes_written() - half
-    print(first, second)
     assert second < 2 * first, "what there is already is not written again"
     written = sum(p.stat().st_size for p in owner._store.path.parent.iterdir())
     assert written < 20e6
@@ -762,75 +732,6 @@ def test_ten_thousand_interactions_take_little_writing_and_space(owner):
 
 
 # --- sessions -------------------------------------------------------------------------------------
-
-
-def test_a_stranger_with_her_pass_cannot_push_her_out(owner):
-    person = Person(7)
-    person.enter(owner)
-    sender = person.sender
-    for _ in range(20):
-        offer, hello = person.knock(owner, keys=Identity())
-        with pytest.raises(MessageError, match="not sealed for this session"):
-            owner.accept(offer, hello, person.seal("leave", sequence=99))
-    person.sender = sender
-    assert person.say(owner, ("positive", 1, 1)).taken == 1
-    assert owner.counts()["sessions"] == 1
-
-
-def test_a_stranger_does_not_even_admit_her(owner):
-    offer, hello = Person(7).knock(owner, keys=Identity())
-    with pytest.raises(MessageError):
-        owner.accept(offer, hello, bytes(53))
-    assert owner.counts()["users"] == 0
-
-
-def test_her_next_session_ends_the_one_before(owner):
-    person = Person(7)
-    person.enter(owner)
-    old = person.session
-    assert person.enter(owner).taken == 1
-    with pytest.raises(UnknownSession, match="begin another"):
-        owner.take(old, [])
-    assert owner.counts()["sessions"] == 1
-
-
-def test_the_first_message_is_not_taken_by_accepting(owner):
-    person = Person(7)
-    offer, hello = person.knock(owner)
-    first = person.seal("negative", 1, 1)
-    session = owner.accept(offer, hello, first)
-    assert owner.counts()["users"] == 0
-    assert owner.take(session, [first]) == Taken(0, 1, 0, ())
-    assert owner.take(session, [first]) == Taken(0, 0, 1, ())
-
-
-def test_passes_of_others_are_refused(owner):
-    person = Person(7)
-    keys = person.keys.public
-    wrong = [
-        Issuer("spring").admit(7, keys),
-        Issuer("autumn", ISSUER.private_bytes()).admit(7, keys),
-        replace(person.given, user=8),
-        replace(person.given, public=Identity().public),
-        replace(person.given, signature=bytes(64)),
-    ]
-    for given_ in wrong:
-        with pytest.raises(KeyTrouble, match="not signed by this federation's issuer"):
-            owner.offer(given_)
-    assert not owner._door._offers
-
-
-def test_an_offer_is_good_once(owner):
-    person = Person(7)
-    offer, hello = person.knock(owner)
-    first = person.seal("end")
-    owner.accept(offer, hello, first)
-    for name in (offer, bytes(16), b""):
-        with pytest.raises(UnknownSession, match="no such offer"):
-            owner.accept(name, hello, first)
-    offer, _ = person.knock(owner)
-    with pytest.raises(KeyTrouble, match="not good"):
-        owner.accept(offer, bytes(32), first)
 
 
 def test_offers_and_sessions_are_bounded_and_the_oldest_goes(owner, monkeypatch):
@@ -861,19 +762,6 @@ def test_offers_and_sessions_are_bounded_and_the_oldest_goes(owner, monkeypatch)
         owner.take(people[0].session, [])
 
 
-def test_duplicates_are_known_in_a_later_session(tmp_path, owner):
-    person = Person(7)
-    person.enter(owner, "negative", 1, 1)
-    person.say(owner, ("positive", 2, 2))
-    owner = reopened(owner, tmp_path / "o")
-    person.said = 0
-    assert person.enter(owner, "negative", 1, 1) == Taken(1, 0, 1, ())
-    answer = person.say(owner, ("positive", 2, 2), ("positive", 3, 3))
-    assert answer == Taken(2, 1, 1, ())
-    assert owner._known().owner.stream(7) == (3, (1,), (2, 3))
-    owner.close()
-
-
 # --- rounds ---------------------------------------------------------------------------------------
 
 
@@ -883,25 +771,6 @@ def ready(owner, *numbers):
         person.enter(owner)
         fill(person, owner)
     return people
-
-
-def test_an_update_is_asked_for_until_it_is_counted(tmp_path, owner):
-    assert owner.request(0, -1, flush=False) is None
-    (one, _) = ready(owner, 1, 2)
-    assert as_lists(owner.request(1, -1, flush=False)) == ([1, 2], [0, 1])
-    fill(one, owner, first=5)
-    for _ in range(2):  # the same round again, whatever came in between
-        assert as_lists(owner.request(1, -1, flush=False)) == ([1, 2], [0, 1])
-        assert owner.counts()["asked"] == 2
-        owner = reopened(owner, tmp_path / "o")
-    owner.request(2, -1, flush=False)
-    assert owner.counts()["asked"] == 3, "nobody counted it"
-    assert owner.request(3, 2, flush=False) is None
-    counts = owner.counts()
-    assert (counts["asked"], counts["waiting"]) == (0, 0)
-    assert (counts["counted"], counts["returned"]) == (1, 1)
-    assert owner.request(4, 2, flush=True) is None
-    owner.close()
 
 
 def test_a_count_of_a_round_in_which_it_was_silent_changes_nothing(owner):
@@ -926,27 +795,6 @@ def test_a_late_copy_of_a_question_takes_nothing_from_anybody(tmp_path, owner):
     assert owner.counts()["waiting"] == 1
     assert owner.request(3, 1, flush=True) is not None
     owner.close()
-
-
-def test_a_flush_ends_streams_once_in_a_round(owner):
-    person = Person(1)
-    person.enter(owner, "negative", 0, 5)
-    person.say(owner, ("positive", 1, 6))
-    assert owner.request(0, -1, flush=False) is None
-    request = owner.request(0, -1, flush=True)
-    assert as_lists(request) == ([1], [0, 1])
-    assert person.say(owner, ("negative", 2, 1), ("positive", 3, 2)).taken == 2, "clocks are reset"
-    assert as_lists(owner.request(0, -1, flush=True)) == as_lists(request)
-    assert owner._known().owner.stream(1) == (2, (2,), (3,))
-    assert as_lists(owner.request(1, 0, flush=True)) == ([1], [2, 3])
-    assert owner.counts()["streams"] == 0
-
-
-def test_a_round_that_is_made_again_with_a_flush_has_everything(owner):
-    (one, _) = ready(owner, 1, 2)
-    one.say(owner, ("positive", 5, 9))
-    assert as_lists(owner.request(0, -1, flush=False)) == ([1, 2], [0, 1])
-    assert as_lists(owner.request(0, -1, flush=True)) == ([1, 2], [0, 1, 5])
 
 
 def test_rows_must_be_those_that_were_asked_for(owner):
@@ -979,35 +827,6 @@ def test_users_who_left_the_federation_are_forgotten_in_every_round(owner):
     assert as_lists(owner.request(1, -1, flush=True, departed=[2, 99])) == ([1], [0, 1])
     assert owner.counts()["users"] == 1
     assert one.say(owner, ("negative", 1, 9)).taken == 1
-
-
-def test_gradients_go_on_without_who_left_since(owner):
-    one, two = ready(owner, 1, 2)
-    rows = rows_for(owner.request(0, -1, flush=False))
-    two.say(owner, ("leave",))
-    assert owner.gradients(0, rows).users.tolist() == [1]
-    assert as_lists(owner.request(0, -1, flush=False)) == ([1], [0, 1])
-    one.say(owner, ("leave",))
-    assert owner.gradients(0, rows) is None
-    assert owner.request(0, -1, flush=False) is None
-    assert owner.request(1, 0, flush=True) is None
-
-
-def test_items_are_withdrawn_from_what_was_asked_for(tmp_path, owner):
-    one, two = ready(owner, 1, 2)
-    two.say(owner, ("positive", 4, 5), ("negative", 3, 6))
-    rows = rows_for(owner.request(0, -1, flush=False))
-    one.say(owner, ("negative", 5, 9), ("positive", 1, 10), ("positive", 6, 11))
-    one.say(owner, ("negative", 7, 12), ("positive", 1, 13))
-    owner.withdraw_items([1])
-    owner = reopened(owner, tmp_path / "o")
-    memory = owner._known()
-    assert by_user(memory.owner.asked) == {2: [((0,), (4,))]}
-    assert owner.gradients(0, rows).items.tolist() == [0, 4]
-    assert by_user(memory.owner.saved) == {1: [((0, 5), (6,))]}
-    assert memory.owner.stream(1) == (13, (7,), ())
-    assert as_lists(owner.request(1, 0, flush=True)) == ([1], [0, 5, 6])
-    owner.close()
 
 
 def test_blocks_that_come_later_are_not_those_that_were_asked_for(tmp_path, owner):
@@ -1161,11 +980,6 @@ def test_traces_that_could_not_be_erased_are_erased_before_the_next_round(tmp_pa
     owner.request(0, -1, flush=True, departed=[3])
     assert traces(tmp_path / "o") == 0
     owner.close()
-
-
-def test_forgetting_somebody_who_was_never_there_is_no_error(owner):
-    owner.forget(12345)
-    assert owner.counts()["users"] == 0
 
 
 def test_who_has_nothing_here_leaves_without_the_store_being_written_anew(owner, monkeypatch):

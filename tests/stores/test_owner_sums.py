@@ -169,29 +169,6 @@ def test_what_was_not_counted_is_sent_as_it_was_and_never_with_one_more(house):
     assert house.owner.counts()["withheld"] == 0
 
 
-def test_until_it_is_counted_an_owner_goes_on_as_if_it_were(house, tmp_path):
-    other = House(tmp_path / "other")
-    for each in (house, other):
-        each.block(0, 1, 2)
-        each.block(1, 1, 2)
-    house.ask()
-    other.orchestrator.fold(other.ask())
-    for each, counted in ((house, -1), (other, other.round)):
-        each.block(2, 1, 2)
-        each.ask(counted=counted)
-    assert house.owner.vector(2).tobytes() == other.owner.vector(2).tobytes()
-    other.owner.close()
-
-
-def test_nothing_is_lost_where_the_question_came_and_the_rows_did_not(house):
-    house.block(0, 1, 2)
-    house.block(1, 1, 2)
-    house.round += 1
-    house.owner.request(house.round, -1, flush=False)
-    house.restart()
-    assert house.ask().item_rows[[1, 2]].any(axis=1).all()
-
-
 def test_an_owner_speaks_in_every_round_and_not_without_items(house):
     for _ in range(3):
         found = house.ask(counted=house.round if house.round else -1)

@@ -30,7 +30,7 @@ from sottovoce.parties.leaving import body_of
 from sottovoce.stores.user import UserStore
 from sottovoce.stores.user_door import UserDoor
 from sottovoce.wire.directory import Directory, OwnerEntry
-from sottovoce.wire.interactions import SEALED_BYTES, Identity, Offer
+from sottovoce.wire.interactions import Identity, Offer
 from sottovoce.wire.passes import PASS_BYTES, Issuer
 from sottovoce.wire.silo_files import UserInvitation
 
@@ -292,29 +292,6 @@ def test_the_database_itself_forgets_nothing_that_left(place):
 # --- who is told what ----------------------------------------------------------------------------
 
 
-def test_each_owner_of_an_item_is_told_and_nobody_else(place):
-    store, door = place
-    assert door.interact(0, 0, True, 1).messages == 1
-    assert door.interact(0, 2, False, 2).messages == 2
-    assert door.interact(0, 7, True, 3).at_home == 1
-    alpha, beta = OwnerSide(), OwnerSide()
-    deliver(door, 0, ALPHA, alpha)
-    deliver(door, 0, BETA, beta)
-    assert alpha.taken == [("positive", 0, 1), ("negative", 2, 2)]
-    assert beta.taken == [("negative", 2, 2)]
-    assert store.seen(0) == {0, 2, 7}
-
-
-def test_refused_owners_see_nothing(place):
-    store, door = place
-    door.choose(0, Choice(refused_owners=("alpha",)))
-    assert door.interact(0, 0, True, 1).at_home == 1
-    assert door.interact(0, 2, True, 2).messages == 1
-    assert door.pairs() == [(0, BETA)]
-    assert door.introduce(0, ALPHA) is None
-    assert [r.party for r in store.ledger()] == []
-
-
 def test_of_what_she_never_sends_nobody_is_told_and_nothing_waits(place):
     store, door = place
     for item in range(3):
@@ -492,21 +469,6 @@ def test_what_is_sealed_opens_at_its_owner_alone_with_the_users_number(tmp_path)
         assert row.epsilon == math.inf
 
 
-def test_an_unanswered_message_goes_again_under_its_number_and_counts_once(place):
-    store, door = place
-    side = OwnerSide()
-    for time in range(5):
-        door.interact(0, 0, bool(time % 2), time)
-    side.take(door.depart(0, ALPHA, 3, 0))  # the answer is lost
-    deliver(door, 0, ALPHA, side, most=2)
-    assert [time for _, _, time in side.taken] == [0, 1, 2, 3, 4]
-    assert states(store)[ALPHA] == {"arrived": 5}
-    rows = [r for r in store.ledger() if r.what == "interactions"]
-    assert sum(r.interactions for r in rows) == 5
-    assert sum(r.messages for r in rows) == 8
-    assert sum(r.bytes for r in rows) == 8 * SEALED_BYTES + 16 * (len(rows) - 1)
-
-
 @pytest.mark.parametrize("known", [3, 7, 8, 30])
 def test_an_old_copy_of_a_store_puts_its_messages_behind_the_owners_numbers(place, known):
     """The store was put back from a copy: it gives out numbers that the owner has seen."""
@@ -557,21 +519,6 @@ def test_what_did_not_open_is_told_already_where_it_was_sent_before_and_the_owne
     settled = door.settle(door.depart(0, ALPHA, 10, 0), Receipt(1, 0, wrong))
     assert (settled.arrived, settled.open, settled.again) == (2, 1, True)
     assert [m.time for m in door.depart(0, ALPHA, 10, 0).messages] == [2]
-
-
-def test_what_was_turned_away_has_not_arrived_though_others_use_its_number(place):
-    """Two copies of a store in two places: the other one ended this one's session."""
-    store, door = place
-    side = OwnerSide()
-    for time in range(3):
-        door.interact(0, 0, True, time)
-    door.turned_away(door.depart(0, ALPHA, 10, 0))
-    side.last = 1  # so many has the other one told meanwhile
-    deliver(door, 0, ALPHA, side, most=1)
-    assert [time for _, _, time in side.taken] == [0, 1, 2]
-    assert states(store)[ALPHA] == {"arrived": 3}
-    rows = [r for r in store.ledger() if r.what == "interactions"]
-    assert sum(r.interactions for r in rows) == 3
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
@@ -711,22 +658,6 @@ def test_a_leave_that_the_owner_took_for_old_is_said_again(place):
     assert door.settle(first, side.take(first)).open == 1
     deliver(door, 0, ALPHA, side)
     assert side.last == -1
-
-
-def test_leaving_the_federation_is_said_to_all_who_were_told_anything(place):
-    store, door = place
-    deliver_to = OwnerSide()
-    door.interact(0, 0, True, 1)
-    deliver(door, 0, ALPHA, deliver_to)
-    door.interact(0, 4, True, 2)  # beta was never told
-    assert door.leave(0) == ["alpha"]
-    assert store.departing() == [0]
-    assert not store.choice(0).takes_part
-    assert states(store)[BETA] == {"dropped": 1}
-    with pytest.raises(UsageError, match="joins it anew"):
-        door.choose(0, EVERYBODY)
-    with pytest.raises(ConsentError):
-        door.asking(0, bytes(10))
 
 
 def test_who_was_never_enrolled_leaves_without_a_word(tmp_path):

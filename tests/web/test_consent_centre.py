@@ -6,13 +6,11 @@ import csv
 import hashlib
 import io
 import json
-import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from chromium import serious
 from consent_world import GramTown, gram_terms, newcomer
 from playwright.sync_api import expect
 
@@ -173,103 +171,6 @@ def test_a_new_user_sees_chooses_sends_stops_and_deletes(browser, town, tmp_path
         here = page.url
         assert all(one.startswith((here, "blob:", "data:")) or "/open?key=" in one for one in asked)
         assert problems == []
-
-
-MEASURE = """() => {
-    const found = performance.getEntriesByType("resource").concat(
-        performance.getEntriesByType("navigation"));
-    return {whole: found.reduce((sum, one) => sum + one.decodedBodySize, 0),
-            sent: found.reduce((sum, one) => sum + one.transferSize, 0)};
-}"""
-
-
-def test_it_is_small(browser, town, tmp_path):
-    with centre(tmp_path / "me") as (url, _), browser.new_context() as context:
-        page = context.new_page()
-        page.goto(url)
-        page.wait_for_selector("[data-ready]")
-        found = page.evaluate(MEASURE)
-        assert found["sent"] < found["whole"] <= 150_000
-
-
-@pytest.mark.parametrize("look", [{}, {"color_scheme": "dark"}, {"width": 360}], ids=str)
-def test_the_real_page_has_no_serious_finding(browser, town, tmp_path, look):
-    size = {"width": look.get("width", 1100), "height": 900}
-    scheme = look.get("color_scheme", "light")
-    with (
-        centre(tmp_path / "me") as (url, _),
-        browser.new_context(viewport=size, color_scheme=scheme) as context,
-    ):
-        page = context.new_page()
-        page.goto(url)
-        page.wait_for_selector("[data-ready]")
-        assert serious(page) == []
-        part(page, "terms").get_by_role("button", name="Ask for the terms").click()
-        part(page, "terms").get_by_role("button", name="Agree to these terms").click()
-        part(page, "choices").get_by_role("switch", name="Take part").click()
-        part(page, "choices").get_by_text("Low voice").first.click()
-        part(page, "choices").get_by_role("button", name="Keep this choice").click()
-        look_at = look_again(page)
-        assert look_at["ready"]
-        press(page)
-        look_again(page)
-        assert serious(page) == []
-        wide = page.evaluate("document.documentElement.scrollWidth")
-        assert wide <= size["width"]
-
-
-def test_every_task_by_keyboard_alone(browser, town, tmp_path):
-    """The same way with Tab, Space, Enter and arrows; no mouse."""
-    with centre(tmp_path / "me") as (url, _), browser.new_context() as context:
-        page = context.new_page()
-        page.goto(url)
-        page.wait_for_selector("[data-ready]")
-
-        def reach(role, name, section):
-            target = part(page, section).get_by_role(role, name=name).first
-            expect(target).to_be_enabled()
-            for _ in range(200):
-                if target.evaluate("one => one === document.activeElement"):
-                    return
-                page.keyboard.press("Tab")
-            raise AssertionError(f"{name} cannot be reached")
-
-        reach("button", "Ask for the terms", "terms")
-        page.keyboard.press("Enter")
-        expect(part(page, "terms")).to_contain_text("Agree to these terms")
-        reach("button", "Agree to these terms", "terms")
-        page.keyboard.press("Enter")
-        expect(part(page, "terms")).to_contain_text("You have agreed")
-        reach("switch", "Take part", "choices")
-        page.keyboard.press("Space")
-        reach("spinbutton", "", "choices")
-        page.keyboard.press("Control+a")
-        page.keyboard.type("1")
-        reach("button", "Keep this choice", "choices")
-        page.keyboard.press("Enter")
-        expect(part(page, "stands")).not_to_contain_text("do not take part")
-        for keys in ("/v1/enrol", "/v1/reports"):
-            reach("button", re.compile("would leave|Look again"), "preview")
-            with page.expect_response("**/api/preview"):
-                page.keyboard.press("Enter")
-            reach("button", "Send exactly this", "preview")
-            with page.expect_response("**/api/send"):
-                page.keyboard.press("Enter")
-            assert len(town.bodies(keys)) == 1
-        reach("switch", re.compile("Food"), "never")
-        with page.expect_response("**/api/choose"):
-            page.keyboard.press("Space")
-        reach("button", "Stop now", "stop")
-        page.keyboard.press("Space")
-        expect(part(page, "stands")).to_contain_text("left this device")
-        reach("button", "Forget everything here", "stop")
-        page.keyboard.press("Enter")
-        expect(page.locator("dialog[open]")).to_be_visible()
-        page.keyboard.type("delete")
-        page.keyboard.press("Tab")
-        page.keyboard.press("Tab")
-        page.keyboard.press("Enter")
-        expect(page.locator("main")).to_contain_text("There is no store here")
 
 
 def confirm(page):

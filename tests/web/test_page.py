@@ -150,12 +150,6 @@ def test_a_limit_that_stops_everything_is_objected_to_before_it_is_kept(page):
     expect(page.locator("#choices .objection")).to_have_text(objection)
 
 
-def test_no_limit_is_a_choice(page, mock):
-    page.get_by_role("checkbox", name=t("page.no_limit")).check()
-    page.get_by_role("button", name=t("page.keep")).click()
-    until(lambda: mock.shops[0].choice["total_epsilon"] is None)
-
-
 def test_recommendations_before_and_after(page):
     page.get_by_role("radio", name=t("step.loud")).check()
     page.get_by_role("button", name=t("page.recommend_button")).click()

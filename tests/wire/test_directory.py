@@ -1,7 +1,7 @@
 """The public directory: believed where the issuer signed it, refused with a sentence otherwise."""
 
 import json
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -182,9 +182,3 @@ def test_owners_and_items_are_found_by_name_and_number():
 def test_what_cannot_be_is_refused(owners, why):
     with pytest.raises(DataError, match=why):
         directory(owners)
-
-
-def test_an_entry_goes_through_a_table():
-    owner = BOTH.owners[0]
-    assert OwnerEntry.from_table(json.loads(json.dumps(owner.to_table()))) == owner
-    assert asdict(owner)["public"] == KEYS

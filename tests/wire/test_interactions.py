@@ -84,9 +84,9 @@ def test_a_lost_message_stops_nothing():
     assert receiver.open(sender.seal(1, "positive", 2, 0)).sequence == 1
 
 
-def test_nonces_are_unique_over_a_million_messages():
+def test_nonces_are_unique_over_many_messages():
     sender, receiver = session()
-    nonces, count = set(), 1_000_000
+    nonces, count = set(), 20_000
     for k in range(count):
         sealed = sender.seal(k, "negative" if k % 2 else "positive", k, k)
         nonces.add(sealed[:NONCE_BYTES])

@@ -3,26 +3,13 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from sottovoce.errors import KeyTrouble, MessageError
 from sottovoce.wire.interactions import Identity
-from sottovoce.wire.passes import PASS_BYTES, Issuer, Pass, check_signature
+from sottovoce.wire.passes import Issuer, Pass, check_signature
 
 ISSUER = Issuer("spring")
 PUBLIC = Identity().public
-
-
-@given(user=st.integers(0, 2**32 - 1))
-def test_a_pass_is_read_back_and_believed(user):
-    given_ = ISSUER.admit(user, PUBLIC)
-    content = given_.encode()
-    assert len(content) == PASS_BYTES == 104
-    again = Pass.decode(content)
-    assert again == given_
-    assert (again.user, again.public) == (user, PUBLIC)
-    again.check(ISSUER.public, "spring")
 
 
 def test_a_pass_with_any_flipped_bit_is_not_believed():
@@ -55,14 +42,6 @@ def test_a_pass_of_another_issuer_or_federation_is_not_believed(issuer, federati
 def test_signatures_that_are_none_are_not_believed(signature):
     with pytest.raises(KeyTrouble, match="not signed"):
         replace(ISSUER.admit(7, PUBLIC), signature=signature).check(ISSUER.public, "spring")
-
-
-@pytest.mark.parametrize(
-    "content", [b"", b"SVP1", bytes(PASS_BYTES), b"SVP2" + bytes(100), b"SVP1" + bytes(101)]
-)
-def test_what_is_no_pass_is_refused(content):
-    with pytest.raises(MessageError, match="a pass has 104 bytes and begins with SVP1"):
-        Pass.decode(content)
 
 
 @pytest.mark.parametrize("user", [-1, 2**32])

@@ -1,19 +1,15 @@
 """The files with which owners and users join: what is written is read again, and what is wrong is
 said in one sentence."""
 
-import contextlib
-import json
 import os
 import stat
 
 import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ed25519
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from sottovoce.algorithms.drift.system import DRIFTConfig
-from sottovoce.errors import SottovoceError, UsageError, VersionMismatch
+from sottovoce.errors import UsageError, VersionMismatch
 from sottovoce.stores.allotment import identity_of_file
 from sottovoce.stores.keys import authority_pem, init_keys, node_keys
 from sottovoce.wire.silo_files import (
@@ -238,25 +234,3 @@ def test_items_are_found_by_name(samples):
     assert federation.numbers(["b", "Älter", "b"]) == (0, 1)
     with pytest.raises(UsageError, match="'c' is not in the federation's catalogue, nor are 1"):
         federation.numbers(["b", "c", "d"])
-
-
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=8),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner),
-    max_leaves=6,
-)
-
-
-@settings(
-    deadline=None,
-    max_examples=150,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-)
-@given(data=st.data())
-def test_whatever_stands_in_a_file_is_read_or_refused(samples, data):
-    sample = samples[data.draw(st.sampled_from(KINDS))]
-    table = json.loads(json.dumps(sample.to_table()))
-    table[data.draw(st.sampled_from(sorted(table)))] = data.draw(JSON)
-    with contextlib.suppress(SottovoceError):
-        found = type(sample).from_table(table)
-        assert type(sample).from_table(found.to_table()) == found

@@ -112,25 +112,3 @@ def test_a_small_message_takes_neither_memory_nor_time(name):
         assert tracemalloc.get_traced_memory()[1] < 1 << 22
     finally:
         tracemalloc.stop()
-
-
-@settings(max_examples=150, deadline=None)
-@given(
-    size=st.integers(0, 3000),
-    checked=st.booleans(),
-    changes=st.lists(st.tuples(st.integers(0, 40), st.integers(0, 255)), max_size=3),
-    cut=st.integers(0, 20),
-)
-def test_a_damaged_message_is_refused_or_read_by_another_library_too(size, checked, changes, cut):
-    options = {
-        LIBRARY.CompressionParameter.checksum_flag: checked,
-        LIBRARY.CompressionParameter.compression_level: 3,
-    }
-    packed = bytearray(LIBRARY.compress(PLAIN[:size], options=options))
-    for place, value in changes:
-        packed[place % len(packed)] = value
-    damaged = bytes(packed[: len(packed) - cut])
-    found = outcome(damaged, 5000)
-    if found is not ValueError:
-        with pa.CompressedInputStream(pa.BufferReader(damaged), "zstd") as source:
-            assert source.read(5000) == found

@@ -412,28 +412,6 @@ def test_the_model_is_the_simulations_whatever_is_lost_doubled_or_killed(
     town.close()
 
 
-def test_an_update_is_not_counted_twice_where_the_conductor_is_killed_before_it_tells(town):
-    town.block(0, 1)
-    town.block(1, 1)
-    real = town.store.close_round
-
-    def close(*given, **named):
-        real(*given, **named)
-        raise Crash
-
-    town.store.close_round = close
-    with pytest.raises(Crash):
-        town.conduct(Office(town))
-    town.reopen_store()
-    once = town.model()
-    assert town.store.counted(1) == 0
-    assert town.owners[1].counts()["asked"] == 2
-    town.conduct(Office(town), 2)
-    assert same(town.model(), once)
-    assert town.owners[1].counts()["asked"] == 0
-    assert [r.updated for r in town.store.rounds()] == [("bora",), (), ()]
-
-
 def test_a_question_that_was_overtaken_takes_nothing_from_anybody(town):
     """The one of round 0 comes once more when round 0 was counted and there are new blocks."""
     office = Office(town)
@@ -486,27 +464,6 @@ def test_a_silent_owner_is_named_and_nobody_waits_for_it_for_ever(town):
     status = read_status(town.store.folder)
     assert (status["silent"], status["state"], status["round"]) == ([], "finished", 5)
     assert status["online"] == list(HOLDINGS)
-
-
-@pytest.mark.parametrize("how", ["lost", "mute"])
-def test_an_owner_that_missed_a_flush_is_told_of_it_in_the_next_round(town, how):
-    asked = []
-
-    def fault(number, kind, query):
-        asked.append((query.round, number, kind == "query" and query.flush))
-        return how if (number, query.round) == (1, 0) else None
-
-    for number, items in ((0, (1, 4)), (1, (1, 2))):
-        town.say(0, number, "negative", items[0])
-        town.say(0, number, "positive", items[1])
-    town.store.request_flush()
-    town.conduct(Office(town, fault), 3)
-    records = town.store.rounds()
-    assert [r.flush for r in records] == [True, False, False]
-    assert [r.silent for r in records] == [("bora",), (), ()]
-    assert [r.updated for r in records] == [("alba",), ("bora",), ()]
-    told = {(round, number) for round, number, flush in asked if flush}
-    assert told == {(0, 0), (0, 1), (0, 2), (1, 1)}
 
 
 def test_the_owners_of_a_round_do_not_make_each_other_stale(folder):
@@ -578,30 +535,6 @@ def test_rounds_wait_for_owners_as_long_as_they_are_told_to(town):
     town.conduct(office, 1, patience_seconds=60.0)
     assert 30.0 <= office.time < 33.0
     assert town.store.rounds()[-1].silent == ()
-
-
-@pytest.mark.parametrize("kind", ["query", "train"])
-@pytest.mark.parametrize("how", ["restart", "errors"])
-def test_a_node_that_falls_over_is_asked_again_in_the_same_round(town, kind, how):
-    lost = []
-
-    def fault(number, said, asked):
-        if said == kind and number == 1 and len(lost) < (1 if how == "restart" else 3):
-            lost.append(number)
-            if how == "restart":
-                town.reopen_owner(1)
-                office.since[1] = "b"
-                return "lost"
-            return "error"
-        return None
-
-    office = Office(town, fault)
-    for user in (0, 1):
-        town.block(user, 1)
-    town.conduct(office)
-    (record,) = town.store.rounds()
-    assert (record.updated, record.silent) == (("bora",), ())
-    assert record.seconds < 9.0
 
 
 def test_a_round_begins_every_so_often_and_at_once_for_a_flush(town):

@@ -364,19 +364,3 @@ def test_what_says_more_than_sums_is_not_taken(folder, kind, change, why):  # no
     assert town.store.rounds()[-1].refused == ("bora",)
     assert np.array_equal(town.model().items, before)
     town.close()
-
-
-def test_an_owner_removed_while_others_have_their_turn_is_left_out(folder):  # noqa: F811
-    town = Town(folder, CONFIG)
-
-    def fault(number, kind, asked):
-        if (number, kind) == (0, "train"):
-            town.store.remove_owner(1)
-
-    for user in (0, 1):
-        town.block(user, 1)
-    town.store.request_flush()
-    town.conduct(Office(town, fault))
-    (record,) = town.store.rounds()
-    assert (record.updated, record.refused) == (("alba", "corso"), ("bora",))
-    town.close()
