@@ -6,6 +6,7 @@ import sys
 import time
 
 import pytest
+from talk import until
 
 from sottovoce.engines.processes import (
     Child,
@@ -95,25 +96,16 @@ def test_children_die_with_a_parent_that_is_killed(tmp_path):
         pid = int(parent.stdout.readline())
         assert alive(pid)
         parent.kill()
-    until = time.monotonic() + 60
-    while alive(pid) and time.monotonic() < until:
-        time.sleep(0.05)
-    assert not alive(pid)
+    until(lambda: not alive(pid))
 
 
 def test_stopping_a_child_ends_what_it_started(tmp_path):
     script = "sleep 301 & echo $! > $0; wait"
     child = Child("sh", ["sh", "-c", script, tmp_path / "pid"], log=tmp_path / "log")
     with child:
-        end = time.monotonic() + 60
-        while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text():
-            assert time.monotonic() < end
-            time.sleep(0.05)
+        until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text())
         pid = int((tmp_path / "pid").read_text())
-    end = time.monotonic() + 60
-    while alive(pid) and time.monotonic() < end:
-        time.sleep(0.05)
-    assert not alive(pid)
+    until(lambda: not alive(pid))
 
 
 def test_a_file_in_the_folder_one_stands_in_is_no_library(tmp_path):

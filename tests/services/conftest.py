@@ -6,6 +6,15 @@ import pytest
 from postgres_world import postgres  # noqa: F401
 
 from sottovoce.cli import call
+from sottovoce.stores.keys import init_keys
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Keys of a server."""
+    made = tmp_path_factory.mktemp("keys")
+    init_keys(made)
+    return made
 
 
 @pytest.fixture

@@ -39,13 +39,6 @@ from sottovoce.wire.versions import encode_model
 pytestmark = pytest.mark.usefixtures("quick_stores")
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    made = tmp_path_factory.mktemp("keys")
-    keys.init_keys(made)
-    return made
-
-
 class Devices:
     """Agents of one federation, on stores in a folder, whose visits a test counts out."""
 

@@ -16,13 +16,6 @@ from sottovoce.errors import StoreError
 from sottovoce.stores import keys
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    made = tmp_path_factory.mktemp("keys")
-    keys.init_keys(made)
-    return made
-
-
 def start(*words):
     return subprocess.Popen(
         [sys.executable, "-m", "sottovoce", "serve", "device", *map(str, words)],

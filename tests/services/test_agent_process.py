@@ -37,13 +37,6 @@ from sottovoce.stores.session import DeviceSession
 from sottovoce.wire.invitations import keep_invitation
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    made = tmp_path_factory.mktemp("keys")
-    keys.init_keys(made)
-    return made
-
-
 @pytest.fixture
 def serve(folder):
     """Start a made-up federation over TLS (or plaintext)."""

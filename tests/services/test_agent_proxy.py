@@ -204,13 +204,6 @@ class Town:
         self.mixer.__exit__()
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    made = tmp_path_factory.mktemp("keys")
-    keys.init_keys(made)
-    return made
-
-
 @pytest.fixture
 def town(folder, tmp_path):
     made = Town(tmp_path, folder)

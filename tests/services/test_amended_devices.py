@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from fake_federation import CATALOGUE, TERMS, Federation
 from fake_server import Reply
-from test_agent import folder, start  # noqa: F401
+from test_agent import start  # noqa: F401
 
 from sottovoce.algorithms.fpl.system import FPLConfig
 from sottovoce.errors import ConsentError, MessageError, Unreachable

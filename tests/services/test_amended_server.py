@@ -4,13 +4,13 @@ a connection, whichever of several processes coordinates, and wherever it is kil
 import contextlib
 import json
 import shutil
-import time
 from dataclasses import replace
 
 import numpy as np
 import pytest
 from forked import run
 from server_world import ITEMS, RUN, USERS, Client, Fleet, ServerProcess, new_folder, program, terms
+from talk import until
 
 from sottovoce.stores import amending
 from sottovoce.stores import server as records
@@ -42,10 +42,7 @@ def test_items_come_and_go_while_a_round_is_open(tmp_path):
         line, view = client.link, client.model(0)
         assert client.post("/v1/reports", fleet.report(0, view)).status == 204
         command("serve", "catalogue", tmp_path, "--gone", "v3")
-        end = time.monotonic() + 60
-        while client.round()["catalogue"] == before["catalogue"]:
-            assert time.monotonic() < end
-            time.sleep(0.05)
+        until(lambda: client.round()["catalogue"] != before["catalogue"])
         after = client.round()
         assert (after["round"], after["state"], after["terms"]) == (0, "open", before["terms"])
         assert client.get("/v1/catalogue").json()["items"][3] == ["v3", ""]

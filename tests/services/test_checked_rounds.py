@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from checked_world import DEVICES, HALF, LEAST, CheckedWorld
+from rounds_world import maker
 from scipy import stats
 
 from sottovoce.core.shares import P, added
@@ -31,17 +32,7 @@ BAD = DEVICES - 1
 HONEST = range(BAD)
 
 
-@pytest.fixture
-def make(tmp_path):
-    made = []
-
-    def one(**options):
-        made.append(CheckedWorld(tmp_path / str(len(made)), **options))
-        return made[-1]
-
-    yield one
-    for world in made:
-        world.close()
+make = maker(CheckedWorld)
 
 
 @pytest.fixture

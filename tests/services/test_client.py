@@ -5,7 +5,6 @@ import gzip
 import re
 import socket
 import threading
-import time
 from datetime import UTC, datetime, timedelta
 
 import numpy as np
@@ -13,6 +12,7 @@ import pyarrow as pa
 import pytest
 from fake_server import FakeServer, Reply
 from forwarder import Forwarder
+from talk import until
 
 from sottovoce.engines import client as client_module
 from sottovoce.engines.client import Busy, Client, loopback
@@ -22,13 +22,6 @@ from sottovoce.parties.leaving import Booked, let_go
 from sottovoce.stores import keys
 
 LARGE = np.random.default_rng(7).integers(0, 40, 400_000, dtype=np.uint8).tobytes()
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    made = tmp_path_factory.mktemp("keys")
-    keys.init_keys(made)
-    return made
 
 
 @pytest.fixture(scope="module")
@@ -113,10 +106,7 @@ def test_one_connection_serves_a_round_and_none_is_kept_afterwards(serve, ca):
     client = Client(server.url, ca)
     assert ask(client, round) == [1]
     assert {request.connection for request in server.requests} == {1}
-    deadline = time.monotonic() + 60
-    while server.open_connections and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert server.open_connections == 0
+    until(lambda: server.open_connections == 0)
     ask(client, round)
     assert server.connections == 2
 

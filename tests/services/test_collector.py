@@ -11,11 +11,11 @@ from collector_world import (
     FACTORS,
     K,
     folded,
-    new_key,
     parts_of,
     proxied_terms,
     some_reports,
 )
+from rounds_world import RoundsWorld, maker
 from server_world import ITEMS, SEED, quick_rules
 
 from sottovoce.algorithms.fcf.system import FCFConfig
@@ -30,7 +30,6 @@ from sottovoce.services.kit import openers
 from sottovoce.services.server import shuffled_rounds as batches
 from sottovoce.services.server.shuffled_rounds import ShuffledCoordinator, coordinator_of
 from sottovoce.stores import server as records
-from sottovoce.stores import server as roster
 from sottovoce.stores.coordinator import Coordinator, Plan
 from sottovoce.stores.database import Database, models
 from sottovoce.stores.keys import KEPT_ROUNDS, ReportKeys
@@ -40,47 +39,28 @@ from sottovoce.wire.shuffled import BatchPart
 from sottovoce.wire.terms import Terms
 
 
-class World:
+class World(RoundsWorld):
     def __init__(self, path, *, rounds=3, enrolled=ENROLLED, terms=None, **rules):
         root = Streams.from_seed(SEED).key
-        self.path = path
-        self.plan = Plan(terms or proxied_terms(), "all", rounds, root, quick_rules(**rules))
-        self.time = 1000.0
-        self.database = Database.sqlite(path / "server.db")
-        self.database.create()
         self.keys = ReportKeys(path)
         if not self.keys.exists:
             self.keys.create()
-        self.restart()
+        plan = Plan(terms or proxied_terms(), "all", rounds, root, quick_rules(**rules))
+        super().__init__(path, plan)
         self.enrol(range(enrolled))
 
+    def coordinating(self):
+        return coordinator_of(self.plan, lambda: self.time, self.path)
+
     def restart(self):
-        """As after kill -9: nothing is left but the file."""
         self.database.close()
         self.database = Database.sqlite(self.path / "server.db")
-        self.coordinator = coordinator_of(self.plan, lambda: self.time, self.path)
-        with self.database.writing() as link:
-            self.coordinator.start(link)
-
-    def enrol(self, numbers):
-        tokens = [secrets.token_bytes(32) for _ in numbers]
-        with self.database.writing() as link:
-            roster.invite(link, numbers, tokens)
-            for token in tokens:
-                assert roster.enrol(link, token, new_key()) is not None
-
-    def step(self):
-        with self.database.leading() as leader:
-            return [event.what for event in self.coordinator.step(leader)]
+        super().restart()
 
     def close_round(self):
         """Until the next one is open."""
         assert self.step() == ["closing"]
         return self.step()
-
-    def position(self):
-        with self.database.reading() as link:
-            return records.position(link)
 
     def hand_over(self, tier=0, devices=4, seed=0, **options):
         """A whole batch; what was in it."""
@@ -100,20 +80,7 @@ class World:
         return refused.value.reason, refused.value.status
 
     def heads(self, round=0):
-        with self.database.reading() as link:
-            return batches.heads(link, round)
-
-    def model(self, round):
-        with self.database.reading() as link:
-            return records.model(link, round, self.plan.terms.width)[0]
-
-    def past(self):
-        with self.database.reading() as link:
-            return records.past_rounds(link)
-
-    def refused(self):
-        with self.database.reading() as link:
-            return records.refused(link)
+        return self.read(batches.heads, round)
 
     def bodies(self):
         with self.database.reading() as link:
@@ -126,17 +93,7 @@ def chained_terms():
     return proxied_terms(link=Proxied("https://127.0.0.1:1", "PEM", (hop,)))
 
 
-@pytest.fixture
-def world(tmp_path):
-    made = []
-
-    def make(**options):
-        made.append(World(tmp_path, **options))
-        return made[-1]
-
-    yield make
-    for each in made:
-        each.database.close()
+world = maker(World)
 
 
 @pytest.fixture(params=[False, True], ids=["here", "by helpers"])

@@ -1,10 +1,9 @@
 """Several server processes on one PostgreSQL take a proxy's batches together."""
 
-import time
-
 import numpy as np
 from collector_world import folded, proxied_folder
 from server_world import USERS, ServerProcess
+from talk import until
 from test_collector_service import Proxy, enrol
 
 from sottovoce.stores.keys import ReportKeys
@@ -61,8 +60,5 @@ def test_a_key_goes_for_all_processes_of_a_folder(tmp_path, postgres):
                 _, (part,) = client.batch(tier, number)
                 assert client.hand(part) == (204, "")
             client.wait(round=number + 1, state="open")
-        end = time.monotonic() + 60
-        while ReportKeys(folder.keys).all() != [new] and time.monotonic() < end:
-            time.sleep(0.1)
-        assert ReportKeys(folder.keys).all() == [new]
+        until(lambda: ReportKeys(folder.keys).all() == [new])
         assert client.round()["report_key"]["id"] == new.id.hex()

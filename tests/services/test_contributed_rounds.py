@@ -6,6 +6,7 @@ import secrets
 import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from rounds_world import RoundsWorld
 from secure_sum_world import TOKEN, MaskerApp
 from server_world import quick_rules
 
@@ -13,7 +14,7 @@ from sottovoce.algorithms.gram.system import SCALE, GramConfig
 from sottovoce.core.contributions import STEPS
 from sottovoce.core.links import SEALED_SEED_BYTES, SecureSum
 from sottovoce.core.masking import masked
-from sottovoce.core.messages import MaskedReports, MaskSeeds, ModelView
+from sottovoce.core.messages import MaskedReports, MaskSeeds
 from sottovoce.engines.client import Answer
 from sottovoce.privacy.own_epsilon import OwnEpsilon
 from sottovoce.services.server.summed_rounds import SummedCoordinator
@@ -21,7 +22,6 @@ from sottovoce.stores import search as searches
 from sottovoce.stores import server as records
 from sottovoce.stores import sums
 from sottovoce.stores.coordinator import Plan
-from sottovoce.stores.database import Database
 from sottovoce.stores.helper_folder import HelperIntroduction, create_helper, init_helper
 from sottovoce.wire.masked import seal_masked
 from sottovoce.wire.terms import Terms
@@ -29,47 +29,28 @@ from sottovoce.wire.terms import Terms
 ITEMS, DEVICES, LEAST = 12, 8, 4
 
 
-class World:
+class World(RoundsWorld):
     def __init__(self, path, **link):
         key = init_helper(path / "masker")
         config = GramConfig(popularity_share=0.3, least_head=4, batches=3)
         way = SecureSum(**{"min_devices": LEAST, "bits": 32, **link}, url="https://h", key=key)
-        self.terms = Terms("town", ITEMS, config, OwnEpsilon(8.0), way)
-        folder = create_helper(path / "masker", HelperIntroduction(self.terms, TOKEN))
+        terms = Terms("town", ITEMS, config, OwnEpsilon(8.0), way)
+        folder = create_helper(path / "masker", HelperIntroduction(terms, TOKEN))
         self.helper = MaskerApp(folder).__enter__()
-        self.database = Database.sqlite(path / "server.db")
-        self.database.create()
-        self.time, self.keys = 0.0, [Ed25519PrivateKey.generate() for _ in range(DEVICES)]
+        self.keys = [Ed25519PrivateKey.generate() for _ in range(DEVICES)]
         rules = quick_rules(min_devices=LEAST, deadline_seconds=100.0)
-        plan = Plan(self.terms, "all", 6, 1, rules)
-        self.coordinator = SummedCoordinator(plan, lambda: self.time, self.ask)
-        with self.database.writing() as at:
-            self.coordinator.start(at)
-            tokens = [secrets.token_bytes(32) for _ in self.keys]
-            records.invite(at, range(DEVICES), tokens)
-            for token, one in zip(tokens, self.keys, strict=True):
-                records.enrol(at, token, one.public_key().public_bytes_raw())
+        super().__init__(path, Plan(terms, "all", 6, 1, rules), self.keys)
+
+    def coordinating(self):
+        return SummedCoordinator(self.plan, lambda: self.time, self.ask)
 
     def close(self):
         self.helper.__exit__()
-        self.database.close()
+        super().close()
 
     def ask(self, question, path):
         got = self.helper.ask("POST", path, question, {"authorization": f"Bearer {TOKEN}"})
         return Answer(got.status, "", got.body)
-
-    def step(self):
-        with self.database.leading() as leader:
-            return [event.what for event in self.coordinator.step(leader)]
-
-    def position(self):
-        with self.database.reading() as at:
-            return records.position(at)
-
-    def view(self):
-        now = self.position()
-        with self.database.reading() as at:
-            return ModelView(now.round, records.model(at, now.round, self.terms.width)[0])
 
     def send(self, *numbers, size=1000, foreign=False, most=10**6):
         now, view, batch = self.position(), self.view(), []
@@ -100,7 +81,7 @@ def world(tmp_path):
 def test_a_batch_below_its_minimum_waits_and_nothing_is_lost(world):
     assert world.step() == ["opened"]
     world.send(0, 1, 2)
-    world.time = 1000.0
+    world.time += 1000.0
     assert world.step() == []
     assert world.position().state == "open"
     world.send(3)
@@ -114,7 +95,7 @@ def test_whose_seeds_do_not_open_do_not_make_a_minimum(world):
     world.step()
     world.send(0, 1, 2)
     world.send(3, foreign=True)
-    world.time = 1000.0
+    world.time += 1000.0
     with world.database.leading() as leader:
         world.coordinator._add_up(leader, world.position())
     assert world.step() == []

@@ -20,6 +20,7 @@ from server_world import (
     selected,
     simulated,
 )
+from talk import until
 
 from sottovoce.errors import ServiceError, UsageError
 from sottovoce.stores import places
@@ -311,10 +312,8 @@ def test_the_server_outlives_a_restart_of_the_database(tmp_path, postgres):
         assert client.get("/v1/round").status == 200
         postgres.start()
         for number in range(1, USERS):
-            end = time.monotonic() + 60
-            while client.post("/v1/reports", fleet.report(number, view)).status != 204:
-                assert time.monotonic() < end
-                time.sleep(0.1)
+            report = fleet.report(number, view)
+            until(lambda r=report: client.post("/v1/reports", r).status == 204)
         client.wait(round=1, state="finished")
         assert np.array_equal(client.model(1).items, simulated(1))
 

@@ -13,6 +13,7 @@ from attacked_world import ATTACKERS, DEVICES, EARLY, HONEST, LAST, ROUNDS, RULE
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from secure_sum_world import SeedKeeper, summed_terms
 from server_world import ITEMS, SEED, Client, ServerProcess, enrolment, program, quick_rules
+from talk import until
 
 from sottovoce.cli import call
 from sottovoce.core.links import SecureSum
@@ -108,10 +109,7 @@ def shown(*arguments):
 
 
 def moved_on(client, round):
-    end = time.monotonic() + 60
-    while client.round()["round"] == round:
-        assert time.monotonic() < end
-        time.sleep(0.05)
+    until(lambda: client.round()["round"] != round)
 
 
 @pytest.mark.slow

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import sqlalchemy as sa
+from rounds_world import maker
 from scipy import stats
 from secure_sum_world import LEAST, NOISY, SeedKeeper, SummedWorld, folded, question
 from server_world import USERS, acting, simulated
@@ -33,17 +34,7 @@ from sottovoce.wire.masked import (
 EVERYONE = tuple(range(USERS))
 
 
-@pytest.fixture
-def world(tmp_path):
-    made = []
-
-    def make(**options):
-        made.append(SummedWorld(tmp_path, **options))
-        return made[-1]
-
-    yield make
-    for each in made:
-        each.close()
+world = maker(SummedWorld)
 
 
 def run_round(here, *numbers):

@@ -3,6 +3,7 @@ over a database and the proxy's application, which tells no sum over fewer than 
 
 import numpy as np
 import pytest
+from rounds_world import maker
 from secure_sum_world import SummedWorld, folded
 from server_world import ITEMS, acting
 
@@ -22,19 +23,14 @@ SOME, FEW = 12, 3
 """Devices of a small federation, and the fewest in a sum of theirs."""
 
 
-@pytest.fixture
-def world(tmp_path):
-    made = []
+def begun(path, users=SOME, least=FEW, **options):
+    link = {"min_devices": least, **options.pop("link", {})}
+    here = SummedWorld(path, users=users, link=link, rounds=200, **options)
+    here.step()
+    return here
 
-    def make(users=SOME, least=FEW, **options):
-        link = {"min_devices": least, **options.pop("link", {})}
-        made.append(SummedWorld(tmp_path, users=users, link=link, rounds=200, **options))
-        made[-1].step()
-        return made[-1]
 
-    yield make
-    for each in made:
-        each.close()
+world = maker(begun)
 
 
 def report(here, liars):

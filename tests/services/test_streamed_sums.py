@@ -6,6 +6,7 @@ import json
 import numpy as np
 import pytest
 import sqlalchemy as sa
+from rounds_world import maker
 from secure_sum_world import SummedWorld, folded
 from server_world import ITEMS
 
@@ -36,18 +37,13 @@ def killed(_):
     raise Killed
 
 
-@pytest.fixture
-def world(tmp_path):
-    made = []
+def begun(path, **options):
+    here = SummedWorld(path, **{"users": SOME, "rounds": 1, **options})
+    here.step()
+    return here
 
-    def make(**options):
-        made.append(SummedWorld(tmp_path, **{"users": SOME, "rounds": 1, **options}))
-        made[-1].step()
-        return made[-1]
 
-    yield make
-    for each in made:
-        each.close()
+world = maker(begun)
 
 
 def rows(here, table):

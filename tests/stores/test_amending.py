@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from rounds_world import RoundsWorld, maker
 from server_world import ITEMS, SEED, quick_rules, terms
-from test_coordinator import World
 
 from sottovoce.algorithms.fcf.system import FCFConfig
 from sottovoce.algorithms.fmf.system import FMFConfig
@@ -45,7 +45,7 @@ def items_of(many):
     return [(f"v{n}", f"Venue {n}") for n in range(many)]
 
 
-class Town:
+class Town(RoundsWorld):
     """A federation in a folder, whose server is one process at a time that may be killed."""
 
     def __init__(self, path, first=None, *, rounds=20, devices=4, cohort_size="all", **rules):
@@ -58,7 +58,7 @@ class Town:
         )  # fmt: skip
         self.time, self.coordinator = 1000.0, None
         self.start()
-        World.enrol(self, range(devices))
+        self.enrol(range(devices))
 
     def start(self):
         """As a server process does."""
@@ -75,7 +75,7 @@ class Town:
         self.coordinator.start(link)
 
     def kill(self):
-        self.database.close()
+        self.close()
 
     def step(self):
         """One look of the rounds thread, which takes up what has changed."""
@@ -100,10 +100,6 @@ class Town:
     def now(self):
         with self.database.reading() as link:
             return records.position(link)
-
-    def read(self, look, *more):
-        with self.database.reading() as link:
-            return look(link, *more)
 
     def model(self, round):
         return self.read(records.model, round, self.folder.plan.terms.width)
@@ -139,17 +135,7 @@ class Town:
         return self.acts.propose(table, catalogue)
 
 
-@pytest.fixture
-def town(tmp_path):
-    made = []
-
-    def make(*given, **options):
-        made.append(Town(tmp_path / "town", *given, **options))
-        return made[-1]
-
-    yield make
-    for each in made:
-        each.kill()
+town = maker(lambda path, *given, **options: Town(path / "town", *given, **options))
 
 
 def test_a_change_comes_into_force_between_rounds_and_model_and_budgets_of_time_go_on(town):

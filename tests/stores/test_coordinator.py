@@ -1,12 +1,11 @@
 """Rounds without a network: when they open, how they end, and what a crash leaves behind."""
 
 import json
-import secrets
 from dataclasses import replace
 
 import numpy as np
 import pytest
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from rounds_world import RoundsWorld, maker
 from server_world import ITEMS, SEED, USERS, Fleet, acting, quick_rules, simulated, terms
 
 from sottovoce.algorithms.fpl.system import FPLConfig
@@ -21,48 +20,20 @@ from sottovoce.services.server.state import RoundState
 from sottovoce.stores import server as records
 from sottovoce.stores import server as roster
 from sottovoce.stores.coordinator import Coordinator, Plan, longest_message
-from sottovoce.stores.database import Database
 from sottovoce.stores.server import Submission
 from sottovoce.wire.signing import open_envelope
 from sottovoce.wire.terms import Terms
 
 
-class World:
-    """A federation in a database, with a clock that is moved by hand."""
-
+class World(RoundsWorld):
     def __init__(
         self, path, *, rounds=3, cohort_size="all", devices=USERS, defence=NO_DEFENCE, **rules
     ):
         root = Streams.from_seed(SEED).key
-        self.plan = Plan(terms(), cohort_size, rounds, root, quick_rules(**rules), defence)
-        self.database = Database.sqlite(path / "server.db")
-        self.database.create()
-        self.time = 1000.0
+        plan = Plan(terms(), cohort_size, rounds, root, quick_rules(**rules), defence)
+        super().__init__(path, plan)
         self.fleet = Fleet()
-        self.restart()
-        if devices:
-            self.enrol(range(devices))
-
-    def restart(self):
-        self.coordinator = Coordinator(self.plan, lambda: self.time)
-        with self.database.writing() as link:
-            self.coordinator.start(link)
-
-    def enrol(self, numbers):
-        tokens = [secrets.token_bytes(32) for _ in numbers]
-        with self.database.writing() as link:
-            roster.invite(link, numbers, tokens)
-            for token in tokens:
-                key = Ed25519PrivateKey.generate().public_key().public_bytes_raw()
-                assert roster.enrol(link, token, key) is not None
-
-    def step(self):
-        with self.database.leading() as leader:
-            return [event.what for event in self.coordinator.step(leader)]
-
-    def position(self):
-        with self.database.reading() as link:
-            return records.position(link)
+        self.enrol(range(devices))
 
     def selected(self):
         now = self.position()
@@ -70,8 +41,8 @@ class World:
             return records.selected(link, now.round, now.attempt).tolist()
 
     def model(self, round):
-        with self.database.reading() as link:
-            return records.model(link, round, terms().width)
+        """Its rows, and when each has changed."""
+        return self.read(records.model, round, self.terms.width)
 
     def submission(self, number):
         now = self.position()
@@ -84,26 +55,11 @@ class World:
         with self.database.writing() as link:
             return records.accept(link, [self.submission(n) for n in numbers])
 
-    def past(self):
-        with self.database.reading() as link:
-            return records.past_rounds(link)
-
     def active(self):
-        with self.database.reading() as link:
-            return roster.pool(link).tolist()
+        return self.read(roster.pool).tolist()
 
 
-@pytest.fixture
-def world(tmp_path):
-    made = []
-
-    def make(**options):
-        made.append(World(tmp_path, **options))
-        return made[-1]
-
-    yield make
-    for each in made:
-        each.database.close()
+world = maker(World)
 
 
 def test_the_first_round_waits_for_devices(world):

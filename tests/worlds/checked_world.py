@@ -8,11 +8,11 @@ from dataclasses import replace
 import numpy as np
 from app_world import HeardLines, InProcess
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from rounds_world import RoundsWorld
 from server_world import quick_rules
 
 from sottovoce.algorithms.gram.system import GramConfig
 from sottovoce.core.links import SHARED_RECORD_BYTES, CheckedSum
-from sottovoce.core.messages import ModelView
 from sottovoce.core.shares import P, bits_of, split
 from sottovoce.engines.client import Answer
 from sottovoce.errors import Unreachable
@@ -35,7 +35,6 @@ from sottovoce.stores.aggregator_folder import (
     init_first,
 )
 from sottovoce.stores.coordinator import Plan
-from sottovoce.stores.database import Database
 from sottovoce.stores.keys import RoleTokens
 from sottovoce.wire import shared
 from sottovoce.wire.masked import model_name
@@ -105,17 +104,15 @@ def forged(secrets_of, travelled, key, link, bound, *, sealed=(), committed=(), 
     return replace(made, signature=key.sign(shared._SIGNED_FOR + bound + made.said))
 
 
-class CheckedWorld:
-    """A server over a database, with a clock that is moved by hand."""
+class CheckedWorld(RoundsWorld):
+    """With both aggregators in this process."""
 
     def __init__(self, path, *, devices=DEVICES, rounds=2, least=LEAST, items=ITEMS, **link):
         self.path, self.items = path, items
-        self.terms, self.folders = checked_folders(path, items, min_devices=least, **link)
-        self.link = self.terms.link
+        terms, self.folders = checked_folders(path, items, min_devices=least, **link)
+        self.link = terms.link
         self.apps = {n: AggregatorApp(one).__enter__() for n, one in self.folders.items()}
-        self.database = Database.sqlite(path / "server.db")
-        self.database.create()
-        self.time, self.down, self.asked = 0.0, set(), []
+        self.down, self.asked = set(), []
         self.before = lambda number, path: None
         """Called before an aggregator is asked."""
         self.change = lambda number, path, question: question
@@ -123,29 +120,20 @@ class CheckedWorld:
         self.names = {}
         """Of all accepted submissions, by round."""
         self.keys = [Ed25519PrivateKey.generate() for _ in range(devices)]
-        rules = quick_rules(min_devices=least, deadline_seconds=100.0)
-        self.plan = Plan(self.terms, "all", rounds, 1, rules)
         self.rng = np.random.default_rng(0)
-        self.restart()
-        with self.database.writing() as at:
-            tokens = [secrets.token_bytes(32) for _ in self.keys]
-            records.invite(at, range(devices), tokens)
-            for token, one in zip(tokens, self.keys, strict=True):
-                records.enrol(at, token, one.public_key().public_bytes_raw())
+        rules = quick_rules(min_devices=least, deadline_seconds=100.0)
+        super().__init__(path, Plan(terms, "all", rounds, 1, rules), self.keys)
         self.step()
+
+    def coordinating(self):
+        rules = first_rules(self.terms, self.path / "keys")
+        asks = {n: lambda question, path, n=n: self.ask(n, question, path) for n in (1, 2)}
+        return CheckedCoordinator(self.plan, lambda: self.time, *rules, asks)
 
     def close(self):
         for app in self.apps.values():
             app.__exit__()
-        self.database.close()
-
-    def restart(self):
-        """The server is killed and started again."""
-        rules = first_rules(self.terms, self.path / "keys")
-        asks = {n: lambda question, path, n=n: self.ask(n, question, path) for n in (1, 2)}
-        self.coordinator = CheckedCoordinator(self.plan, lambda: self.time, *rules, asks)
-        with self.database.writing() as at:
-            self.coordinator.start(at)
+        super().close()
 
     def restart_aggregator(self, number):
         self.apps[number].__exit__()
@@ -161,11 +149,6 @@ class CheckedWorld:
 
     # --- the server -------------------------------------------------------------------------------
 
-    def step(self):
-        with self.database.leading() as leader:
-            self.events = self.coordinator.step(leader)
-            return [event.what for event in self.events]
-
     def finish(self):
         """The open round, to its end."""
         self.time += 1000.0
@@ -173,22 +156,8 @@ class CheckedWorld:
         self.time += 1000.0
         return self.step()
 
-    def position(self):
-        with self.database.reading() as at:
-            return records.position(at)
-
-    def view(self):
-        now = self.position()
-        with self.database.reading() as at:
-            return ModelView(now.round, records.model(at, now.round, self.terms.width)[0])
-
     def out(self, round=0):
-        with self.database.reading() as at:
-            return sums.who_is_out(at, round, 0)
-
-    def refused(self):
-        with self.database.reading() as at:
-            return records.refused(at)
+        return self.read(sums.who_is_out, round, 0)
 
     # --- devices ----------------------------------------------------------------------------------
 
@@ -266,8 +235,7 @@ class CheckedWorld:
             noise = one.noise(about.round, about.numbers, name)
             total = total if noise is None else total + noise
         algorithm = self.terms.build()
-        with self.database.reading() as at:
-            memory = records.memory(at, about.round, len(view.items))
+        memory = self.read(records.memory, about.round, len(view.items))
         server = Server(algorithm, view.items, streams_of(1), about.round, memory)
         step = self.link.grid(form).step
         server.fold(summed(about.round, step * total[:, None], len(names)))

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 from app_world import HeardLines, InProcess
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from rounds_world import RoundsWorld
 from server_world import ITEMS, SEED, USERS, quick_rules
 
 from sottovoce.algorithms.fpl.system import FPLConfig
@@ -15,7 +16,6 @@ from sottovoce.core.consent import Choice, Consent
 from sottovoce.core.ledger import Ledger
 from sottovoce.core.links import SecureSum
 from sottovoce.core.masking import masked
-from sottovoce.core.messages import ModelView
 from sottovoce.engines.client import Answer
 from sottovoce.errors import Unreachable
 from sottovoce.parties.device import Devices
@@ -27,10 +27,8 @@ from sottovoce.services.kit.application import Hosting
 from sottovoce.services.server.checks import most_summed
 from sottovoce.services.server.summed_rounds import SummedCoordinator
 from sottovoce.stores import server as records
-from sottovoce.stores import server as roster
 from sottovoce.stores import sums
 from sottovoce.stores.coordinator import Plan
-from sottovoce.stores.database import Database
 from sottovoce.stores.helper_folder import HelperIntroduction, create_helper, init_helper
 from sottovoce.stores.keys import RoleTokens
 from sottovoce.testing import random_world
@@ -129,8 +127,8 @@ def group_question(terms, round, groups, group=0, attempt=0):
     return encode_group_question(terms, round, attempt, MODEL, sealed, group)
 
 
-class SummedWorld:
-    """A server over a database, with a clock that is moved by hand and a proxy in this process."""
+class SummedWorld(RoundsWorld):
+    """With a proxy in this process."""
 
     def __init__(
         self,
@@ -145,30 +143,24 @@ class SummedWorld:
     ):
         self.users = users
         rules.setdefault("min_devices", users)
-        self.path, self.folder = path, masker_folder(path / "masker", **(link or {}))
-        self.terms = self.folder.introduction.terms
-        root = Streams.from_seed(SEED).key
-        self.plan = Plan(self.terms, cohort_size, rounds, root, quick_rules(**rules))
-        self.database = database or Database.sqlite(path / "server.db")
-        self.database.create()
-        self.time, self.down, self.change = 1000.0, False, None
-        self.asked, self.seeds_asked, self.seeds_change = [], [], None
+        self.folder = masker_folder(path / "masker", **(link or {}))
+        terms, root = self.folder.introduction.terms, Streams.from_seed(SEED).key
+        self.down, self.change, self.seeds_change = False, None, None
+        self.asked, self.seeds_asked = [], []
         self.keepers = [SeedKeeper() for _ in range(users)]
-        self.devices = _devices(self.terms, users)
+        self.devices = _devices(terms, users)
         self.proxy = MaskerApp(self.folder).__enter__()
-        self.restart()
-        self._enrol()
+        plan = Plan(terms, cohort_size, rounds, root, quick_rules(**rules))
+        super().__init__(path, plan, [keeper.key for keeper in self.keepers], database)
         for keeper in self.keepers:
             keeper.model = self.model_name()
 
+    def coordinating(self):
+        return SummedCoordinator(self.plan, lambda: self.time, self.ask)
+
     def close(self):
         self.proxy.__exit__()
-        self.database.close()
-
-    def restart(self):
-        self.coordinator = SummedCoordinator(self.plan, lambda: self.time, self.ask)
-        with self.database.writing() as link:
-            self.coordinator.start(link)
+        super().close()
 
     def restart_proxy(self):
         self.proxy.__exit__()
@@ -189,50 +181,17 @@ class SummedWorld:
         told = Answer(got.status, "", got.body)
         return told if change is None else change(told)
 
-    def _enrol(self):
-        tokens = [secrets.token_bytes(32) for _ in range(self.users)]
-        with self.database.writing() as link:
-            roster.invite(link, range(self.users), tokens)
-            for token, keeper in zip(tokens, self.keepers, strict=True):
-                roster.enrol(link, token, keeper.key.public_key().public_bytes_raw())
-
-    def step(self):
-        with self.database.leading() as leader:
-            self.events = self.coordinator.step(leader)
-            return [event.what for event in self.events]
-
-    def position(self):
-        with self.database.reading() as link:
-            return records.position(link)
-
-    def model(self):
-        now = self.position()
-        with self.database.reading() as link:
-            return records.model(link, now.round, self.terms.width)[0]
-
     def model_name(self):
         return model_name(self.model())
 
-    def past(self):
-        with self.database.reading() as link:
-            return records.past_rounds(link)
-
     def shut_numbers(self):
-        with self.database.reading() as link:
-            return roster.shut_numbers(link)
-
-    def refused(self):
-        with self.database.reading() as link:
-            return records.refused(link)
+        return self.read(records.shut_numbers)
 
     def bodies(self):
         """What the server has of the open or closing round and has not added up."""
         now = self.position()
         with self.database.reading() as link:
             return dict(sums.bodies(link, now.round, now.attempt))
-
-    def view(self):
-        return ModelView(self.position().round, self.model())
 
     def body(self, number, record=None, values=None, now=None, view=None):
         """A device's message for the present round."""

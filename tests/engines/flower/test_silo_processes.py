@@ -4,10 +4,10 @@ import os
 import signal
 import subprocess
 import sys
-import time
 
 import numpy as np
 import pytest
+from talk import until
 
 from sottovoce.algorithms.drift.messages import Interaction
 from sottovoce.algorithms.drift.replay import exchange_together
@@ -174,10 +174,7 @@ def test_two_owners_in_processes_equal_simulation_and_a_third_is_not_let_in(tmp_
         knock(local, town)
         town.fill(1)
         local.start_node("bora")
-        end = time.monotonic() + 120
-        while local.running["bora"].log.read_text().count("SuperNode ID") < 2:
-            assert time.monotonic() < end
-            time.sleep(0.2)
+        until(lambda: local.running["bora"].log.read_text().count("SuperNode ID") >= 2)
         status = conduct_owners(local, town.server, 2)
         assert status["silent"] == []
         assert town.simulate() == 1
