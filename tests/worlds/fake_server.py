@@ -1,8 +1,9 @@
 """A small HTTP server over TLS in a thread, whose answers a test decides, good ones and bad."""
 
 import asyncio
-import threading
 from dataclasses import dataclass, field
+
+from listener import Listener
 
 
 @dataclass
@@ -27,27 +28,14 @@ class Reply:
     """Wait so long before answering."""
 
 
-class FakeServer:
+class FakeServer(Listener):
     """`answer(request)` gives a Reply; requests are kept. Plaintext where there is no context."""
 
     def __init__(self, answer, context=None):
-        self.answer, self.context = answer, context
+        super().__init__(context)
+        self.answer = answer
         self.requests = []
         self.connections = 0
-        self._open = set()
-        self._ready = threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True)
-
-    def __enter__(self):
-        self._thread.start()
-        if not self._ready.wait(10):
-            raise TimeoutError("the fake server did not start")
-        return self
-
-    def __exit__(self, *_):
-        if self._thread.is_alive():
-            self._loop.call_soon_threadsafe(self._stop.set)
-            self._thread.join(10)
 
     @property
     def url(self):
@@ -57,25 +45,7 @@ class FakeServer:
     def open_connections(self):
         return len(self._open)
 
-    def _run(self):
-        asyncio.run(self._main())
-
-    async def _main(self):
-        self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
-        self._loop.set_exception_handler(lambda loop, context: None)
-        server = await asyncio.start_server(self._serve, "127.0.0.1", 0, ssl=self.context)
-        self.port = server.sockets[0].getsockname()[1]
-        self._ready.set()
-        await self._stop.wait()
-        server.close()
-        for writer in list(self._open):
-            writer.transport.abort()
-        rest = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in rest:
-            task.cancel()
-        await asyncio.gather(*rest, return_exceptions=True)
-
-    async def _serve(self, reader, writer):
+    async def _accept(self, reader, writer):
         self._open.add(writer)
         self.connections += 1
         number = self.connections

@@ -16,33 +16,20 @@ swallow or refuse.
 
 import asyncio
 import contextlib
-import threading
+
+from listener import Listener
 
 
-class Forwarder:
+class Forwarder(Listener):
     def __init__(self, port, host="127.0.0.1", *, record=False):
+        super().__init__()
         self.target = (host, port)
-        self.port = 0
         self.sent = self.received = self.connections = 0
         self.cut_after = self.cut_sent_after = self.cuts = None
         self.delay = 0.0
         self.swallow = self.refuse = False
         self.record = record
         self.requests = bytearray()
-        self._loop = asyncio.new_event_loop()
-        self._ready = threading.Event()
-        self._open = set()
-        self._thread = threading.Thread(target=self._serve, daemon=True)
-
-    def __enter__(self):
-        self._thread.start()
-        if not self._ready.wait(10):
-            raise TimeoutError("the forwarder did not start")
-        return self
-
-    def __exit__(self, *_):
-        self._loop.call_soon_threadsafe(self._stop.set)
-        self._thread.join(10)
 
     @property
     def url(self):
@@ -61,28 +48,6 @@ class Forwarder:
         """Count from zero again."""
         self.sent = self.received = self.connections = 0
         self.requests.clear()
-
-    def _serve(self):
-        asyncio.set_event_loop(self._loop)
-        self._loop.set_exception_handler(lambda loop, context: None)
-        try:
-            self._loop.run_until_complete(self._main())
-        finally:
-            self._loop.close()
-
-    async def _main(self):
-        self._stop = asyncio.Event()
-        server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
-        self.port = server.sockets[0].getsockname()[1]
-        self._ready.set()
-        await self._stop.wait()
-        server.close()
-        for writer in list(self._open):
-            writer.transport.abort()
-        rest = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in rest:
-            task.cancel()
-        await asyncio.gather(*rest, return_exceptions=True)
 
     async def _accept(self, reader, writer):
         self._open.add(writer)

@@ -2,7 +2,6 @@
 and the proxy as an application in this process or as a process of its own."""
 
 import contextlib
-import http.client
 import json
 import secrets
 import threading
@@ -12,7 +11,7 @@ from app_world import InProcess
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from fake_server import FakeServer, Reply
-from server_world import Answer, ServerProcess, program
+from server_world import Client, ServerProcess, program
 
 from sottovoce.algorithms.fmf.system import FMFConfig
 from sottovoce.core.links import Proxied
@@ -21,7 +20,7 @@ from sottovoce.services import shuffler_handover as proxy_handover
 from sottovoce.services.kit.application import Hosting
 from sottovoce.services.kit.cors import NO_ORIGINS
 from sottovoce.services.shuffler import ShufflerApplication, ShufflerLimits
-from sottovoce.stores.keys import RoleTokens, authority_pem, device_context
+from sottovoce.stores.keys import RoleTokens
 from sottovoce.stores.server_folder import Introduction, admit, enrolment_statement
 from sottovoce.stores.shuffler_folder import create_shuffler_folder
 from sottovoce.wire.frames import BATCH_PART, PROTOCOL
@@ -282,43 +281,11 @@ class ProxyProcess(ServerProcess):
         super().__init__(folder.path, program=program, limits=limits, **options)
 
 
-class Link:
+class Link(Client):
     """One connection to a proxy's process, opened again where it was lost."""
 
-    def __init__(self, folder, port):
-        self.port, self.context = port, device_context(authority_pem(folder.keys))
-        self.link = None
-
-    def ask(self, method, path, body=None, headers=None):
-        for turn in (0, 1):
-            if self.link is None:
-                self.link = http.client.HTTPSConnection(
-                    "127.0.0.1", self.port, context=self.context, timeout=30
-                )
-            try:
-                self.link.request(method, path, body=body, headers=headers or {})
-                got = self.link.getresponse()
-                told = {k.lower(): v for k, v in got.getheaders()}
-                return Answer(got.status, told, got.read())
-            except OSError:  # also an idle connection that the proxy has closed
-                self.close()
-                if turn:
-                    raise
-        raise AssertionError
-
     def submit(self, payload):
-        return self.ask("POST", "/v1/submissions", payload)
-
-    def close(self):
-        if self.link is not None:
-            self.link.close()
-        self.link = None
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self.close()
+        return self.post("/v1/submissions", payload)
 
 
 @contextlib.contextmanager

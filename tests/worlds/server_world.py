@@ -208,7 +208,7 @@ class Client:
                 got = self.link.getresponse()
                 found = {k.lower(): v for k, v in got.getheaders()}
                 return Answer(got.status, found, got.read())
-            except (http.client.RemoteDisconnected, BrokenPipeError, ConnectionResetError):
+            except OSError:  # also an idle connection that was closed there
                 self.close()
                 if turn:
                     raise
