@@ -5,6 +5,7 @@ import gzip
 import re
 import socket
 import threading
+import time
 from datetime import UTC, datetime, timedelta
 
 import numpy as np

@@ -117,6 +117,18 @@ def test_stores_report_what_simulation_reports(tmp_path):
             assert store.ledger().to_pylist() == [line for line in mine if line["user"] == number]
 
 
+def test_what_has_left_is_added_up(tmp_path):
+    hosted = phone(tmp_path / "s", math.inf)
+    for round in range(2):
+        send(hosted, round)
+        hosted.arrived(round, 0)
+    (told,), rows = hosted.store.budget(), hosted.store.ledger().to_pydict()
+    assert (told.kind, told.releases, told.reports, told.epsilon) == ("k-reports", 2, 6, 3.0)
+    assert told.bytes == sum(rows["bytes"]) > 0
+    assert (told.positive_rows, told.negative_rows) == (0, 0)
+    hosted.store.close()
+
+
 def test_a_budget_is_told_of_one_or_of_all(tmp_path):
     with CohortStore.create(tmp_path / "s", [(3, ""), (5, "")], root_key=ROOT) as store:
         for number, epsilon, reports in ((5, 0.5, 4), (3, 2.0, 1), (5, 0.25, 2)):
@@ -183,6 +195,28 @@ def test_past_her_limit_a_device_sends_nothing_whatever_is_done(tmp_path):
         moved.store.close()
         hosted = DeviceSession(CohortStore.open(path))
     assert spent(hosted) == 3.0
+    hosted.store.close()
+
+
+def test_a_lower_limit_stops_and_a_higher_one_goes_on(tmp_path):
+    hosted = phone(tmp_path / "s", 6.0)
+    send(hosted, 0)
+    hosted.arrived(0, 0)
+    waiting = hosted.prepare(view(1), 0, summed=False)
+    hosted.store.set_choice(ME, limited(1.0))  # less than was spent already
+    with pytest.raises(ConsentError, match="choice was changed"):
+        hosted.leaving(waiting)
+    with pytest.raises(ConsentError, match=r"1\.5 of 1 is spent"):
+        hosted.prepare(view(1), 0, summed=False)
+    assert spent(hosted) == 1.5
+    hosted.store.set_choice(ME, limited(3.0))
+    send(hosted, 1)
+    hosted.arrived(1, 0)
+    with pytest.raises(ConsentError, match="limit"):
+        hosted.prepare(view(2), 0, summed=False)
+    hosted.store.set_choice(ME, limited(math.inf))
+    send(hosted, 2)
+    assert spent(hosted) == 4.5
     hosted.store.close()
 
 
@@ -278,6 +312,21 @@ def test_the_coins_of_a_round_serve_once(tmp_path):
     assert spent(hosted) == 20.0
     send(hosted, 1)
     assert spent(hosted) == 40.0
+    hosted.store.close()
+
+
+def test_the_same_report_again_costs_nothing(tmp_path):
+    hosted = phone(tmp_path / "s", 1.5)
+    prepared = send(hosted)
+    hosted.refused(0, 0, "overload")
+    hosted.leaving(hosted.prepare(view(), 0, summed=False))
+    assert hosted.unresolved().message == prepared.message
+    assert spent(hosted) == 1.5
+    hosted = reopened(hosted)
+    hosted.leaving(hosted.unresolved())
+    hosted.arrived(0, 0)
+    assert spent(hosted) == 1.5
+    assert hosted.store.budget()[0].reports == 3
     hosted.store.close()
 
 

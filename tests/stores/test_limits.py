@@ -130,6 +130,31 @@ def test_every_attempt_that_left_counts_and_one_that_did_not_is_free(tmp_path):
     hosted.store.close()
 
 
+def test_the_limit_is_read_again_before_the_first_byte_leaves(tmp_path):
+    hosted = phone(tmp_path / "s", price(NOISE, 1) + 0.5, noisy())
+    ready = prepared(hosted, 0)
+    with hosted.store.file.transaction():  # as if another process had let something leave
+        hosted.store.file.write("INSERT INTO spent VALUES (?, 1.0, 0, 1)", [ME])
+    with pytest.raises(ConsentError, match="more than the limit leaves"):
+        hosted.leaving(ready)
+    assert hosted.store.ledger().num_rows == 0
+    hosted.store.close()
+
+
+def test_a_higher_limit_goes_on(tmp_path):
+    hosted = phone(tmp_path / "s", price(NOISE, 1), noisy())
+    send(hosted, 0)
+    hosted.arrived(0, 0)
+    with pytest.raises(ConsentError, match="limit"):
+        prepared(hosted, 1)
+    hosted.store.set_choice(ME, Choice(share_positives=1.0, total_epsilon=price(NOISE, 2)))
+    send(hosted, 1)
+    hosted.arrived(1, 0)
+    with pytest.raises(ConsentError, match="limit"):
+        prepared(hosted, 2)
+    hosted.store.close()
+
+
 # --- other terms ----------------------------------------------------------------------------------
 
 
@@ -156,6 +181,19 @@ def test_rounds_under_other_noise_count_by_what_they_told(tmp_path, then, now):
         for round in (fitting - 1, fitting):
             send(hosted, round)
             hosted.arrived(round, 0)
+    hosted.store.close()
+
+
+def test_what_left_without_noise_counts_as_a_round_each(tmp_path):
+    hosted = phone(tmp_path / "s", price(NOISE, 3), noisy(0.0))
+    for round in range(2):
+        send(hosted, round)
+        hosted.arrived(round, 0)
+    move(hosted, noisy(federation="village"))
+    send(hosted, 0)
+    hosted.arrived(0, 0)
+    with pytest.raises(ConsentError, match="limit"):
+        prepared(hosted, 1)
     hosted.store.close()
 
 

@@ -654,3 +654,11 @@ def test_an_error_within_a_transaction_takes_all_of_it_back(store):
         half()
     assert (store.count_history(), store.records(4)) == (0, [])
     store.add_history(4, ["a"])
+
+
+def test_a_closed_store_says_so(store):
+    store.close()
+    store.close()
+    with pytest.raises(StoreError):
+        store.count_history()
+    assert isinstance(store.file, StoreFile)

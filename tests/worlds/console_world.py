@@ -1,7 +1,6 @@
 """A server with its console, 200 devices in this process, and operators with and without a
 browser."""
 
-import json
 import os
 import re
 import time
@@ -140,7 +139,3 @@ def log_of(folder):
             return past_acts(link, 0, 1000)[1][::-1]
     finally:
         database.close()
-
-
-def read_json(path):
-    return json.loads(path.read_text())

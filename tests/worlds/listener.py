@@ -5,8 +5,8 @@ import threading
 
 
 class Listener:
-    """A subclass says what is done with a connection: `_accept(reader, writer)`, which keeps what is
-    open in `_open`."""
+    """A subclass says what is done with a connection: `_accept(reader, writer)` keeps in `_open`
+    what is open."""
 
     def __init__(self, context=None):
         self.context, self.port = context, 0

@@ -48,11 +48,6 @@ def everything(updates):
     return [updates.users, *changes(updates)]
 
 
-def weights_of(model):
-    networks = [model.towers, *model.filters]
-    return [model.users, model.items, *(w for some in networks for w in some.values())]
-
-
 def same(one, other):
     for left, right in zip(one, other, strict=True):
         assert torch.equal(left, right)

@@ -2,7 +2,6 @@
 fail, and an orchestrator that enrols, shows the directory, ranks and lets go."""
 
 import contextlib
-import json
 
 import numpy as np
 from fake_server import FakeServer, Reply
@@ -194,7 +193,3 @@ def _recommended(items):
 def world(folder, **how):
     with contextlib.ExitStack() as stack:
         yield World(folder, stack, **how)
-
-
-def json_of(text):
-    return json.loads(text)
