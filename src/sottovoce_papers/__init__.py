@@ -8,20 +8,20 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from sottovoce.data.sources import available
 from sottovoce.errors import UsageError
 from sottovoce.runs.train import Report
+from sottovoce_papers import files
+from sottovoce_papers.cells import Cells
 
-NAMES: Mapping[str, str] = {
-    "fpl-table2": "accuracy and diversity of FPL and its baselines (Foursquare Italy)",
-    "fpl-table3": "communication cost and freshness (Brazil, from the published counts)",
-    "fpl-table4": "bias disparity by category (Foursquare Italy)",
-    "fpl-figure2": "F1 against π (Foursquare Italy)",
-    "fpl-figure3": "item coverage against precision as π grows (Foursquare Italy)",
-    "fpl-figure4": "precision against communication cost, with the Pareto front (Foursquare Italy)",
-    "fmf-figure2": "FMF-LDP: HR@10 against ε and k (MovieLens 1M, and generated crowds)",
-    "fmf-figure3": "FMF-LDP: learning curves (MovieLens 1M, and generated crowds)",
-    "fmf-figure4": "FMF-LDP: HR@10 by users and items (MovieLens 1M, and generated crowds)",
-    "fmf-figure5": "FMF-LDP beside MF-NP, DPLCF and Random, with budgets and bytes (MovieLens 1M)",
+
+def titles() -> dict[str, str]:
+    """The studies that come with the package, by name, with their titles."""
+    found = {place.stem: files.read(place) for place in sorted(files.studies().glob("*.toml"))}
+    return {name: table["title"] for name, table in found.items() if "title" in table}
+
+
+PROGRAMS: Mapping[str, str] = {
     "drift-figure61": "DRIFT: loss in training and test beside SAROS (MovieLens 1M)",
     "drift-figure62": "DRIFT: MAP and NDCG after one epoch and in the end, beside SAROS "
     "(MovieLens 1M)",
@@ -43,10 +43,6 @@ NAMES: Mapping[str, str] = {
     "and FPL's sums, FMF-LDP, DPLCF (MovieLens 1M)",
     "presets": "shipped presets as they are beside the best central system, on every data set that "
     "is here",
-    "year": "gram through a year in which users join month by month, beside fresh releases "
-    "(MovieLens 1M)",
-    "scale": "FPL, FMF-LDP and gram against the number of users and ε (a generated crowd of "
-    "MovieLens 20M's shape, up to ten million users)",
     "price-list": "every system as printed and as it survives: accuracy, bytes, time, and what "
     "each attack came to (MovieLens 1M, Foursquare Italy)",
     "poisoning": "malicious devices that push an item, with and without defences",
@@ -55,17 +51,18 @@ NAMES: Mapping[str, str] = {
     "benchmark": "federated recommenders, ours and others', beside central references: accuracy, "
     "bytes, ε (MovieLens 1M and 100K, Last.fm, Foursquare Italy, Gowalla)",
 }
+"""Studies that are still programs, with their titles."""
+NAMES: Mapping[str, str] = {**titles(), **PROGRAMS}
+"""Every study that comes with the package, and what it shows."""
+MADE = ("town", "crowd", "generated")
+"""Sources of data that are made from a seed."""
 ON_GPU = ("uc-", "scale", "negatives-leak", "benchmark", "presets")
 """How names begin that can be trained on a GPU."""
 MODULES: Mapping[str, Sequence[str]] = {
-    "fpl": ("fpl_table2", "fpl_table3", "fpl_sweep"),
-    "fmf": ("fmf_figures", "fmf_figure5"),
     "drift": ("drift_figure61", "drift_figure62", "drift_figure63", "drift_theta"),
     "uc": ("uc_tables", "uc_table3", "uc_sweeps", "uc_figures"),
     "one": ("one_shot",),
     "presets": ("presets",),
-    "year": ("year",),
-    "scale": ("scale",),
     "price": ("price_list",),
     "poisoning": ("poisoning",),
     "negatives": ("negatives_leak",),
@@ -82,10 +79,34 @@ def run(
     threads: int,
     report: Report,
     device: str = "cpu",
+    data: Sequence[str] = (),
+    settings: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Run one of `NAMES`. Trained models are kept in `cells/` beside `out`, shared by all names."""
-    check(name, device)
+    """Run one of `NAMES`, or the study of a file. Trained models are kept in `cells/` beside `out`,
+    shared by all studies.
+
+    Args:
+        name: One of `NAMES`, or the path of a file.
+        quick: Whether the file's [quick] table is laid over it.
+        out: Where the page goes.
+        threads: How many cells are made side by side.
+        report: Progress callback: (stage, done, total).
+        device: The device that trains models.
+        data: The file's data sets that are taken; all of them where none is named.
+        settings: Values in the place of the file's, such as `["study.seeds=[7]"]`.
+    """
+    own = Path(name)
+    if own.suffix == ".toml":
+        table, name = files.read(own, quick), own.stem
+    else:
+        check(name, device)
+        table = files.installed(name, quick)
     report("data", 0, 1)
+    if name not in PROGRAMS or own.suffix == ".toml":
+        cells = Cells(out.parent / "cells", threads, report, device)
+        return files.run(name, table, cells, out, data, settings)
+    if data or settings:
+        raise UsageError(f"{name} is not a study as data yet: leave out --data and --set")
     for place in MODULES[name.split("-")[0]]:
         module = import_module(f"sottovoce_papers.{place}")
         if name in module.VIEWS:
@@ -95,6 +116,17 @@ def run(
             found: dict[str, Any] = module.VIEWS[name](study, out)
             return found
     raise UsageError(f"{name} has no view")
+
+
+def missing(name: str) -> list[str]:
+    """Return the data sets of a study that are not on this machine."""
+    table = files.installed(name)
+    study = table.get("study", {})
+    named = [one.get("source") for one in table.get("data", {}).values()]
+    named += [study.get("source"), *study.get("sources", ())]
+    named += [one.get("source") for one in study.get("worlds", ())]
+    sources = dict.fromkeys(one for one in named if one and one not in MADE)
+    return [one for one in sources if one not in available()]
 
 
 def compare(
@@ -119,7 +151,8 @@ def compare(
 def check(name: str, device: str) -> None:
     """Raises if there is no such name, or if it cannot be trained on `device`."""
     if name not in NAMES:
-        raise UsageError(f"nothing is called {name}; there are {', '.join(NAMES)}")
+        known = ", ".join(NAMES)
+        raise UsageError(f"nothing is called {name}; name a file (FILE.toml), or one of {known}")
     if device == "cpu":
         return
     if not name.startswith(ON_GPU):

@@ -1,12 +1,12 @@
-"""Accuracy against the number of users and ε: FPL, FMF-LDP and gram on one generated crowd, of
-which more and more users take part (`data.crowd`; MovieLens 20M's catalogue and average user)."""
+"""Accuracy against the number of users and ε: systems on one generated crowd, of which more and
+more users take part (`data.crowd`; MovieLens 20M's catalogue and average user)."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import Any, Self
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -19,246 +19,164 @@ from sottovoce.baselines.simple import TopPop
 from sottovoce.core.consent import Choice, Consent
 from sottovoce.core.interactions import Interactions
 from sottovoce.data.crowd import SeededCrowd, SeededCrowdConfig
+from sottovoce.data.splitting import Split
 from sottovoce.errors import ConfigError
-from sottovoce.evaluation import plots
-from sottovoce.evaluation.protocol import evaluate
-from sottovoce.evaluation.report import FigureBlock
-from sottovoce.evaluation.tables import Column
 from sottovoce.privacy.base import Release
 from sottovoce.privacy.mechanisms import ShareFraction
 from sottovoce.privacy.own_epsilon import OwnEpsilon
 from sottovoce.privacy.reports import KReports, Tier
 from sottovoce.rng import Streams
 from sottovoce.runs.federation import Federation
-from sottovoce.runs.train import Report
-from sottovoce_papers.study import Arrays, Claim, Row, Study, claim, installed, repr_as, shown
+from sottovoce_papers.cells import differing
+from sottovoce_papers.claims import Claim, Row, claim, groups
+from sottovoce_papers.lines import END, Job, Kind, StudyLine, TrainedLine, TrainedSystem
+from sottovoce_papers.worlds import Part, StudyData, StudyWorld
 
 METRIC = "HR@10"
-VERSION = 1
-"""Of what a cell holds."""
-ONE_ITEM = "one item held out of each user, full ranking over all items that she has not"
 
 
 @dataclass(frozen=True, slots=True)
-class ScaleConfig:
-    users: tuple[int, ...] = (10_000, 138_493, 1_000_000, 10_000_000)
-    """How many take part; 138,493 is MovieLens 20M's number."""
-    crowd: SeededCrowdConfig = field(default_factory=lambda: SeededCrowdConfig(tastes=64))
-    gram_epsilons: tuple[float, ...] = (0.5, 2.0, 8.0)
-    """Of a user, for all time of a period."""
-    fmf_epsilons: tuple[float, ...] = (0.5, 2.5)
-    """Of a report, of which a user sends k in every round."""
-    fpl_shares: tuple[float, ...] = (0.5,)
-    """π, which has no ε."""
-    fpl: FPLConfig = field(default_factory=FPLConfig)
-    fmf: FMFConfig = field(default_factory=FMFConfig)
-    gram: GramConfig = field(default_factory=lambda: GramConfig(recency=False))
-    max_reports: int = 100
-    """k."""
+class CrowdData(StudyData):
+    """A crowd that is made from its seed, `[data.NAME]` of a study. `users` take part."""
+
+    crowd: SeededCrowdConfig = field(default_factory=SeededCrowdConfig)
     tested: int = 10_000
     """Users whose held-out item is looked for, the first ones; all take part."""
-    seed: int = 1
 
     def __post_init__(self) -> None:
-        for name in ("users", "gram_epsilons", "fmf_epsilons", "fpl_shares"):
-            object.__setattr__(self, name, tuple(getattr(self, name)))
-        if not self.users or min(self.users) < 100 or self.tested < 1:
+        if self.users < 100 or self.tested < 1:
             raise ConfigError("a crowd needs 100 users at least, and some who are tested")
 
-
-@dataclass(frozen=True, slots=True)
-class ScaleCell:
-    """One training."""
-
-    system: str
-    settings: AlgorithmSettings
-    release: Release
-    choice: Choice
-    epsilon: float | None
-    what: str
+    def world(self, name: str) -> StudyWorld:
+        return CrowdWorld(name, self)
 
 
-class ScaleStudy(Study):
-    """Systems on crowds of several sizes; nothing is trained twice."""
+class CrowdWorld(StudyWorld):
+    """What a crowd has, what its tested users have, and what is held out of theirs."""
 
-    prefix = "scale-"
-
-    def __init__(
-        self, settings: ScaleConfig, cells: Path, threads: int, report: Report, device: str
-    ) -> None:
-        super().__init__(cells, threads, report)
-        self.config, self.device = settings, device
-        self.crowd = SeededCrowd(replace(settings.crowd, held_out=True))
-        self._world: tuple[int, Interactions, Interactions, Interactions] | None = None
-
-    @classmethod
-    def read(
-        cls, name: str, quick: bool, cells: Path, threads: int, report: Report, device: str = "cpu"
-    ) -> Self:
-        table = installed(name, quick).get("study", {})
-        settings = config.build(ScaleConfig, table, "study")
-        return cls(settings, cells, threads, report, device)
+    config: CrowdData
 
     @property
-    def _crowd(self) -> str:
-        """As it stands in the keys of cells."""
-        return repr_as("CrowdConfig", self.crowd.config)
+    def fingerprint(self) -> str:
+        """Of the crowd's settings, from which it follows."""
+        return repr([differing(self.config.crowd), self.config.users, self.config.tested])
+
+    @property
+    def title(self) -> str:
+        return f"{self.config.users:,} users"
 
     def describe(self) -> str:
-        return (
-            f"{ONE_ITEM}; {METRIC} of the first {self.config.tested:,} users; one seed; vectors "
-            "are fitted at home to the published model"
-        )
-
-    def describe_data(self) -> str:
         crowd = self.config.crowd
         return (
             f"a generated crowd, {crowd.items:,} items, {crowd.count:,} of each user, "
-            f"{crowd.tastes} tastes"
+            f"{crowd.tastes} tastes; {self.title}"
         )
 
-    def world(self, users: int) -> tuple[Interactions, Interactions, Interactions]:
-        """What the crowd has, what its tested users have, and what is held out of theirs."""
-        if self._world is None or self._world[0] != users:
-            train, out = self.crowd.generate(0, users, self.threads)
-            tested = min(self.config.tested, users)
-            some, _ = self.crowd.generate(0, tested)
-            test = Interactions(
-                indptr=np.arange(tested + 1, dtype=np.int64), items=out[:tested],
-                n_items=train.n_items,
-            )  # fmt: skip
-            self._world = users, train, some, test
-        return self._world[1:]
+    def words(self) -> dict[str, Any]:
+        return {"data": self.title, "size": self.describe(), "users": self.config.users}
 
-    def asked(self, users: int) -> list[ScaleCell]:
-        """Everything that is trained on a crowd of this size."""
-        config, found = self.config, []
-        fpl = replace(config.fpl, cohort_size=min(users, _whole(config.fpl.cohort_size, users)))
-        for share in config.fpl_shares:
-            what = f"pFPL+, π = {share:g}"
-            release = ShareFraction("draw")
-            found.append(ScaleCell("FPL", fpl, release, Choice(share_positives=share), None, what))
-        for epsilon in config.fmf_epsilons:
-            release_k = KReports(config.max_reports, (Tier(epsilon),))
-            choice = Choice(epsilon=epsilon, max_reports=config.max_reports)
-            what = f"FMF-LDP, ε = {epsilon:g} a report"
-            found.append(ScaleCell("FMF-LDP", config.fmf, release_k, choice, epsilon, what))
-        for epsilon in config.gram_epsilons:
-            own, choice = OwnEpsilon(epsilon=epsilon), Choice(epsilon=epsilon)
-            what = f"gram, ε = {epsilon:g}"
-            found.append(ScaleCell("gram", config.gram, own, choice, epsilon, what))
-        return found
+    @cached_property
+    def _crowd(self) -> SeededCrowd:
+        return SeededCrowd(replace(self.config.crowd, held_out=True))
 
-    def cell(self, users: int, asked: ScaleCell) -> Arrays:
-        """Whether each tested user's item was among ten."""
-        parts = [repr(part) for part in (asked.settings, asked.release, asked.choice)]
-        key = [VERSION, users, self._crowd, parts, self.config.tested, self.config.seed]
-        return self.kept(key, ["values"], lambda: self._train(users, asked))
+    def everybody(self, threads: int) -> tuple[Interactions, Interactions]:
+        """Return what all users learn from, and what is held out of the tested ones."""
+        train, out = self._crowd.generate(0, self.config.users, threads)
+        tested = min(self.config.tested, self.config.users)
+        return train, Interactions(
+            indptr=np.arange(tested + 1, dtype=np.int64), items=out[:tested], n_items=train.n_items
+        )
 
-    def popularity(self, users: int) -> Arrays:
-        """The same by popularity alone."""
+    def split(self, part: Part, seed: int) -> Split:
+        """Of the tested users alone: what they have, and what is held out."""
+        with self._lock:
+            if (part, 0) not in self._splits:
+                train, test = self.everybody(1)
+                some, _ = self._crowd.generate(0, test.n_users)
+                items = np.arange(train.n_items)
+                self._splits[part, 0] = Split(some, test, items, protocol="one item each")
+            return self._splits[part, 0]
 
-        def fit() -> Arrays:
-            train, some, test = self.world(users)
-            scorer = TopPop().fit(train, Streams.from_seed(self.config.seed))
-            return {"values": evaluate(scorer, some, test, threads=self.threads).per_user(METRIC)}
 
-        key = [VERSION, users, self._crowd, "top-pop", self.config.tested]
-        return self.kept(key, ["values"], fit)
+class CrowdKind(Kind):
+    """A system that a whole crowd trains, `name` among its settings, and that its tested users
+    fit at home: FPL with a share π, FMF-LDP with k reports of ε, or gram at an ε."""
 
-    def _train(self, users: int, asked: ScaleCell) -> Arrays:
-        train, some, test = self.world(users)
-        rng = Streams.from_seed(self.config.seed)
-        consent = Consent.uniform(np.arange(users, dtype=np.int64), asked.choice)
-        made = Federation.build(asked.settings, train, consent, asked.release, rng)
-        made.devices.ledger.keep_rows = False
-        if self.device != "cpu" and not made.devices.reports_bits:
-            made.check_device(self.device)
-            made.accelerate(self.device)
-        made.run(threads=self.threads)
-        algorithm, view = made.server.algorithm, made.server.recommending
-        tested = made.devices.cohort.take(np.arange(some.n_users, dtype=np.int64))
+    def key(self, job: Job) -> object:
+        made = parts_of(job)
+        return job.settings["name"] if made is None else list(made)
+
+    def train(self, job: Job) -> TrainedSystem:
+        if not isinstance(job.world, CrowdWorld):
+            raise ConfigError("a crowd's system needs data with a crowd")
+        rng, made = Streams.from_seed(job.seed), parts_of(job)
+        train, _ = job.world.everybody(job.cells.threads)
+        if made is None:
+            return TrainedSystem({END: job.measure(TopPop().fit(train, rng))})
+        settings, release, choice = made
+        consent = Consent.uniform(np.arange(train.n_users, dtype=np.int64), choice)
+        federation = Federation.build(settings, train, consent, release, rng)
+        federation.devices.ledger.keep_rows = False
+        if job.cells.device != "cpu":
+            federation.check_device(job.cells.device)
+            federation.accelerate(job.cells.device)
+        federation.run(threads=job.cells.threads)
+        algorithm, view = federation.server.algorithm, federation.server.recommending
+        everybody = np.arange(job.split.train.n_users, dtype=np.int64)
+        tested = federation.devices.cohort.take(everybody)
         algorithm.device_fit(view, tested, rng)
-        scorer = algorithm.device_scorer(tested.vectors, view.items)
-        return {"values": evaluate(scorer, some, test, threads=self.threads).per_user(METRIC)}
+        return TrainedSystem(
+            {END: job.measure(algorithm.device_scorer(tested.vectors, view.items))}
+        )
 
 
-def _whole(size: int | str, users: int) -> int:
-    return users if isinstance(size, str) else size
+def parts_of(job: Job) -> tuple[AlgorithmSettings, Release, Choice] | None:
+    """What a system is made of; None for popularity, which nobody needs to train."""
+    own = ("name", "share", "epsilon", "reports")
+    values = {name: value for name, value in job.settings.items() if name not in own}
+    name, get = job.settings["name"], job.settings.get
+    if name == "top-pop":
+        return None
+    if name == "fpl":
+        fpl = config.build(FPLConfig, values, "fpl")
+        users = job.world.config.users
+        size = users if isinstance(fpl.cohort_size, str) else min(users, fpl.cohort_size)
+        fpl = replace(fpl, cohort_size=size)
+        return fpl, ShareFraction("draw"), Choice(share_positives=float(get("share", 0.5)))
+    epsilon = float(job.settings["epsilon"])
+    if name == "fmf":
+        k = int(get("reports", 100))
+        release = KReports(k, (Tier(epsilon),))
+        settings = config.build(FMFConfig, values, "fmf")
+        return settings, release, Choice(epsilon=epsilon, max_reports=k)
+    if name == "gram":
+        gram = config.build(GramConfig, {"recency": False, **values}, "gram")
+        return gram, OwnEpsilon(epsilon=epsilon), Choice(epsilon=epsilon)
+    raise ConfigError(f"a crowd trains fpl, fmf, gram or top-pop, not {name!r}")
 
 
-def scale(study: ScaleStudy, out: Path) -> dict[str, Any]:
-    """A row for each system, number of users and ε."""
-    rows: list[Row] = []
-    sizes = study.config.users
-    many = sum(len(study.asked(users)) + 1 for users in sizes)
-    for users in sizes:
-        study.report(f"{users:,} users", len(rows), many)
-        rows.append(_row("Top-Pop", "Top-Pop", users, None, study.popularity(users)))
-        for asked in study.asked(users):
-            study.report(f"{users:,} users: {asked.what}", len(rows), many)
-            found = study.cell(users, asked)
-            rows.append(_row(asked.system, asked.what, users, asked.epsilon, found))
-    study.report("crowds", many, many)
-    columns = [
-        Column("what", "system"), Column("users", format=","),
-        Column(METRIC, METRIC, ".4f", "max"), Column("half", "± (95 %, over users)", ".4f"),
-    ]  # fmt: skip
-    table = shown("Accuracy against the number of users", columns, rows, study.describe())
-    picture = _draw(out / "figures" / "scale", rows)
-    return study.result("scale", out, [table], _claims(rows), [picture], rows=rows)
+def over_users(line: TrainedLine) -> Row:
+    """Half of the 95 % interval over the tested users."""
+    values = line.runs[0].per_user(METRIC)
+    return {"half": float(1.96 * values.std() / np.sqrt(len(values)))}
 
 
-def _row(system: str, what: str, users: int, epsilon: float | None, cell: Arrays) -> Row:
-    values = cell["values"]
-    half = float(1.96 * values.std() / np.sqrt(len(values)))
-    return {
-        "system": system, "what": what, "users": users, "epsilon": epsilon,
-        METRIC: float(values.mean()), "half": half,
-    }  # fmt: skip
-
-
-def _curves(rows: Sequence[Row]) -> dict[str, tuple[list[float], list[float]]]:
-    curves: dict[str, tuple[list[float], list[float]]] = {}
-    for row in rows:
-        xs, ys = curves.setdefault(row["what"], ([], []))
-        xs.append(float(np.log10(row["users"])))
-        ys.append(row[METRIC])
-    return curves
-
-
-def _draw(path: Path, rows: Sequence[Row]) -> FigureBlock:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    title = "Accuracy against the number of users"
-    with plots.drawing(path, title, (7.2, 5.2)) as (figure, axes):
-        for number, (name, (x, y)) in enumerate(_curves(rows).items()):
-            colour, marker = plots.PALETTE[number % 6], plots.MARKERS[number % 6]
-            axes.plot(x, y, color=colour, linewidth=1.6, marker=marker, markersize=5, label=name)
-        ticks = sorted({float(np.log10(row["users"])) for row in rows})
-        axes.set_xticks(ticks, [f"{round(10**tick):,}" for tick in ticks])
-        axes.set(xlabel="users who take part", ylabel=METRIC)
-        figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize=8)
-    return FigureBlock(plots.figure_files(path).svg, title, f"{METRIC}: {ONE_ITEM}.")
-
-
-def _claims(rows: Sequence[Row]) -> list[Claim]:
-    """That more users help who protects herself, and that the strictest need them most."""
+def claims(sets: Mapping[str, Sequence[StudyLine]], spec: Mapping[str, Any]) -> list[Claim]:
+    """That more users help those who protect themselves, and that the strictest need them most."""
     found = []
-    curves = _curves(rows)
-    for what, (x, y) in curves.items():
-        if len(x) < 2 or not what.startswith(("gram", "FMF")):
+    curves = groups(sets["main"], ["settings"])
+    for (what,), mine in curves.items():
+        rows = [line.row for line in mine]
+        if len(rows) < 2 or rows[0]["key"] not in spec["protected"]:
             continue
-        half = max(row["half"] for row in rows if row["what"] == what)
+        half, first, last = max(row["half"] for row in rows), rows[0][METRIC], rows[-1][METRIC]
         text = f"{what}: more users make it better, or no worse"
-        found.append(claim(text, (y[-1] >= y[0] - half, f"{METRIC} {y[0]:.4f} to {y[-1]:.4f}")))
-    best: Mapping[str, float] = {what: y[-1] for what, (_, y) in curves.items()}
-    grams = [what for what in best if what.startswith("gram")]
-    if grams:
-        strict, top = grams[0], best["Top-Pop"]
-        text = f"{strict} is above popularity where users are most"
-        found.append(claim(text, (best[strict] > top, f"{best[strict]:.4f} against {top:.4f}")))
+        found.append(claim(text, (last >= first - half, f"{METRIC} {first:.4f} to {last:.4f}")))
+    best = {what: mine[-1].row for (what,), mine in curves.items()}
+    strict = next((row for row in best.values() if row["key"] == "gram"), None)
+    floor = next(row for row in best.values() if row["key"] == "top-pop")
+    if strict is not None:
+        text = f"{strict['settings']} is above popularity where users are most"
+        good = strict[METRIC] > floor[METRIC]
+        found.append(claim(text, (good, f"{strict[METRIC]:.4f} against {floor[METRIC]:.4f}")))
     return found
-
-
-STUDY = ScaleStudy
-VIEWS = {"scale": scale}

@@ -13,10 +13,10 @@ from sottovoce.errors import ConfigError, Diverged
 from sottovoce.privacy.mechanisms import ShareFraction
 from sottovoce.rng import Streams
 from sottovoce.testing import random_world, small_run
-from sottovoce_papers.study import installed
+from sottovoce_papers.files import installed
 
-TABLE3 = installed("fpl-table3")
-BRAZIL, PRINTED = TABLE3["counts"], TABLE3["printed"]
+PRINTED = installed("fpl-table3")["values"]
+BRAZIL = PRINTED["counts"]
 
 
 def test_sfpl_with_everything_shared_is_bpr_mf_bit_for_bit():

@@ -12,12 +12,10 @@ import numpy as np
 import pytest
 
 import sottovoce_papers as reproduce
-from sottovoce.algorithms.fcf.system import FCFConfig
 from sottovoce.cli import output
 from sottovoce.evaluation.tables import Column, Table
-from sottovoce_papers.fpl_study import FCFBaseline, FPLSetting, FPLStudy, FPLStudyConfig
 from sottovoce_papers.poisoning import Case, Poisoning, PoisoningConfig, TargetDataConfig
-from sottovoce_papers.study import Study, claim, installed, laid_over, plus_minus, repr_as, shown
+from sottovoce_papers.study import Study, claim, installed, laid_over, plus_minus, shown
 
 
 def quiet(what, done, total):
@@ -121,38 +119,14 @@ def test_who_fails_lets_go(study):
     assert int(study.kept(["a"], ["x"], lambda: {"x": np.array(3)})["x"]) == 3
 
 
-def test_cells_of_the_release_before_are_found():
-    """A file's name comes from its key; classes have been renamed since, keys have not."""
-    setting = FPLSetting("pFPL", 0.05, 4, 0.5)
-    assert repr_as("Setting", setting) == (
-        "Setting(system='pFPL', learning_rate=0.05, embedding_size=4, share=0.5)"
-    )
-    fcf = FCFBaseline(FCFConfig())
-    assert repr_as("Federated", fcf) == f"Federated(settings={FCFConfig()!r})"
-    assert repr_as("WorldConfig", TargetDataConfig("town")).startswith(
-        "WorldConfig(source='town', min_user_items=0, embedding_size=10, "
-    )
-
-
-def test_keys_are_written_with_the_old_names(tmp_path, monkeypatch):
+def test_keys_of_poisoning_are_written_with_the_old_names(tmp_path, monkeypatch):
     keys = []
     monkeypatch.setattr(Study, "kept", lambda self, key, names, train: keys.append(key))
-    fpl = FPLStudy(FPLStudyConfig("town", 0), tmp_path, 1, quiet)
-    for call in (
-        lambda: fpl.train(FPLSetting("pFPL", 0.05, 4), [1], "test", 0),
-        lambda: fpl.fit("FCF", FCFBaseline(FCFConfig()), "test"),
-    ):
-        with pytest.raises(TypeError):
-            call()
-    fingerprint, about = keys[0]
-    assert about["setting"].startswith("Setting(")
-    assert keys[1][1]["settings"].startswith("Federated(")
-    assert fingerprint == keys[1][0] == fpl.dataset.fingerprint()
     poisoned = Poisoning(PoisoningConfig((TargetDataConfig("town"),)), tmp_path, 1, quiet)
     with pytest.raises(TypeError):
         poisoned.case(Case(0, "direct"))
-    assert keys[2][2].startswith("WorldConfig(")
-    assert keys[2][4].startswith("PoisoningConfig(worlds=(), ")
+    assert keys[0][2].startswith("WorldConfig(source='town', min_user_items=0, embedding_size=10, ")
+    assert keys[0][4].startswith("PoisoningConfig(worlds=(), ")
 
 
 def test_parts_are_worked_on_in_order_and_reported(tmp_path):
@@ -190,7 +164,7 @@ def test_tables_are_laid_over_each_other():
     assert below["study"]["seeds"] == [0, 1]
 
 
-@pytest.mark.parametrize("name", reproduce.NAMES)
+@pytest.mark.parametrize("name", reproduce.PROGRAMS)
 def test_every_name_has_a_file_that_says_how_to_read_it_and_a_view(name):
     assert len(installed(name)["reading"]) > 80
     assert installed(name, quick=True)["reading"] == installed(name)["reading"]

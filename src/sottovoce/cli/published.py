@@ -15,7 +15,21 @@ def reproduce(
     name: Annotated[
         str | None,
         typer.Argument(
-            metavar="[NAME]", help="A published table or figure; without it, which there are."
+            metavar="[NAME|FILE]",
+            help="A study by name, or a file of one's own; without it, the list of studies.",
+        ),
+    ] = None,
+    listed: Annotated[
+        bool, typer.Option("--list", help="List the studies, and which data they lack here.")
+    ] = False,
+    data: Annotated[
+        list[str] | None,
+        typer.Option(metavar="SET", help="Take this data set of the file alone; repeatable."),
+    ] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="A.B=C", help="Change a value of the study's file; repeatable."
         ),
     ] = None,
     quick: Annotated[
@@ -36,9 +50,10 @@ def reproduce(
     ] = "cpu",
     as_json: Json = False,
 ) -> None:
-    """Set one published table or figure beside our figures, and test its claims.
+    """Run a study: set a published table or figure beside our figures, and test its claims.
 
-    Without NAME it lists those that there are. What is trained or attacked is kept in `cells`
+    A study is a TOML file with data, systems, tables, figures and claims. NAME is one that comes
+    with the package; FILE.toml is one of your own. What is trained or attacked is kept in `cells`
     beside the folder of --out. If the command was stopped, the same command goes on from there.
     Several commands that run side by side share it.
 
@@ -48,23 +63,28 @@ def reproduce(
 
     \b
     Examples:
-      sottovoce reproduce
+      sottovoce reproduce --list
       sottovoce reproduce fpl-table2 --quick
+      sottovoce reproduce mine.toml --set "study.seeds=[7]"
       sottovoce reproduce uc-table2 --device cuda
     """
     import sottovoce_papers as published
     from sottovoce.core.recommender import default_threads
     from sottovoce.runs.folder import check_writable
 
-    if name is None:
+    if name is None or listed:
+        lacks = {known: published.missing(known) for known in published.NAMES}
         if as_json:
-            output.emit({"names": published.NAMES})
+            output.emit({"names": published.NAMES, "missing": lacks})
         else:
-            width = max((len(known) for known in published.NAMES), default=0)
-            output.show(*[f"{known:<{width}}  {text}" for known, text in published.NAMES.items()])
+            width = max(len(known) for known in published.NAMES)
+            for known, text in published.NAMES.items():
+                ends = f"; not here: {', '.join(lacks[known])}" if lacks[known] else ""
+                output.show(f"{known:<{width}}  {text}{ends}")
         return
-    published.check(name, device)
-    place = out or Path("runs") / name
+    if not name.endswith(".toml"):
+        published.check(name, device)
+    place = out or Path("runs") / Path(name).stem
     check_writable(place)
     advice = "start it again with the same command; models that are trained are kept"
     with output.interruptible(advice), output.progress(lines=True) as report:
@@ -75,6 +95,8 @@ def reproduce(
             threads=threads or default_threads(),
             report=report,
             device=device,
+            data=data or (),
+            settings=settings or (),
         )
     _tell(found, as_json)
 

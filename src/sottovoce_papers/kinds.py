@@ -1,0 +1,50 @@
+"""Kinds of systems that several papers compare with."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any
+
+from sottovoce import config
+from sottovoce.baselines import BASELINES, Baseline
+from sottovoce.errors import ConfigError
+from sottovoce.rng import Streams
+from sottovoce_papers.lines import END, Job, Kind, Settings, TrainedSystem
+from sottovoce_papers.worlds import StudyWorld
+
+
+class BaselineKind(Kind):
+    """A baseline of the library, `name` among its settings; each length is trained for itself."""
+
+    def along(self, settings: Settings) -> str:
+        return "epochs" if "epochs" in settings else ""
+
+    def prepared(self, settings: dict[str, Any], world: StudyWorld) -> dict[str, Any]:
+        kind: Any = self._class(settings)
+        usual = {field.name: field.default for field in fields(kind)}
+        return {"epochs": usual["epochs"], **settings} if "epochs" in usual else settings
+
+    def key(self, job: Job) -> object:
+        return self.component(job.settings)
+
+    def train(self, job: Job) -> TrainedSystem:
+        looks = {}
+        for stop in job.stops:
+            length = {"epochs": int(stop)} if stop != END else {}
+            model = self.component({**job.settings, **length})
+            looks[stop] = job.measure(model.fit(job.split.train, self.rng(job)))
+        return TrainedSystem(looks)
+
+    def rng(self, job: Job) -> Streams:
+        """What it draws from."""
+        return Streams.from_seed(job.seed)
+
+    def component(self, settings: Settings) -> Baseline:
+        values: dict[str, Any] = {k: v for k, v in settings.items() if k != "name"}
+        return config.build(self._class(settings), values, str(settings["name"]))
+
+    def _class(self, settings: Settings) -> type[Baseline]:
+        name = settings.get("name")
+        if name not in BASELINES:
+            raise ConfigError(f"there is no baseline {name!r}; there are {', '.join(BASELINES)}")
+        return BASELINES[str(name)]

@@ -1,0 +1,211 @@
+"""How a study's rows are shown: tables, a handful of plot kinds, and one page."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from sottovoce.errors import ConfigError
+from sottovoce.evaluation import plots
+from sottovoce.evaluation.report import FigureBlock, Section, TextBlock, write_report
+from sottovoce.evaluation.tables import Cell, Column, Table
+from sottovoce_papers.claims import Claim, Row, chosen, fits, groups, lines_of, significance
+
+if TYPE_CHECKING:
+    from sottovoce_papers.lines import StudyLine
+
+Spec = Mapping[str, Any]
+
+
+# --- rows ----------------------------------------------------------------------------------------
+
+
+def print_beside(printed: Spec, lines: Sequence[StudyLine]) -> None:
+    """Put printed figures beside ours: `by` names the columns whose values are the keys of `rows`,
+    `columns` the metrics of each."""
+    for line in lines:
+        place = " ".join(str(line.row.get(name)) for name in printed["by"])
+        theirs = printed["rows"].get(place, ())
+        if isinstance(theirs, Mapping):
+            theirs = [theirs.get(name) for name in printed["columns"]]
+        line.row.update(
+            {f"{name}_paper": None for name in printed["columns"]}
+            | {f"{n}_paper": v for n, v in zip(printed["columns"], theirs, strict=False)}
+        )
+
+
+def derive(spec: Spec, lines: Sequence[StudyLine], others: Sequence[StudyLine]) -> None:
+    """Add a column that compares a figure with that of a base line: their `ratio`, or the relative
+    `change`. Of several base lines the best counts; the base itself has no change."""
+    metric, how = spec["of"], spec["how"]
+    for place, mine in groups(lines, spec.get("within", ())).items():
+        there = dict(zip(spec.get("within", ()), place, strict=True))
+        bases = [one for one in chosen(others, there) if fits(one.row, spec["base"])]
+        for line in mine:
+            same = [
+                one for one in bases if all(one.row[k] == line.row[k] for k in spec.get("like", ()))
+            ]
+            same = [one for one in same if one.row.get(metric) is not None]
+            base = max(same, key=lambda one: one.row[metric], default=None)
+            value = None
+            if base is not None and base.row[metric] and line.row.get(metric) is not None:
+                value = line.row[metric] / base.row[metric]
+                if how == "change":
+                    value = None if base is line else value - 1.0
+            line.row[spec["column"]] = value
+
+
+# --- tables --------------------------------------------------------------------------------------
+
+
+def columns_of(specs: Sequence[Spec | str]) -> list[Column]:
+    """Columns as a file writes them: a key alone, or a table."""
+    return [Column(spec) if isinstance(spec, str) else Column(**spec) for spec in specs]
+
+
+def tables_of(
+    spec: Spec, sets: Mapping[str, Sequence[StudyLine]], protocol: str, notes: Sequence[str]
+) -> list[Table]:
+    """Return a table of a study's file, or one for each value of its columns in `each`."""
+    columns = columns_of(spec["columns"])
+    keys = [column.key for column in columns]
+    lines = chosen(lines_of(sets, spec), spec.get("where", {}))
+    if "group" in spec:
+        lines = [line for mine in groups(lines, [spec["group"]]).values() for line in mine]
+    found = []
+    for mine in groups(lines, spec.get("each", ())).values():
+        rows = [{key: line.row.get(key) for key in keys} for line in mine]
+        if "star" in spec:
+            _star(spec["star"], mine, rows)
+        title = spec["title"].format_map(mine[0].row)
+        said = [*(note.format_map(mine[0].row) for note in spec.get("notes", ())), *notes]
+        trained = "size" in mine[0].row
+        how = protocol.format_map(mine[0].row) if trained else ""
+        found.append(Table(title, columns, rows, how, said))
+    return found
+
+
+def _star(spec: Spec, lines: Sequence[StudyLine], rows: Sequence[Row]) -> None:
+    """Mark figures that differ significantly from those of a reference."""
+    metric = spec["metric"]
+    for mine in groups(lines, spec.get("within", ())).values():
+        tests = significance(mine, metric, spec["against"])
+        for line, row in zip(lines, rows, strict=True):
+            test = tests.get(line.row["system"])
+            if line in mine and test is not None and test.significant():
+                row[spec["column"]] = Cell(row[spec["column"]], "*")
+
+
+# --- figures -------------------------------------------------------------------------------------
+
+
+def _curves(spec: Spec, lines: Sequence[StudyLine]) -> dict[str, tuple[list[float], list[float]]]:
+    """A curve for each label, in the order of the rows. With `along` in the place of `x` a row is a
+    curve of its own: its figures after each length of training."""
+    found: dict[str, tuple[list[float], list[float]]] = {}
+    scale: Callable[[float], float] = SCALES[spec.get("scale", "")]
+    for line in lines:
+        row = line.row
+        label = spec.get("label", "{system}").format_map(row)
+        xs, ys = found.setdefault(label, ([], []))
+        if "xs" in spec:
+            known = [(x, row[y]) for x, y in zip(spec["xs"], spec["ys"], strict=True) if y in row]
+            xs += [x for x, _ in known]
+            ys += [y for _, y in known]
+            continue
+        if "x" in spec:
+            if row.get(spec["x"]) is not None and row.get(spec["y"]) is not None:
+                xs.append(scale(float(row[spec["x"]])))
+                ys.append(row[spec["y"]])
+            continue
+        start = f"{spec['y']} after "
+        places = {float(k[len(start) :]): v for k, v in row.items() if k.startswith(start)}
+        xs += sorted(places)
+        ys += [places[x] for x in sorted(places)] if places else []
+    return {label: curve for label, curve in found.items() if curve[0]}
+
+
+SCALES: Mapping[str, Callable[[float], float]] = {
+    "": float,
+    "log2": lambda x: float(np.log2(x)),
+    "log10": lambda x: float(np.log10(x)),
+    "1e9/": lambda x: 1e9 / x,
+}
+
+
+def _lines(spec: Spec, lines: Sequence[StudyLine], path: Path, title: str) -> plots.Figures:
+    levels, drawn = dict(spec.get("levels", {})), []
+    for line in lines:
+        if spec.get("level_without") in (None, *line.row):
+            drawn.append(line)
+        else:
+            levels[line.row["system"]] = line.row[spec["y"]]
+    return plots.lines(
+        path, _curves(spec, drawn), x_label=spec["x_label"], y_label=_y_label(spec),
+        title=title, references=levels,
+    )  # fmt: skip
+
+
+def _y_label(spec: Spec) -> str:
+    return str(spec.get("y_label", spec.get("y", "")))
+
+
+def _paths(spec: Spec, lines: Sequence[StudyLine], path: Path, title: str) -> plots.Figures:
+    return plots.trade_off(
+        path, _curves(spec, lines), x_label=spec["x_label"], y_label=_y_label(spec),
+        title=title, front=spec.get("front", False),
+    )  # fmt: skip
+
+
+def _bars(spec: Spec, lines: Sequence[StudyLine], path: Path, title: str) -> plots.Figures:
+    values = {
+        spec.get("label", "{system}").format_map(line.row): [line.row[y] for y in spec["ys"]]
+        for line in lines
+    }
+    names = spec.get("names", spec["ys"])
+    return plots.bias_bars(path, names, values, title=title, x_label=spec["x_label"])
+
+
+Drawing = Callable[[Spec, Sequence["StudyLine"], Path, str], plots.Figures]
+PLOTS: Mapping[str, Drawing] = {"lines": _lines, "paths": _paths, "bars": _bars}
+
+
+def figures_of(
+    spec: Spec, sets: Mapping[str, Sequence[StudyLine]], folder: Path, name: str
+) -> list[FigureBlock]:
+    """Draw a figure of a study's file, or one for each value of its columns in `each`."""
+    draw = PLOTS.get(spec["is"])
+    if draw is None:
+        raise ConfigError(f"a figure is one of {', '.join(PLOTS)}, not {spec['is']!r}")
+    lines = chosen(lines_of(sets, spec), spec.get("where", {}))
+    found = []
+    for number, mine in enumerate(groups(lines, spec.get("each", ())).values(), start=1):
+        title = spec["title"].format_map(mine[0].row)
+        stem = f"{name}-{spec['name']}" if "name" in spec else name
+        stem += f"-{number}" * ("each" in spec)
+        drawn = draw(spec, mine, folder / stem, title)
+        found.append(FigureBlock(drawn.svg, spec.get("alt", title).format_map(mine[0].row)))
+    return found
+
+
+# --- the page ------------------------------------------------------------------------------------
+
+
+def page_of(
+    path: Path,
+    tables: Sequence[Table],
+    claims: Sequence[Claim],
+    pictures: Sequence[FigureBlock],
+    reading: str,
+) -> Path:
+    """Write a study's page: results, what was claimed, and how to read it."""
+    columns = [Column(key) for key in ("claim", "holds", "detail")]
+    claimed = Table("What is claimed, tested", columns, list(claims))
+    sections = [
+        Section("Results", [*tables, claimed, *pictures]),
+        Section("How to read this", [TextBlock(reading)]),
+    ]
+    return write_report(path, tables[0].title, sections)
