@@ -14,7 +14,7 @@ from scipy.sparse import csr_array
 
 from sottovoce.baselines import BASELINES, Baseline, Progress
 from sottovoce.config import require_number
-from sottovoce.data import Interactions
+from sottovoce.core.interactions import Interactions
 from sottovoce.rng import Streams
 
 

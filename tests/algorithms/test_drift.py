@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from drift_world import RNG, by_messages, door, membership, parties, world
+from drift_world import DRIFT, RNG, by_messages, door, membership, parties, world
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -18,7 +18,7 @@ from sottovoce.algorithms.drift.blocks import (
     learn,
 )
 from sottovoce.algorithms.drift.messages import Interaction, OwnerTable, RowRequest
-from sottovoce.algorithms.drift.replay import DRIFT, exchange, plan, replay
+from sottovoce.algorithms.drift.replay import exchange, plan, replay
 from sottovoce.algorithms.drift.system import DRIFTConfig, Orchestrator, Owner
 from sottovoce.baselines.saros import SAROS
 from sottovoce.core.interactions import Interactions

@@ -5,13 +5,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from drift_world import RNG, membership, world
+from drift_world import DRIFT, RNG, membership, world
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sottovoce.algorithms.drift.blocks import Events, first_rows
 from sottovoce.algorithms.drift.messages import Interaction, OwnerTable
-from sottovoce.algorithms.drift.replay import DRIFT, plan
+from sottovoce.algorithms.drift.replay import plan
 from sottovoce.algorithms.drift.system import DRIFTConfig, Owner
 from sottovoce.algorithms.drift.untouched import draw_for
 from sottovoce.core.interactions import Interactions

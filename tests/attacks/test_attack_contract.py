@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 
 from sottovoce.attacks.views import ATTACKS, Attack, Claims, Result
+from sottovoce.core.interactions import Interactions
 from sottovoce.core.messages import DeviceReports
-from sottovoce.data import Dataset, Interactions, write_prepared
+from sottovoce.data.dataset import Dataset
+from sottovoce.data.prepared import write_prepared
 from sottovoce.experiment import Experiment
 from sottovoce.runs.threat_views import views_and_truth
 from sottovoce.testing import AttackContract, ContractBroken

@@ -5,7 +5,7 @@ import pytest
 
 from sottovoce.attacks.suite.a01_lone_rows import ATTACK
 from sottovoce.attacks.views import ATTACKS
-from sottovoce.data import available
+from sottovoce.data.sources import available
 from sottovoce.experiment import Experiment, find_experiment
 from sottovoce.runs.attack import attack_experiment
 

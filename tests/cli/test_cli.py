@@ -20,7 +20,9 @@ import typer.main
 from run_folders import content, same
 
 import sottovoce.cli
-from sottovoce.data import Dataset, Interactions, Labels, Vocabulary, write_prepared
+from sottovoce.core.interactions import Interactions, Vocabulary
+from sottovoce.data.dataset import Dataset, Labels
+from sottovoce.data.prepared import write_prepared
 from sottovoce.errors import SottovoceError, Told
 from sottovoce.runs.folder import RUNNING, RunFolder, load_arrays, save_arrays
 

@@ -11,8 +11,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from sottovoce.data import import_into, load
-from sottovoce.data.importers import files
+from sottovoce.data.importers import files, import_into
+from sottovoce.data.sources import load
 from sottovoce.errors import ConfigError, DataError
 
 TINY = """

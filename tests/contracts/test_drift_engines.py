@@ -14,7 +14,7 @@ from sottovoce.algorithms.drift.system import DRIFTConfig, Orchestrator, Owner
 from sottovoce.algorithms.drift.untouched import of_owner
 from sottovoce.core.consent import Choice, Consent
 from sottovoce.core.interactions import Interactions
-from sottovoce.data import load
+from sottovoce.data.sources import load
 from sottovoce.data.splitting import temporal_holdout
 from sottovoce.engines.flower.superlink import SuperLinkPlace, count_unknown_nodes
 from sottovoce.engines.processes import Child, sottovoce_command

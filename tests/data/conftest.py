@@ -7,7 +7,8 @@ from collections.abc import Callable
 import pytest
 from hypothesis import settings
 
-from sottovoce.data import Dataset, available, load
+from sottovoce.data.dataset import Dataset
+from sottovoce.data.sources import available, load
 
 # Shared machines are slow at times; a property that holds must not fail for that.
 settings.register_profile("patient", deadline=None)

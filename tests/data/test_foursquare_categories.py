@@ -5,16 +5,15 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from sottovoce.data import (
+from sottovoce.core.interactions import Interactions
+from sottovoce.data.dataset import Dataset
+from sottovoce.data.foursquare_categories import (
+    LEAVES,
     TOP_CATEGORIES,
-    Dataset,
-    Interactions,
-    keep_active,
-    temporal_holdout,
     top_category,
     with_top_categories,
 )
-from sottovoce.data.foursquare_categories import LEAVES
+from sottovoce.data.splitting import keep_active, temporal_holdout
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,17 @@ import pyarrow as pa
 import pytest
 from test_importers import DOUBAN, ML1M, ML10M, ML20M, ML100K, TIST, unpacked
 
-from sottovoce.data import KINDS, TownConfig, generate_town, import_path, write_prepared
-from sottovoce.data.importers import IMPORTERS, Archive, Download, RawTables, Request
+from sottovoce.data.importers import (
+    IMPORTERS,
+    KINDS,
+    Archive,
+    Download,
+    RawTables,
+    Request,
+    import_path,
+)
+from sottovoce.data.prepared import write_prepared
+from sottovoce.data.town import TownConfig, generate_town
 from sottovoce.errors import DataError
 from sottovoce.testing import ImporterContract
 

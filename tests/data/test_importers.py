@@ -11,8 +11,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from sottovoce.data import Dataset, TownConfig, generate_town, import_path, write_prepared
+from sottovoce.data.dataset import Dataset
 from sottovoce.data.importers import files as text
+from sottovoce.data.importers import import_path
+from sottovoce.data.prepared import write_prepared
+from sottovoce.data.town import TownConfig, generate_town
 from sottovoce.errors import ConfigError, CorruptData, DataError, DataNotFound
 
 Files = dict[str, str | bytes]

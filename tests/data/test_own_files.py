@@ -22,19 +22,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from sottovoce.data import (
-    Dataset,
-    import_into,
-    import_path,
-    published_split,
-    read_prepared,
-    write_prepared,
-)
 from sottovoce.data import gathering as gather
 from sottovoce.data.assembly import Keep
+from sottovoce.data.dataset import Dataset
 from sottovoce.data.importers import files as text
+from sottovoce.data.importers import import_into, import_path
 from sottovoce.data.importers.columns import choose_columns
-from sottovoce.data.splitting import published_validation
+from sottovoce.data.prepared import read_prepared, write_prepared
+from sottovoce.data.splitting import published_split, published_validation
 from sottovoce.data.times import seconds_of_texts
 from sottovoce.errors import ConfigError, CorruptData, DataError, SottovoceError
 from sottovoce.rng import Streams

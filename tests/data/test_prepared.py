@@ -11,20 +11,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from sottovoce.data import (
-    Dataset,
-    Interactions,
-    Labels,
-    TownConfig,
-    Vocabulary,
-    available,
-    generate_town,
-    load,
-    prepared_folder,
-    prepared_root,
-    read_prepared,
-    write_prepared,
-)
+from sottovoce.core.interactions import Interactions, Vocabulary
+from sottovoce.data.dataset import Dataset, Labels
+from sottovoce.data.prepared import read_prepared, write_prepared
+from sottovoce.data.sources import available, load, prepared_folder, prepared_root
+from sottovoce.data.town import TownConfig, generate_town
 from sottovoce.errors import ConfigError, CorruptData, DataError, DataNotFound
 
 NONE = pa.array([], pa.int64())

@@ -16,7 +16,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from sottovoce.core.ranks import Ranks
-from sottovoce.data import Dataset, read_prepared, row_groups
+from sottovoce.data import row_groups
+from sottovoce.data.dataset import Dataset
+from sottovoce.data.prepared import read_prepared
 from sottovoce.data.splitting import Split
 from sottovoce.errors import ConfigError, CorruptData, DataError
 from sottovoce.experiment import Experiment

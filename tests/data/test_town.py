@@ -5,17 +5,19 @@ import pytest
 from numpy.typing import NDArray
 
 from sottovoce.config import build
-from sottovoce.data import (
-    TOP_CATEGORIES,
-    Dataset,
-    Split,
+from sottovoce.data.dataset import Dataset
+from sottovoce.data.foursquare_categories import TOP_CATEGORIES, top_category
+from sottovoce.data.splitting import Split, temporal_holdout
+from sottovoce.data.town import (
+    KINDS,
+    START,
+    YEAR,
     TownConfig,
+    _grouped,
+    _world,
     generate_town,
     stream_town,
-    temporal_holdout,
-    top_category,
 )
-from sottovoce.data.town import KINDS, START, YEAR, _grouped, _world
 from sottovoce.errors import ConfigError
 
 Floats = NDArray[np.float64]

@@ -24,7 +24,6 @@ from rank_world import EXPERIMENTS, TOWN, ranks, run_here, table, train  # noqa:
 from sottovoce.core.interactions import Interactions  # noqa: E402
 from sottovoce.core.ranks import ALONE, Ranks, exact_parts  # noqa: E402
 from sottovoce.data.prepared import read_prepared, write_prepared  # noqa: E402
-from sottovoce.data.shaped import ShapeConfig, generate_shaped  # noqa: E402
 from sottovoce.data.town import TownConfig, generate_town  # noqa: E402
 from sottovoce.engines import observers  # noqa: E402
 from sottovoce.engines.distributed import RankPlace, joined  # noqa: E402
@@ -356,15 +355,6 @@ class Among(Ranks):
 
     def __init__(self, rank, size):
         self.rank, self.size = rank, size
-
-
-@pytest.mark.parametrize("size", [2, 3])
-def test_worlds_by_range_are_the_whole(size):
-    config = ShapeConfig(users=50, items=40, interactions=900, min_user_items=5, taste=1.0)
-    whole = generate_shaped(config)
-    parts = [generate_shaped(config, some=Among(k, size).span(50)) for k in range(size)]
-    assert np.array_equal(np.concatenate([p.items for p in parts]), whole.items)
-    assert np.array_equal(np.concatenate([p.counts for p in parts]), whole.counts)
 
 
 def town(here):

@@ -153,22 +153,3 @@ class TestBiasDisparity:
             metrics.bias_disparity(np.array([[1]], np.int32), train, np.ones((1, 1), bool))
         with pytest.raises(DataError):
             metrics.bias_disparity(np.array([[2]], np.int32), train, np.ones((3, 1), bool))
-
-
-@given(
-    st.lists(st.tuples(st.integers(-3, 3), st.booleans()), min_size=2, max_size=30).filter(
-        lambda rows: len({label for _, label in rows}) == 2
-    )
-)
-def test_auc_counts_pairs(rows):
-    yes = [score for score, label in rows if label]
-    no = [score for score, label in rows if not label]
-    won = sum((a > b) + 0.5 * (a == b) for a in yes for b in no)
-    value = metrics.auc([s for s, _ in rows], [label for _, label in rows])
-    assert value == pytest.approx(won / (len(yes) * len(no)))
-
-
-def test_auc_needs_both_classes():
-    assert np.isnan(metrics.auc([1.0, 2.0], [True, True]))
-    with pytest.raises(UsageError):
-        metrics.auc([1.0], [True, False])

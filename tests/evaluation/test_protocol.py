@@ -7,7 +7,8 @@ from numpy.typing import NDArray
 from sottovoce.baselines import TopPop
 from sottovoce.core.interactions import Interactions
 from sottovoce.core.recommender import FactorScorer
-from sottovoce.data import available, load, published_split
+from sottovoce.data.sources import available, load
+from sottovoce.data.splitting import published_split
 from sottovoce.errors import DataError, UsageError
 from sottovoce.evaluation.metrics import hits
 from sottovoce.evaluation.protocol import Full, Given, Protocol, Sampled, evaluate

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from drift_world import DRIFT
 
 from sottovoce.algorithms.drift.blocks import DriftModel, learn
-from sottovoce.algorithms.drift.replay import DRIFT
 from sottovoce.algorithms.drift.system import DRIFTConfig
 from sottovoce.baselines.saros import SAROS
 from sottovoce.core.interactions import Interactions

@@ -12,6 +12,7 @@ import pytest
 from sottovoce.algorithms.fcf.system import FCFConfig
 from sottovoce.algorithms.fpl.system import FPLConfig
 from sottovoce.attacks.views import Attack, Claims, Result, TlsPacket, clustered
+from sottovoce.core.interactions import Interactions
 from sottovoce.core.links import Direct, Proxied, SecureSum
 from sottovoce.core.messages import (
     Batch,
@@ -22,7 +23,8 @@ from sottovoce.core.messages import (
     ModelView,
     SummedReports,
 )
-from sottovoce.data import Dataset, Interactions, write_prepared
+from sottovoce.data.dataset import Dataset
+from sottovoce.data.prepared import write_prepared
 from sottovoce.errors import (
     AttackFailed,
     CorruptData,

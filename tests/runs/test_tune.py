@@ -18,7 +18,9 @@ import pytest
 
 import sottovoce.cli
 from sottovoce.cli.output import StagePace, duration
-from sottovoce.data import Dataset, Interactions, write_prepared
+from sottovoce.core.interactions import Interactions
+from sottovoce.data.dataset import Dataset
+from sottovoce.data.prepared import write_prepared
 from sottovoce.errors import ConfigError, FolderInUse, RunError, UsageError
 from sottovoce.experiment import Experiment, find_experiment
 from sottovoce.privacy.accountant import account

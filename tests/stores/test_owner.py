@@ -18,13 +18,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from drift_world import DRIFT
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from sottovoce.algorithms.drift.blocks import EndedBlock, Events
 from sottovoce.algorithms.drift.messages import Interaction, OwnerTable, Rows
-from sottovoce.algorithms.drift.replay import DRIFT
 from sottovoce.algorithms.drift.system import DRIFTConfig, Orchestrator, Owner
 from sottovoce.algorithms.drift.untouched import of_owner
 from sottovoce.core.interactions import Interactions

@@ -1,15 +1,16 @@
 """A small world for DRIFT: ratings, who holds which items, and parties that have all joined."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from sottovoce.algorithms.drift.blocks import Events
-from sottovoce.algorithms.drift.replay import replay
-from sottovoce.algorithms.drift.system import Orchestrator, Owner, User
+from sottovoce.algorithms.drift.blocks import DriftModel, Events, learn
+from sottovoce.algorithms.drift.replay import plan, replay
+from sottovoce.algorithms.drift.system import DRIFTConfig, Orchestrator, Owner, User
 from sottovoce.algorithms.drift.untouched import of_owner
 from sottovoce.core.consent import Choice, Consent
 from sottovoce.core.interactions import Interactions
+from sottovoce.core.recommender import FactorScorer
 from sottovoce.parties.silo_door import InteractionDoor
 from sottovoce.rng import Streams
 
@@ -67,3 +68,31 @@ def by_messages(config, train, member, epochs=1, refused=None, kind=Owner):
     window = config.window
     epoch_by_epoch = [replay(events, users, owners, orchestrator, window) for _ in range(epochs)]
     return owners, orchestrator, sum(done.updates for done in epoch_by_epoch)
+
+
+@dataclass(frozen=True)
+class DRIFT:
+    """All parties of a fixed federation at once, at full speed."""
+
+    config: DRIFTConfig
+
+    def fit(self, train, table, rng):
+        (model,) = self.fit_steps(train, table, rng, [self.config.epochs])
+        return FactorScorer.of(model.users, model.items)
+
+    def fit_steps(self, train, table, rng, epochs):
+        """The model after each of these epochs (ascending), from one training run."""
+        config, kept = self.config, []
+        events = Events.of(train, config.positive_from, config.order)
+        first, later = (
+            plan(events, table, config.theta, config.window, drawing=config.drawing(rng, known=k))
+            for k in (False, True)
+        )
+        size = config.embedding_size
+        model = DriftModel.start(train.n_users, train.n_items, size, rng, config.spread)
+        for epoch in range(1, max(epochs) + 1):
+            learn(model, first if epoch == 1 else later, config.step())
+            model.check()
+            if epoch in epochs:
+                kept.append(model.copy())
+        return kept

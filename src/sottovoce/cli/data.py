@@ -34,7 +34,7 @@ def show(
       sottovoce data show
       sottovoce data show town
     """
-    from sottovoce.data import available, load
+    from sottovoce.data.sources import available, load
     from sottovoce.evaluation.tables import Column, Table
 
     if name is not None:
@@ -147,7 +147,8 @@ def bring(
       sottovoce data import mine ratings.dat --no-header --columns user,item,rating,time
       sottovoce data import mine log.txt --column user=who --column item=what --delimiter ";"
     """
-    from sottovoce.data import import_into, prepared_folder
+    from sottovoce.data.importers import import_into
+    from sottovoce.data.sources import prepared_folder
 
     folder = prepared_folder(name)
     parts = {"train": train, "validation": validation, "test": test}
@@ -190,7 +191,7 @@ def bring(
 
 def _described(folder: Path, name: str, done: Imported) -> dict[str, Any]:
     """All that `data show NAME` says, where the data set is small enough to be looked at whole."""
-    from sottovoce.data import read_prepared
+    from sottovoce.data.prepared import read_prepared
 
     told = {"name": name, "users": done.users, "items": done.items,
             "interactions": done.interactions}  # fmt: skip

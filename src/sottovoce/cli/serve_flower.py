@@ -284,7 +284,8 @@ def cohort(
       sottovoce serve cohort bakery visits.csv --catalogue catalogue.json --node bakery-node
       sottovoce serve cohort school loans.parquet --catalogue catalogue.json --first 2000
     """
-    from sottovoce.data import import_path, load
+    from sottovoce.data.importers import import_path
+    from sottovoce.data.sources import load
     from sottovoce.engines.flower.cohort import make_cohort, read_choices, read_server_catalogue
 
     known = None

@@ -54,21 +54,16 @@ class ShapeConfig:
             )
 
 
-def generate_shaped(
-    config: ShapeConfig, threads: int = 1, some: range | None = None
-) -> Interactions:
-    """Exactly as many interactions as asked for; the same for any `threads`. Of a range of users
-    (`some`): their rows of the whole, which costs no more than these, but for 40 bytes a user while
-    everybody's activity adds up."""
+def generate_shaped(config: ShapeConfig, threads: int = 1) -> Interactions:
+    """Exactly as many interactions as asked for; the same for any `threads`."""
     rng = Streams.from_seed(config.seed).child("shaped")
-    mine = some or range(config.users)
-    counts = _activity(config, rng.child("activity"))[mine.start : mine.stop]
+    counts = _activity(config, rng.child("activity"))
     indptr = np.concatenate([[0], np.cumsum(counts)])
     generator = rng.child("popularity").generator()
     popularity = generator.permutation(-np.log(np.arange(config.items) + _HEAD))
     numbers = np.arange(config.items, dtype=np.int64)
     places = rng.child("items").normal(numbers, config.dimensions)
-    users = np.arange(mine.start, mine.stop, dtype=np.int64)
+    users = np.arange(config.users, dtype=np.int64)
     tastes = rng.child("tastes").normal(users, config.dimensions)
     tastes *= config.taste / np.sqrt(config.dimensions)
     keys = rng.child("draws").keys(users)
@@ -79,7 +74,7 @@ def generate_shaped(
         ends = indptr[start : start + _PART + 1]
         _draw(keys[span], popularity, places, tastes[span], ends, items)
 
-    starts = range(0, len(mine), _PART)
+    starts = range(0, config.users, _PART)
     with ThreadPoolExecutor(max(1, threads)) as pool:
         list(pool.map(part, starts))
     return Interactions(indptr=indptr, items=items, n_items=config.items)

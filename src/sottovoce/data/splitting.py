@@ -187,23 +187,17 @@ def _within(split: Split, inner: Split) -> Split:
     )
 
 
-def keep_active(data: Data, min_user: int = 20, min_item: int = 0, *, core: bool = False) -> Data:
+def keep_active(data: Data, min_user: int = 20, min_item: int = 0) -> Data:
     """Users with at least `min_user` items and items with at least `min_item` users.
 
-    Users are filtered first, then items, once each; `core=True` repeats until both hold. Users and
-    items left without interactions disappear, the others are renumbered in order. Ranks that have
-    a share of a data set each filter it together.
+    Users are filtered first, then items, once each. Users and items left without interactions
+    disappear, the others are renumbered in order. Ranks that have a share of a data set each filter
+    it together.
     """
     table, ranks = (data, ALONE) if isinstance(data, Interactions) else _with_ranks(data)
-    kept, left = table, ranks.total(table.n_interactions)
-    while True:
-        before = left
-        kept = kept.select((kept.counts >= min_user)[kept.users])
-        kept = kept.select((ranks.all_sum(kept.item_counts) >= min_item)[kept.items])
-        left = ranks.total(kept.n_interactions)
-        if not core or left == before:
-            break
-    if left == (0,):
+    kept = table.select((table.counts >= min_user)[table.users])
+    kept = kept.select((ranks.all_sum(kept.item_counts) >= min_item)[kept.items])
+    if ranks.total(kept.n_interactions) == (0,):
         raise DataError(
             f"nobody is left with min_user={min_user} and min_item={min_item}; lower "
             "data.min_user_items or data.min_item_users (--min-user-items of an import)"

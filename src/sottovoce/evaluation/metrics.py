@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from sottovoce.core.interactions import Interactions
 from sottovoce.errors import ConfigError, DataError, UsageError
@@ -454,19 +454,3 @@ def _category_share(items: NDArray[np.int32], member: Bools) -> Floats:
     if len(counts) > len(member):
         raise DataError("a list holds items that are not in the training catalogue")
     return counts @ member / max(1, len(items))
-
-
-def auc(scores: ArrayLike, positive: ArrayLike) -> float:
-    """Area under the ROC curve; ties count one half. Not a number with one class only."""
-    value = np.asarray(scores, dtype=np.float64)
-    label = np.asarray(positive, dtype=bool)
-    if value.shape != label.shape or value.ndim != 1:
-        raise UsageError("there must be one score per label")
-    n_positive = int(label.sum())
-    n_negative = len(label) - n_positive
-    if not n_positive or not n_negative:
-        return float("nan")
-    _, which, count = np.unique(value, return_inverse=True, return_counts=True)
-    mid_rank = np.cumsum(count) - (count - 1) / 2.0
-    above = mid_rank[which][label].sum() - n_positive * (n_positive + 1) / 2.0
-    return float(above / (n_positive * n_negative))

@@ -41,6 +41,8 @@ _ON_DARK = {
 }  # fmt: skip
 """Colours of curves that are too dark for dark paper."""
 SHARE_LABEL = "π, share of positive updates that may leave"
+_BINS = 30
+"""Bars of a histogram, about."""
 _SUPERSCRIPTS = str.maketrans("0123456789-−", "⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁻", "+")
 
 Curve = tuple[ArrayLike, ArrayLike]
@@ -314,15 +316,7 @@ def bias_bars(
     return figure_files(path)
 
 
-def histogram(
-    path: Path,
-    values: ArrayLike,
-    *,
-    x_label: str,
-    y_label: str = "devices",
-    title: str = "",
-    bins: int = 30,
-) -> Figures:
+def histogram(path: Path, values: ArrayLike, *, x_label: str) -> Figures:
     """How many devices sent how much. Few distinct whole numbers get a bar each, and if all sent
     the same, there is one."""
     from matplotlib.ticker import MaxNLocator
@@ -338,15 +332,15 @@ def histogram(
         edges = np.array([low - 0.5, high + 0.5])
     elif whole:
         # Edges half way between whole numbers: no bar covers more numbers than its neighbour.
-        step = int(np.ceil((high - low + 1) / bins))
+        step = int(np.ceil((high - low + 1) / _BINS))
         edges = np.arange(low - 0.5, high + step, step)
     else:
-        edges = np.histogram_bin_edges(column, bins)
-    with drawing(path, title, (6.4, 3.8)) as (_, axes):
+        edges = np.histogram_bin_edges(column, _BINS)
+    with drawing(path, "", (6.4, 3.8)) as (_, axes):
         axes.hist(column, bins=list(edges), color=PALETTE[0], edgecolor="white", linewidth=0.6)
         middle = float(np.median(column))
         axes.axvline(middle, color=PALETTE[1], linewidth=1.6, label=f"median {middle:,.4g}")
-        axes.set(xlabel=x_label, ylabel=y_label)
+        axes.set(xlabel=x_label, ylabel="devices")
         if alike:  # one bar; an axis around it would say that values differ
             axes.set_xticks([low], [f"{low:,.6g}"])
             axes.set_xlim(low - 2.5, high + 2.5)

@@ -117,8 +117,6 @@ def compare_all(
     evaluations: Mapping[str, Evaluation],
     metrics: Sequence[str],
     references: Sequence[str],
-    *,
-    confidence: float = 0.95,
 ) -> list[Comparison]:
     """`compare` by every metric with a value per user, against each reference, in this order;
     corrected for all of these tests together, since one table shows them."""
@@ -127,7 +125,7 @@ def compare_all(
         one
         for reference in references
         for metric in told
-        for one in compare(evaluations, metric, reference, confidence=confidence)
+        for one in compare(evaluations, metric, reference)
     ]
     p = [one.test.p for one in found]
     return [

@@ -7,8 +7,7 @@ is the same, bit for bit.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -23,21 +22,16 @@ from sottovoce.algorithms.drift.blocks import (
     POSITIVES,
     USER,
     Blocks,
-    DriftModel,
     Events,
     Ints,
-    learn,
 )
 from sottovoce.algorithms.drift.messages import Gradients, Interaction, OwnerTable
-from sottovoce.algorithms.drift.system import DRIFTConfig, Orchestrator, Owner, User
+from sottovoce.algorithms.drift.system import Orchestrator, Owner, User
 from sottovoce.algorithms.drift.untouched import Drawing, cut_with_untouched
 from sottovoce.algorithms.rows import prefetch
 from sottovoce.compiled import njit
 from sottovoce.config import require_whole
-from sottovoce.core.interactions import Interactions
-from sottovoce.core.recommender import FactorScorer
 from sottovoce.errors import DataError
-from sottovoce.rng import Streams
 
 # --- the compiled half of `plan` -----------------------------------------------------------------
 # An epoch's blocks and updates, in linear time. Each step reads or writes one side in order, so
@@ -259,10 +253,6 @@ def lay_out(facts, turn, entries, user, spans, laid):
         spans[k, 0], spans[k, 1] = at, at + negatives
         spans[k, 2], spans[k, 3] = at + negatives, at + length
         at += length
-
-
-Progress = Callable[[int, int], None]
-"""Called with epochs done and epochs in all."""
 
 
 def exchange(owner: Owner, orchestrator: Orchestrator) -> bool:
@@ -490,48 +480,3 @@ def _in_windows(owner: Ints, window: Ints, theta: int, last: int) -> tuple[Ints,
     serve(owner, window, np.lexsort((window, owner)), theta, last, when)
     turn = np.lexsort((owner, when))
     return turn, when[turn]
-
-
-@dataclass(frozen=True, slots=True)
-class DRIFT:
-    """All parties of a fixed federation at once, at full speed."""
-
-    config: DRIFTConfig
-
-    def fit(
-        self,
-        train: Interactions,
-        table: OwnerTable,
-        rng: Streams,
-        progress: Progress | None = None,
-    ) -> FactorScorer:
-        (model,) = self.fit_steps(train, table, rng, [self.config.epochs], progress)
-        return FactorScorer.of(model.users, model.items)
-
-    def fit_steps(
-        self,
-        train: Interactions,
-        table: OwnerTable,
-        rng: Streams,
-        epochs: list[int],
-        progress: Progress | None = None,
-    ) -> list[DriftModel]:
-        """The model after each of these epochs (ascending), from one training run."""
-        config, kept = self.config, []
-        events = Events.of(train, config.positive_from, config.order)
-
-        def blocks(known: bool) -> Blocks:
-            drawing = config.drawing(rng, known=known)
-            return plan(events, table, config.theta, config.window, drawing=drawing)
-
-        first, later = blocks(False), blocks(True)
-        size = config.embedding_size
-        model = DriftModel.start(train.n_users, train.n_items, size, rng, config.spread)
-        for epoch in range(1, max(epochs) + 1):
-            learn(model, first if epoch == 1 else later, config.step())
-            model.check()
-            if progress is not None:
-                progress(epoch, max(epochs))
-            if epoch in epochs:
-                kept.append(model.copy())
-        return kept
