@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from sottovoce.algorithms.base import Schedule, Signs
 from sottovoce.algorithms.fpl.system import CONFIGURATIONS, FPL, FPLConfig, published_cost, schedule
-from sottovoce.algorithms.schedule import Schedule, Signs
 from sottovoce.baselines.bpr_mf import BPRMF
 from sottovoce.core.cohort import Cohort
 from sottovoce.core.consent import Choice, Consent

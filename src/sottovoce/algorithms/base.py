@@ -7,14 +7,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.algorithms.schedule import Schedule as Schedule
-from sottovoce.algorithms.schedule import Signs as Signs
-from sottovoce.algorithms.schedule import require_devices as require_devices
 from sottovoce.core.choice import ASKED, DrawnField
 from sottovoce.core.cohort import Cohort, RowCounts
 from sottovoce.core.consent import Consent, ShareRule
@@ -37,6 +35,48 @@ _INIT_SCALE = 0.1
 _DRAWN_AT_ONCE = 1024
 _HOME_TURNS = 20
 """Rounds' worth of learning by which a vector is fitted at home."""
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """How an algorithm plays out on N devices that hold X⁺ positives between them."""
+
+    devices: int
+    positives: int
+    cohort_size: int
+    triples: int
+    """Draws per device and round; 0 where an algorithm draws no pairs."""
+    rounds_per_epoch: int
+    rounds: int
+
+    def communication_cost(self, n_items: int, share_positives: float) -> float:
+        """CCE of FPL in item rows exchanged per epoch, with whole T and rounds as they are run."""
+        contacts = self.cohort_size * self.rounds_per_epoch
+        return contacts * (n_items + self.triples * (1.0 + share_positives))
+
+    @property
+    def freshness(self) -> float:
+        """Model versions per epoch, relative to one per positive (nFRSH)."""
+        return self.rounds_per_epoch / self.positives
+
+
+def require_devices(devices: int) -> None:
+    """Raises where nobody takes part."""
+    if devices < 1:
+        raise ConfigError(
+            "no device can take part: nobody both consents and has some, but not all, of the items"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Signs:
+    """What a model's scores look like, by which it is told why a run ends near popularity. Of each
+    user the scores are taken less their mean over all items."""
+
+    spread: float
+    """Their standard deviation."""
+    common: float
+    """The share of their variance that all users have in common: with 1 everybody has one list."""
 
 
 class AlgorithmSettings(Component, ABC):

@@ -90,7 +90,7 @@ GROUPS = {
         "recommend": "device:recommend",
         "ledger": "device:ledger",
         "status": "device:status",
-        "attack": "device_attack:attack",
+        "attack": "device_centre:attack",
         "export": "device_export:export",
         "page": "device_page:page",
         "preview": "device_centre:preview",

@@ -1,18 +1,22 @@
 """What a person sees before anything leaves, and how she takes things back: `device preview`,
-`never`, `remove`, `stop` and `erase`. The consent centre (`device page`) asks the same."""
+`attack`, `never`, `remove`, `stop` and `erase`. The consent centre (`device page`) asks the
+same."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from sottovoce.cli import output
-from sottovoce.cli.options import AgentsServer, Json, PlaintextTrial, Store
+from sottovoce.cli.options import AgentsServer, Json, PlaintextTrial, Store, User
 from sottovoce.core.words import Said, said
 from sottovoce.errors import DataError, UsageError
+
+if TYPE_CHECKING:
+    from sottovoce.web.learn import Finding
 
 Yes = Annotated[bool, typer.Option("--yes", help="Do not ask whether you are sure.")]
 _NAMED = 10
@@ -106,6 +110,65 @@ def _previewed(shown: dict[str, Any]) -> list[str]:
         who, sees = output.told(_said(reader["who"]), _said(reader["sees"]))
         lines.append(f"  {who}: {sees}")
     return lines
+
+
+def attack(
+    path: Store,
+    user: User = None,
+    rounds: Annotated[
+        int | None,
+        typer.Option(
+            "--rounds", metavar="T", min=1, max=1000,
+            help="Rounds that are enacted; by default as many as attacks need.",
+        ),
+    ] = None,
+    as_json: Json = False,
+) -> None:  # fmt: skip
+    """Say what others could learn of you: try attacks on what this device would send, here.
+
+    The command enacts what the device would send next under the choice in force, with copies and
+    with draws of its own. It gives each party what would reach it, and tries every attack that can
+    be tried on one device. Nothing leaves, nothing is booked, and the store stays as it is. In a
+    federation of data owners no attack is needed: what each was told, or will be, is listed.
+
+    \b
+    Examples:
+      sottovoce device attack ~/sottovoce
+      sottovoce device attack ~/sottovoce --rounds 50 --json
+    """
+    from sottovoce.stores.opening import open_store
+    from sottovoce.stores.user import UserStore, whose
+    from sottovoce.web.learn import what_owners_read, what_they_learn
+
+    with open_store(path, readonly=True) as store, output.interruptible("nothing was changed"):
+        number = whose(store, user)
+        name = store.name(number)
+        if isinstance(store, UserStore):
+            found = what_owners_read(store, number)
+        else:
+            with output.progress() as progress:
+                found = what_they_learn(
+                    store, number, rounds=rounds,
+                    report=lambda done, total: progress("attacks", done, total),
+                )  # fmt: skip
+    if as_json:
+        output.emit({"store": path, "user": name, "findings": [f.to_json() for f in found]})
+        return
+    output.show(*output.told(said("learn.about")))
+    for finding in found:
+        output.show("", *_finding_lines(finding))
+
+
+def _finding_lines(finding: Finding) -> list[str]:
+    """A finding as its owner reads it."""
+    verdict = said(f"learn.verdict.{finding.verdict}")
+    who, promise, what, stands = output.told(finding.who, finding.promise, finding.said, verdict)
+    lines = [f"{output.one_line(who)}: “{promise}” {stands}", f"  {output.one_line(what)}"]
+    right = [title or item for item, title, right in finding.items if right]
+    wrong = [title or item for item, title, right in finding.items if not right]
+    return lines + [
+        f"  {mark} {output.listed(names)}" for mark, names in (("+", right), ("-", wrong)) if names
+    ]
 
 
 def never(
