@@ -1,4 +1,5 @@
-"""What randomised reports have cost one user so far, in words: limit, rounds left, certificates."""
+"""What one user has spent so far, by randomised reports and by noisy sums: limit, rounds left,
+certificates; and, for a run's ledger, the same in words."""
 
 from __future__ import annotations
 
@@ -10,17 +11,22 @@ from typing import TYPE_CHECKING, Any
 from sottovoce.errors import UsageError
 from sottovoce.privacy.statements import NOTHING, bound_text, count_of, odds
 
-# What rounds of noisy sums have cost one user so far, in words: limit, rounds left.
-
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from sottovoce.core.consent import Choice
+    from sottovoce.core.ledger import Totals
+    from sottovoce.privacy.accountant import Account, Sent
     from sottovoce.stores.device import CohortStore
     from sottovoce.wire.terms import Terms
+
+_METER, _OWN = 24, "own-epsilon"
 
 
 @dataclass(frozen=True, slots=True)
 class SumBudget:
-    """One user's. `limit` and `rounds_left` are infinite where she has set none."""
+    """One user's budget of noisy sums. `limit` and `rounds_left` are infinite if she has set
+    none."""
 
     rounds: int
     """Of noisy sums in which she has sent, in rounds of the noise in force."""
@@ -79,18 +85,6 @@ def sums_of_store(
     cost = max(price(noise, rounds), float(spent_on_sums(store)[row])) if rounds else 0.0
     after = max(cost, price(noise, min(rounds + 1, MOST_ROUNDS)))
     return SumBudget(rounds, cost, other, other + after, limit, left, DELTA, plain)
-
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-
-    from sottovoce.core.consent import Choice
-    from sottovoce.core.ledger import Totals
-    from sottovoce.privacy.accountant import Account, Sent
-    from sottovoce.stores.device import CohortStore
-    from sottovoce.wire.terms import Terms
-
-_METER, _OWN = 24, "own-epsilon"
 
 
 @dataclass(frozen=True, slots=True)
