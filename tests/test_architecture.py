@@ -377,7 +377,7 @@ def test_only_the_door_and_who_opens_a_message_give_interactions_to_owners():
     }
     assert not builders("User"), "a user stands at her door"
     studies = {path for path in builders("plan") if path.startswith("reproduce/")}
-    assert builders("plan") == {"algorithms/drift/replay.py", "engines/silo.py", *studies}
+    assert builders("plan") == {"engines/silo.py", *studies}
 
 
 def test_no_assert_and_no_swallowed_error_in_the_package():
