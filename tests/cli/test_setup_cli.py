@@ -147,12 +147,6 @@ def test_fmf_with_a_shuffler_on_this_machine(place, setup):
     assert [tier.min_devices for tier in terms.reporting.tiers] == [4]
 
 
-def test_fpl_is_as_printed_and_says_so(place, setup):
-    _, said = setup("--learn", "fpl", "--least", 3)
-    assert "the server reads every update and can work out what people have" in said
-    assert names(place / "town") == MADE
-
-
 def test_a_helper_elsewhere_comes_first(place, setup):
     told, _ = setup("--elsewhere")
     assert (told["made"], names(place)) == (False, {"places.csv"})
@@ -216,14 +210,13 @@ def test_a_question_that_is_left_makes_nothing(place, key):
         (["--name", "not a host"], "places.csv", "is the name or address of a machine"),
         (["--name", "300.1.2.3"], "places.csv", "is the name or address of a machine"),
         (["--name", "https://example.org"], "places.csv", "is the name or address of a machine"),
-        (["--learn", "magic"], "places.csv", "--learn is gram, fmf or fpl"),
+        (["--learn", "magic"], "places.csv", "--learn is gram or fmf"),
         (["--with", "magic"], "places.csv", "--with is https or flower"),
         (["--with", "flower", "--learn", "fmf"], "places.csv", "fmf has devices of its own"),
         (["--with", "flower", "--invite", "3"], "places.csv", "need no invitations"),
         (["--least", "1"], "places.csv", "needs 2 people at least"),
         (["--port", "FREE", "--helper-port", "FREE"], "places.csv", "a port of its own"),
         (["--proxy", "https://a.example"], "places.csv", "--proxy and --proxy-ca go together"),
-        (["--learn", "fpl", "--elsewhere"], "places.csv", "neither a helper nor a shuffler"),
         (["--set", "release.loudness=3"], "places.csv", "loudness"),
         (["--plaintext", "--invite", "3"], "places.csv", "invitations name an address with TLS"),
         (["--plaintext", "--host", "0.0.0.0"], "places.csv", "is for a loopback address"),

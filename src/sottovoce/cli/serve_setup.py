@@ -59,9 +59,9 @@ def setup(
     learn: Annotated[
         str | None,
         typer.Option(
-            metavar="gram|fmf|fpl",
-            help="What is learnt: gram, over sums to which a helper adds noise, fmf, through a "
-            "shuffler, or fpl as printed, which protects nothing.",
+            metavar="gram|fmf",
+            help="What is learnt: gram, over sums to which a helper adds noise, or fmf, through a "
+            "shuffler.",
         ),
     ] = None,
     catalogue: CatalogueFile = None,
@@ -200,7 +200,7 @@ def setup(
     asked.text("catalogue", catalogue, None, "A file with the items (columns item and title)")
     items = count_items(asked.found["catalogue"])
     answers = read_answers(asked, given, items, elsewhere)
-    if answers.beside and not answers.beside_port and through is None:
+    if not answers.beside_port and through is None:
         say_what_comes_first(answers, as_json)
         return
     people = asked.number("invite", invite, 0, "How many people shall be invited now", 0)
@@ -342,7 +342,7 @@ def _next_words(
 ) -> list[str]:
     """What whoever runs it does next."""
     lines = [f"The terms have the digest {digest}; tell it to people by another way, too."]
-    if answers.beside and not answers.beside_port:
+    if not answers.beside_port:
         command = answers.beside
         lines.append(
             f"Hand {folder / 'introduction.json'}, a secret, to whoever runs the {answers.beside}; "

@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     from sottovoce.stores.server_folder import ServerFolder
 
 ANSWERS, EXPERIMENT, LOCK = "setup.json", "experiment.toml", "setup.lock"
-_PORTS = {"gram": 8447, "fmf": 8444, "fpl": 0}
+_PORTS = {"gram": 8447, "fmf": 8444}
 """Of whoever is beside the server: the helper, the shuffler."""
 _BESIDE = {"gram": "helper", "fmf": "shuffler"}
-LEAST = 100
+LEAST, _FEWEST = 100, 2
 PERIOD_DAYS = 30
 """Days that one period lasts for a person, unless everything is on this machine."""
 
@@ -43,10 +43,6 @@ _FEW = {
         "No batch of fewer leaves the shuffler, and what people are told of their privacy is "
         "worked out with this number: with three it is worth nothing but the noise of each report. "
         "`sottovoce budget presets/fmf --users N` shows what a number is worth."
-    ),
-    "fpl": (
-        "There are no sums here: the server reads every update by itself, however many people "
-        "there are. This is how many have to enrol before the first round."
     ),
 }
 _TEXTS = {
@@ -75,19 +71,6 @@ rounds = 20
 name = "k-reports"
 max_reports = 20           # of each device and round
 tiers = [{{ epsilon = 1.0, min_devices = {least} }}]
-""",
-    "fpl": """\
-[algorithm]
-name = "fpl"
-embedding_size = 16
-learning_rate = 0.05
-cohort_size = "all"
-triples = 30               # draws per device and round
-rounds = 100
-
-[release]
-name = "share-fraction"
-per = "item"
 """,
 }
 _SERVICE = """
@@ -131,8 +114,8 @@ class SetupAnswers:
 
     @property
     def beside(self) -> str:
-        """Who is beside the server: helper, shuffler, or nobody."""
-        return _BESIDE.get(self.learn, "")
+        """Who is beside the server: helper or shuffler."""
+        return _BESIDE[self.learn]
 
     @property
     def url(self) -> str:
@@ -194,35 +177,32 @@ def read_answers(
         raise UsageError(f"--with is https or flower, not {engine!r}")
     asked.say(
         "gram: one noisy sum that a helper makes, and no server reads anybody. fmf: random answers "
-        "through a shuffler. fpl: as printed, and the server can work out what people have."
+        "through a shuffler."
     )
-    learn = asked.text("learn", given["learn"], "gram", "What is learnt: gram, fmf or fpl")
+    learn = asked.text("learn", given["learn"], "gram", "What is learnt: gram or fmf")
     if learn not in _TEXTS:
-        raise UsageError(f"--learn is gram, fmf or fpl, not {learn!r}")
+        raise UsageError(f"--learn is gram or fmf, not {learn!r}")
     if engine == "flower" and learn == "fmf":
-        raise UsageError("fmf has devices of its own; with Flower learn gram or fpl")
+        raise UsageError("fmf has devices of its own; with Flower learn gram")
     name = asked.text("name", given["name"], "localhost",
                       "The name by which devices reach this machine")  # fmt: skip
     _require_name(name)
     asked.say(_FEW[learn])
-    few = 2 if learn != "fpl" else 1
     what = "Organisations" if engine == "flower" else "People"
     least = asked.number("least", given["least"], LEAST if engine == "https" else 3,
-                         f"{what} at least in a sum or batch", few)  # fmt: skip
-    if least < few:
-        raise UsageError(f"a sum or batch needs {few} people at least, not {least}")
+                         f"{what} at least in a sum or batch", _FEWEST)  # fmt: skip
+    if least < _FEWEST:
+        raise UsageError(f"a sum or batch needs {_FEWEST} people at least, not {least}")
     spare = given["spare"]
     spare = max(10, items // 10) if spare is None else spare
-    beside = _BESIDE.get(learn, "")
-    if beside and not elsewhere and given["proxy"] is None:
+    beside = _BESIDE[learn]
+    if not elsewhere and given["proxy"] is None:
         question = f"Where the {beside} runs: here, for a try, or elsewhere, by others"
         where = asked.text("elsewhere", None, "here", question)
         if where not in ("here", "elsewhere"):
             raise UsageError(f"the {beside} runs here or elsewhere, not {where!r}")
         elsewhere = where == "elsewhere"
-    here = bool(beside) and not elsewhere and given["proxy"] is None
-    if (elsewhere or given["proxy"]) and not beside:
-        raise UsageError("fpl as printed has neither a helper nor a shuffler")
+    here = not elsewhere and given["proxy"] is None
     local = on_loopback(name)
     host = given["host"] or ("127.0.0.1" if local else "0.0.0.0")
     flower = engine == "flower"
@@ -322,11 +302,6 @@ def require_ports(answers: SetupAnswers) -> None:
 def words_of(answers: SetupAnswers) -> str:
     """What the answers mean for those who will take part."""
     spare = f"{answers.spare:,} places are kept for items to come; each costs what an item costs."
-    if not answers.beside:
-        return (
-            "This is fpl as printed, for trying out: the server reads every update and can work "
-            f"out what people have; our attacks do. {spare}"
-        )
     what = "sum" if answers.beside == "helper" else "batch"
     promise = (
         f"The {answers.beside} will run on this machine, beside the server: fine for a try. "
@@ -508,7 +483,8 @@ def kept_answers(folder: Path) -> SetupAnswers:
     try:
         table = json.loads(place.read_bytes())
         found = SetupAnswers(**table)
-        good = all(type(getattr(found, f.name)).__name__ == f.type for f in fields(SetupAnswers))
+        kinds = all(type(getattr(found, f.name)).__name__ == f.type for f in fields(SetupAnswers))
+        good = kinds and found.learn in _BESIDE
     except (OSError, ValueError, TypeError):
         good = False
     if not good:
