@@ -392,7 +392,7 @@ def _ledger_table(runs: Mapping[str, FinishedRun]) -> Table:
                 "releases": left["releases"],
                 "positive": left["positive_rows"],
                 "negative": left["negative_rows"],
-                "reports": left.get("reports", 0),
+                "reports": left["reports"],
                 "mega": left["bytes"] / 1e6,
             }
         )
