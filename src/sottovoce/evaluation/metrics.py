@@ -424,25 +424,20 @@ class BiasDisparity:
 
 
 def bias_disparity(
-    lists: NDArray[np.int32],
-    train: Interactions,
-    membership: Bools,
-    *,
-    users: Ints | None = None,
+    lists: NDArray[np.int32], train: Interactions, membership: Bools
 ) -> BiasDisparity:
     """How far lists shift categories: B = (share of events in C) / (share of items in C), and
     BD = (B of the lists − B of the training data) / B of the training data.
 
     `membership` says which item is in which category, [items, categories]; an item may be in
-    several or in none. `users` restricts the training data to a group, that of the lists.
+    several or in none.
     """
     member = np.asarray(membership, dtype=bool)[: train.n_items]
     if member.ndim != 2 or len(member) != train.n_items:
         raise DataError(f"membership must have a row for each of {train.n_items:,} items")
-    consumed = train.items if users is None else train.take_users(users).items
     share_items = member.mean(axis=0)
     with np.errstate(divide="ignore", invalid="ignore"):
-        source = _category_share(consumed, member) / share_items
+        source = _category_share(train.items, member) / share_items
         recommended = _category_share(lists[lists >= 0], member) / share_items
         disparity = (recommended - source) / source
     disparity[~(source > 0)] = np.nan

@@ -8,7 +8,7 @@ by score, ties by item number. Users without test items are skipped and counted.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, NamedTuple
 
@@ -89,9 +89,6 @@ def _draw(keys, users, train_ptr, train_items, test_ptr, test_items, n_items, ou
                 drawn += 1
     return -1
 
-
-Progress = Callable[[int, int], None]
-"""Called with users done and users in all."""
 
 SLAB = 8192
 """Users between two calls of `progress`."""
@@ -329,21 +326,14 @@ def evaluate(
     test: Interactions,
     protocol: Protocol | None = None,
     *,
-    users: NDArray[np.int64] | None = None,
     threads: int | None = None,
-    progress: Progress | None = None,
     ranks: Ranks = ALONE,
 ) -> Evaluation:
-    """Rank for every user (or for `users`) with test items, and measure. The users may be a rank's
-    share of those of several `ranks`."""
+    """Rank for every user with test items, and measure. The users may be a rank's share of those of
+    several `ranks`."""
     protocol = protocol or Protocol()
     _check(scorer, train, test)
-    asked = np.arange(test.n_users) if users is None else np.asarray(users, dtype=np.int64)
-    if len(np.unique(asked)) != len(asked) or (
-        len(asked) and (asked.min() < 0 or asked.max() >= test.n_users)
-    ):
-        raise DataError(f"users must be distinct numbers below {test.n_users:,}")
-    chosen = asked[test.counts[asked] > 0]
+    chosen = np.flatnonzero(test.counts > 0)
     if ranks.total(len(chosen)) == (0,):
         raise DataError("no user has test items; there is nothing to evaluate")
     parts: list[_Part] = [] if len(chosen) else [_nobody(protocol)]
@@ -355,9 +345,7 @@ def evaluate(
             parts.append(_measure_lists(lists, slab, train, test, protocol))
         else:
             parts.append(_measure_ranks(scorer, train, test, slab, negatives, protocol, threads))
-        if progress is not None:
-            progress(start + len(slab), len(chosen))
-    return _joined(parts, protocol, chosen, len(asked) - len(chosen), test, ranks)
+    return _joined(parts, protocol, chosen, test.n_users - len(chosen), test, ranks)
 
 
 def evaluate_lists(
