@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from draw_search import search
 from hypothesis import given
 from hypothesis import strategies as st
 from open_proxy import Open
@@ -71,7 +72,7 @@ def updates(kind):
 @given(st.integers(0, 2**64 - 1))
 def test_mixing_is_undone(word):
     with np.errstate(over="ignore"):
-        assert int(draws.unmix.py_func(mix_array(np.array([word], np.uint64)))[0]) == word
+        assert int(draws.unmix(mix_array(np.array([word], np.uint64)))[0]) == word
 
 
 @given(st.integers(0, 2**40), st.integers(0, 30), st.integers(0, 30))
@@ -148,7 +149,7 @@ def batch(kind, places, devices=100, k=20):
 def test_a_search_finds_the_word_and_the_device(at):
     words, drawn, present = batch("fast", 1 << 24)
     word = int(words[31, at])
-    found = draws.search(int(drawn[31, at]), present, (word - 2**21, word + 2**21))
+    found = search(int(drawn[31, at]), present, (word - 2**21, word + 2**21))
     assert found == [word]
     linked = draws.linked(found[0], 20, present, 8, np.zeros(0, np.uint64))
     assert sorted(linked) == sorted(np.delete(drawn[31], at))
@@ -157,7 +158,7 @@ def test_a_search_finds_the_word_and_the_device(at):
 def test_a_search_finds_nothing_in_secret_draws():
     words, drawn, present = batch("secret", 1 << 24)
     word = int(words[31, 4])
-    assert draws.search(int(drawn[31, 4]), present, (word - 2**21, word + 2**21)) == []
+    assert search(int(drawn[31, 4]), present, (word - 2**21, word + 2**21)) == []
 
 
 @pytest.mark.slow
@@ -166,10 +167,10 @@ def test_nobody_need_tell_the_attacker_anything():
     finds the other 19 of its device, knowing the batch alone. Against secret draws he finds
     none."""
     words, drawn, present = batch("fast", 1 << 30)
-    found = draws.search(int(drawn[31, 4]), present)
+    found = search(int(drawn[31, 4]), present)
     assert int(words[31, 4]) in found
     groups = [draws.linked(word, 20, present, 8, np.zeros(0, np.uint64)) for word in found]
     assert sorted(np.delete(drawn[31], 4)) in [sorted(group) for group in groups]
     words, drawn, present = batch("secret", 1 << 30)
     near = (int(words[31, 4]) - 2**29, int(words[31, 4]) + 2**29)
-    assert draws.search(int(drawn[31, 4]), present, near) == []
+    assert search(int(drawn[31, 4]), present, near) == []

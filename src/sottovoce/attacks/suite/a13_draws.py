@@ -14,24 +14,18 @@ one of them help him, and he is told where one report of each device stands.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
-from numba import njit, prange, uint64
 from numpy.typing import NDArray
 
 from sottovoce.attacks.pairs import FPL
 from sottovoce.attacks.suite.a05_linkage import Mixed, chain_places
 from sottovoce.attacks.views import ATTACKS, Attack, Remedy, Result, Truth, View, clustered
 from sottovoce.core.messages import Batch, BitReports, DeviceReports
-from sottovoce.core.one_bit import coordinates, scaled
-from sottovoce.rng import GAMMA, LOW32, Streams, mix, mix_array, words_of
-
-# Kernels carry no types (numba infers them).
-# mypy: disable-error-code="no-untyped-def, no-untyped-call, call-arg"
-
+from sottovoce.core.one_bit import coordinates
+from sottovoce.rng import GAMMA, LOW32, Streams, mix_array, words_of
 
 Words = NDArray[np.uint64]
 Ints = NDArray[np.int64]
@@ -41,9 +35,6 @@ TOLD_ROUNDS, TOLD_DEVICES = 2, 50
 """Of which a draw each is told."""
 CHECKS = 6
 """Draws after the first that must be in the batch for a state to be kept."""
-ROUGH = 1 << 15
-ROUGH_SHIFT = np.uint64(64 - 15)
-"""Stretches of words in which a search looks first whether a coordinate of the batch is near."""
 WORDS_PER_SECOND = 5e8
 """That one core tries, about; for saying how long a search takes."""
 
@@ -81,14 +72,13 @@ def told_words(
     return tuple(told), tuple(senders)
 
 
-@njit(inline="always")
-def unmix(z):
+def unmix(z: np.uint64) -> np.uint64:
     """The word that `mix` turns into z."""
-    z = z ^ (z >> uint64(31)) ^ (z >> uint64(62))
+    z = z ^ (z >> np.uint64(31)) ^ (z >> np.uint64(62))
     z = z * _BACK_2
-    z = z ^ (z >> uint64(27)) ^ (z >> uint64(54))
+    z = z ^ (z >> np.uint64(27)) ^ (z >> np.uint64(54))
     z = z * _BACK_1
-    return z ^ (z >> uint64(30)) ^ (z >> uint64(60))
+    return z ^ (z >> np.uint64(30)) ^ (z >> np.uint64(60))
 
 
 def neighbours(word: int, before: int, after: int) -> Words:
@@ -96,7 +86,7 @@ def neighbours(word: int, before: int, after: int) -> Words:
     to the `after`-th after it, itself among them."""
     with np.errstate(over="ignore"):
         steps = np.arange(-before, after + 1, dtype=np.int64).astype(np.uint64)
-        return mix_array(unmix.py_func(np.uint64(word)) + steps * GAMMA)
+        return mix_array(unmix(np.uint64(word)) + steps * GAMMA)
 
 
 def coordinates_of(words: Words, places: int, size: int, cumulative: Words) -> Ints:
@@ -124,56 +114,6 @@ def linked(word: int, most: int, present: NDArray[np.bool_], size: int, cumulati
         last += 1
     found = np.concatenate([drawn[first:most], drawn[most + 1 : last + 1]])
     return found if last - first >= min(CHECKS, most - 1) else np.zeros(0, np.int64)
-
-
-def search(
-    coordinate: int, present: NDArray[np.bool_], within: tuple[int, int] | None = None
-) -> list[int]:
-    """The words by which the fast generator may have drawn this coordinate: those after which it
-    draws others of the batch, or, if there are none, before which it does. All words that give the
-    coordinate are tried, or those `within` two numbers, the second one exclusive."""
-    n = len(present)
-    first, end = -(-(coordinate << 64) // n), -(-((coordinate + 1) << 64) // n)
-    if within is not None:
-        first, end = max(first, within[0]), min(end, within[1])
-    parts, flags = 1024, np.packbits(present, bitorder="little")
-    rough = np.zeros(ROUGH, dtype=np.bool_)  # small enough for the processor's nearest cache
-    for place in np.flatnonzero(present).tolist():
-        rough[place * ROUGH // n : -(-(place + 1) * ROUGH // n)] = True
-    edges = [first + (end - first) * part // parts for part in range(parts + 1)]
-    starts = np.array(edges[:-1], dtype=np.uint64)
-    counts = np.array([b - a for a, b in itertools.pairwise(edges)], dtype=np.int64)
-    for step in (int(GAMMA), (1 << 64) - int(GAMMA)):
-        hits, found = _search(starts, counts, np.uint64(step), flags, rough, np.uint64(n))
-        if hits.any():
-            break
-    return [int(word) for word in found[hits]]
-
-
-@njit(parallel=True, nogil=True, cache=True)
-def _search(starts, counts, step, present, rough, n):
-    """Of each stretch of words the last one after which (by `step`) others of the batch are
-    drawn."""
-    hits = np.zeros(len(starts), dtype=np.bool_)
-    found = np.zeros(len(starts), dtype=np.uint64)
-    for part in prange(len(starts)):
-        for k in range(counts[part]):
-            word = starts[part] + uint64(k)
-            state = unmix(word)
-            if rough[mix(state + step) >> ROUGH_SHIFT] and _runs(state, step, present, n):
-                hits[part], found[part] = True, word
-    return hits, found
-
-
-@njit(inline="always")
-def _runs(state, step, present, n):
-    """Whether the next draws are all in the batch."""
-    for _ in range(CHECKS):
-        state = state + step
-        place = scaled(mix(state), n)
-        if not (present[place >> uint64(3)] >> (place & uint64(7))) & 1:
-            return False
-    return True
 
 
 _RNG = Streams.from_seed(13)
