@@ -318,3 +318,8 @@ def test_no_terms_let_a_model_say_which_coordinates_are_drawn():
     table["algorithm"]["favour"] = 0.5
     with pytest.raises(MessageError, match="favour"):
         Terms.from_table(table)
+
+
+def test_it_has_no_form_for_a_gpu_and_says_so():
+    with pytest.raises(ConfigError, match="FMF-LDP does not run on a GPU; leave it on --device"):
+        built().check_device("cuda")
