@@ -22,7 +22,7 @@ them, in the same order. A device's history ascends and names no item twice.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,8 +46,6 @@ _PARTS = 16
 """Parts of a cohort that `summed_gradient` adds up one by one, however many threads there are."""
 LARGEST = 1e6
 """Factors beyond this are taken for a model that has diverged."""
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
