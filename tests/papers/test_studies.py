@@ -17,9 +17,8 @@ import sottovoce_papers as reproduce
 from sottovoce.baselines import TopPop
 from sottovoce.errors import ConfigError, DataNotFound, Diverged
 from sottovoce.rng import Streams
-from sottovoce_papers import lines
+from sottovoce_papers import claims, lines
 from sottovoce_papers.cells import Cells, differing
-from sottovoce_papers.claims import tested
 from sottovoce_papers.files import SECTIONS, StudyFile, installed, run
 from sottovoce_papers.lines import END, Job, Kind, StudyLine, TrainedSystem
 from sottovoce_papers.worlds import StudyData, StudyWorld, laid_over
@@ -318,5 +317,5 @@ ROWS = [
 )  # fmt: skip
 def test_kinds_of_claims(spec, holds):
     lines_ = {"main": [StudyLine(dict(row)) for row in ROWS]}
-    found = tested({"text": "it is so", "metric": "figure", **spec}, lines_)
+    found = claims.tested({"text": "it is so", "metric": "figure", **spec}, lines_)
     assert [one["holds"] for one in found] == holds
