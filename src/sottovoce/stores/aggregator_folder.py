@@ -148,11 +148,6 @@ def init_first(keys: Path) -> str:
     return public_of(_first_key(keys))
 
 
-def first_files() -> tuple[str, ...]:
-    """Their names."""
-    return (*map(token_file, OTHERS), _COINS, FIRST_NOISE, _KEY)
-
-
 def first_rules(terms: Terms, keys: Path) -> tuple[Aggregating, X25519PrivateKey]:
     """What the server computes by as an aggregator, and the key to which devices seal. Raises where
     the terms name another one."""
