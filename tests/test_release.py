@@ -28,7 +28,6 @@ FOLDERS = ("benchmarks", "deploy", "docs", "examples", "experiments")
 MOST_BYTES = 4_000_000
 WITH_OTHERS = {
     "fastapi": "flwr",
-    "httpcore2": "httpx2",
     "httpx": "flwr",
     "llvmlite": "numba",
     "markupsafe": "jinja2",
