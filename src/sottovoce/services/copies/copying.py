@@ -22,7 +22,7 @@ import sys
 import tarfile
 import zlib
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -78,6 +78,7 @@ _TRIES = 5
 _DAMAGE = (
     *(tarfile.TarError, gzip.BadGzipFile, zlib.error, EOFError),
     *(ValueError, KeyError, TypeError, AttributeError, RecursionError),
+    *(FileExistsError, NotADirectoryError),  # one name is a file and a folder
 )
 _MOMENT = "%Y-%m-%dT%H:%M:%SZ"
 
@@ -117,7 +118,11 @@ class Manifest:
         if found != FORMAT:
             raise VersionMismatch(other_format(backup, found, FORMAT))
         datetime.strptime(table["created"], _MOMENT)
-        return cls(**{**table, "left_out": tuple(table["left_out"])})
+        made = cls(**{**table, "left_out": tuple(table["left_out"])})
+        *texts, left_out = astuple(made)
+        if not all(isinstance(text, str) for text in (*texts, *left_out)):
+            raise TypeError
+        return made
 
 
 def _add(archive: tarfile.TarFile, name: str, content: io.BufferedIOBase) -> None:
