@@ -223,6 +223,9 @@ def test_everything_in_a_backup_is_checked_before_anything_is_changed(masks, tmp
         assert "is damaged; nothing was changed, use another backup" in said or "no backup" in said
     backup.unlink()
     ask("restore", backup, masks, code=3)
+    backup.mkdir()
+    assert "is a folder, and a backup is one file" in ask("restore", backup, masks, code=3)["error"]
+    backup.rmdir()
     assert contents(masks) == there
     assert sorted(path.name for path in tmp_path.iterdir()) == ["masks", "whole"]
     backup.write_bytes(good)

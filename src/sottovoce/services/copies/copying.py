@@ -144,6 +144,8 @@ def _steady(source: Path) -> io.BytesIO:
 def _unpack(backup: Path, partial: Path) -> tuple[Manifest, list[str]]:
     """Write all files of a backup into a new folder; return what it says of itself, and their
     names. Raise with one sentence where it is no backup, or not as it was made."""
+    if backup.is_dir():
+        raise DataNotFound(f"{backup} is a folder, and a backup is one file")
     try:
         source = backup.open("rb")
     except OSError as error:
