@@ -3,6 +3,7 @@ not at all, and put back only where everything is right."""
 
 import contextlib
 import errno
+import gzip
 import io
 import json
 import os
@@ -204,7 +205,7 @@ def test_everything_in_a_backup_is_checked_before_anything_is_changed(masks, tmp
     backup = tmp_path / "b"
     make_backup(masks, backup)
     there, good = contents(masks), backup.read_bytes()
-    whole, same = contents(unpacked(backup, tmp_path / "whole")), []
+    whole = contents(unpacked(backup, tmp_path / "whole"))
     for at in [*range(12), *range(12, len(good), 97), *range(len(good) - 9, len(good))]:
         backup.write_bytes(good[:at] + bytes([good[at] ^ 1]) + good[at + 1 :])
         with tempfile.TemporaryDirectory(dir=tmp_path) as partial:
@@ -212,11 +213,11 @@ def test_everything_in_a_backup_is_checked_before_anything_is_changed(masks, tmp
                 backups._unpack(backup, Path(partial))
             except (CorruptData, DataNotFound):
                 continue
-            same.append(at)
+            # Gzip's head and the bits that fill a byte up say nothing: what is packed is the same.
+            assert gzip.decompress(backup.read_bytes()) == gzip.decompress(good), at
             assert contents(Path(partial)).items() == whole.items() - {
                 ("backup.json", whole["backup.json"])
             }
-    assert set(same) <= set(range(3, 10)), "what gzip says of itself, which is not read"
     for body in (good[: len(good) // 2], good[:-1], good[:-9], good + b"more", b"", b"no archive"):
         backup.write_bytes(body)
         said = ask("restore", backup, masks, code=3)["error"]
