@@ -2,6 +2,7 @@
 introductions, and what a device owner reads."""
 
 import contextlib
+import shutil
 from dataclasses import replace
 
 import numpy as np
@@ -72,6 +73,18 @@ def made(place, monkeypatch):
     monkeypatch.setattr("sottovoce.services.kit.serving.serve", lambda *a, **k: None)
     assert call([*map(str, making(place, *zip(URLS, ("one", "two"), strict=True)))]) == 0
     return open_folder(place / "town")
+
+
+def test_periods_that_follow_each_other_at_once_are_told(place, monkeypatch, capsys):
+    """60 rounds cost each user ε = 80 in 23 minutes, and nothing had said so."""
+    monkeypatch.setattr("sottovoce.services.kit.serving.serve", lambda *a, **k: None)
+    made = [*map(str, making(place, *zip(URLS, ("one", "two"), strict=True)))]
+    capsys.readouterr()
+    assert call(made) == 0
+    assert "as with --set release.period_days=365" in capsys.readouterr().err
+    shutil.rmtree(place / "town")
+    assert call([*made, "--set", "release.period_days=365"]) == 0
+    assert "period_days" not in capsys.readouterr().err
 
 
 def test_from_keys_to_a_federation_and_back(place, made):

@@ -173,6 +173,13 @@ def server(
         )
         words = f"{folder} holds the federation {made.plan.terms.federation}"
         output.note(f"{words}, {made.plan.terms.n_items:,} items")
+        own = made.plan.terms.release.contributing
+        if own is not None and not own.period_days:
+            output.note(
+                "Periods follow each other at once, and each costs everybody who takes part up to "
+                "her loudness. In a federation of people let them last, as with --set "
+                "release.period_days=365."
+            )
     elif catalogue is not None or settings or names or through or others or chain or spare:
         raise UsageError(
             "--catalogue, --spare, --set, --name, --proxy and --aggregator go with --experiment, "
