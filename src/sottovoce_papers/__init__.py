@@ -37,12 +37,6 @@ PROGRAMS: Mapping[str, str] = {
     "uc-figure6": "UC-FedRec: by the share of users who hide",
     "uc-figure7": "UC-FedRec: by the number of hidden attributes",
     "uc-figure8": "UC-FedRec: learning curves",
-    "one-shot": "gram beside everything else: accuracy against ε, and by each user's own ε "
-    "(MovieLens 1M and 100K, Gowalla, Foursquare Italy, the town)",
-    "one-shot-rivals": "gram beside what else has an ε of one user: private ALS, noise on FCF's "
-    "and FPL's sums, FMF-LDP, DPLCF (MovieLens 1M)",
-    "presets": "shipped presets as they are beside the best central system, on every data set that "
-    "is here",
     "price-list": "every system as printed and as it survives: accuracy, bytes, time, and what "
     "each attack came to (MovieLens 1M, Foursquare Italy)",
     "poisoning": "malicious devices that push an item, with and without defences",
@@ -61,8 +55,6 @@ ON_GPU = ("uc-", "scale", "negatives-leak", "benchmark", "presets")
 MODULES: Mapping[str, Sequence[str]] = {
     "drift": ("drift_figure61", "drift_figure62", "drift_figure63", "drift_theta"),
     "uc": ("uc_tables", "uc_table3", "uc_sweeps", "uc_figures"),
-    "one": ("one_shot",),
-    "presets": ("presets",),
     "price": ("price_list",),
     "poisoning": ("poisoning",),
     "negatives": ("negatives_leak",),

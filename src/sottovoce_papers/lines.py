@@ -91,6 +91,7 @@ class Kind(ABC):
 
 KINDS: dict[str, str] = {
     "baseline": "sottovoce_papers.kinds:BaselineKind",
+    "experiment": "sottovoce_papers.experiments:ExperimentKind",
     "bpr": "sottovoce_papers.fpl:BPRKind",
     "fpl": "sottovoce_papers.fpl:FPLKind",
     "fcf": "sottovoce_papers.fpl:FCFKind",
