@@ -23,7 +23,7 @@ from sottovoce.core.recommender import Scorer
 from sottovoce.data.splitting import Split
 from sottovoce.errors import ConfigError, DataNotFound, Diverged, UsageError
 from sottovoce.evaluation.protocol import Evaluation, evaluate
-from sottovoce.evaluation.seeds import over_seeds
+from sottovoce.evaluation.significance import over_seeds
 from sottovoce_papers.cells import Arrays, Cells, differing
 from sottovoce_papers.claims import Floats, Row, interval
 from sottovoce_papers.worlds import Part, StudyData, StudyWorld, laid_over
