@@ -100,6 +100,9 @@ KINDS: dict[str, str] = {
     "year": "sottovoce_papers.year:YearKind",
     "fpl-baseline": "sottovoce_papers.fpl:FPLBaselineKind",
     "fmf": "sottovoce_papers.fmf:FMFKind",
+    "drift": "sottovoce_papers.drift:DriftKind",
+    "drift-epoch": "sottovoce_papers.drift_parties:EpochKind",
+    "drift-guesses": "sottovoce_papers.drift_parties:GuessesKind",
 }
 """The kinds of systems by name, and where they are."""
 
@@ -276,10 +279,11 @@ class StudyRunner:
             self.best(system, world, [p for p in places if json.dumps([p[n] for n in by]) == group])
             for group in groups
         ]
+        vary, kind = entry.get("vary", {}), self._kinds[system.kind]
         varied = [
-            {**one, **dict(zip(entry.get("vary", {}), values, strict=True))}
+            kind.prepared({**one, **dict(zip(vary, values, strict=True))}, world)
             for one in chosen
-            for values in itertools.product(*entry.get("vary", {}).values())
+            for values in itertools.product(*vary.values())
         ]
         stops = entry.get("curve", ())
         jobs = [(one, seed) for one in varied for seed in self._seeds(system, world)]
