@@ -22,11 +22,6 @@ def titles() -> dict[str, str]:
 
 
 PROGRAMS: Mapping[str, str] = {
-    "drift-figure61": "DRIFT: loss in training and test beside SAROS (MovieLens 1M)",
-    "drift-figure62": "DRIFT: MAP and NDCG after one epoch and in the end, beside SAROS "
-    "(MovieLens 1M)",
-    "drift-figure63": "DRIFT: the time of an epoch by phase, and security's share (MovieLens 1M)",
-    "drift-theta": "DRIFT: updates, bytes, accuracy and what can be guessed, by Θ (MovieLens 1M)",
     "price-list": "every system as printed and as it survives: accuracy, bytes, time, and what "
     "each attack came to (MovieLens 1M, Foursquare Italy)",
     "poisoning": "malicious devices that push an item, with and without defences",
@@ -43,7 +38,6 @@ MADE = ("town", "crowd", "generated")
 ON_GPU = ("uc-", "scale", "negatives-leak", "benchmark", "presets")
 """How names begin that can be trained on a GPU."""
 MODULES: Mapping[str, Sequence[str]] = {
-    "drift": ("drift_figure61", "drift_figure62", "drift_figure63", "drift_theta"),
     "price": ("price_list",),
     "poisoning": ("poisoning",),
     "negatives": ("negatives_leak",),
