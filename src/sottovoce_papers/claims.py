@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from scipy.special import stdtrit
 
 from sottovoce.errors import ConfigError
-from sottovoce.evaluation.significance import Comparison, compare
+from sottovoce.evaluation.significance import Comparison, Paired, compare
 
 if TYPE_CHECKING:
     from sottovoce_papers.lines import StudyLine
@@ -96,6 +96,12 @@ def significance(lines: Sequence[StudyLine], metric: str, reference: str) -> dic
     return {one.system: one for one in compare(every, metric, reference)}
 
 
+def paired(line: StudyLine, base: StudyLine, metric: str) -> Paired:
+    """Return the paired t-test of a line against another, on values averaged over seeds."""
+    both = {"line": line.over_seeds(), "base": base.over_seeds()}
+    return compare(both, metric, "base")[0].test
+
+
 def told(line: StudyLine, metric: str, style: str = ".5f") -> str:
     """A line's figure, in words."""
     return f"{line.row['system']} {line.row[metric]:{style}}"
@@ -150,17 +156,21 @@ def _near(
 def _value(
     table: Mapping[str, Any], lines: Sequence[StudyLine], _: Sequence[StudyLine]
 ) -> list[Part]:
-    """The metric of each line is `least` or more, `most` or less, or `about` a value (± `spare`).
-    With `best` the highest one alone counts, with `count` so many are enough."""
-    metric = table["metric"]
+    """The metric of each line is `least` or more, `most` or less, or `about` a value (± `spare`),
+    or what another column has, such as a printed figure; lines without it are left out. With `best`
+    the highest one alone counts, with `count` so many are enough."""
+    metric, about = table["metric"], table.get("about")
     mine = [line for line in chosen(lines, table.get("of", {})) if line.row.get(metric) is not None]
+    if isinstance(about, str):
+        mine = [line for line in mine if line.row.get(about) is not None]
     if table.get("best") and mine:
         mine = [max(mine, key=lambda line: line.row[metric])]
     parts = []
     for line in mine:
-        value = line.row[metric]
-        low = table.get("least", table.get("about", -math.inf) - table.get("spare", 0.0))
-        high = table.get("most", table.get("about", math.inf) + table.get("spare", 0.0))
+        value, spare = line.row[metric], table.get("spare", 0.0)
+        middle = line.row[about] if isinstance(about, str) else about
+        low = table.get("least", -math.inf if middle is None else middle - spare)
+        high = table.get("most", math.inf if middle is None else middle + spare)
         good = low <= value <= high
         if "below" in table:
             good = good and value < table["below"]
@@ -204,7 +214,7 @@ TESTS: Mapping[str, Test] = {
 
 def tested(table: Mapping[str, Any], sets: Mapping[str, Sequence[StudyLine]]) -> list[Claim]:
     """Return a claim of a study's file, or one for each value of its columns in `each`. One whose
-    rows are not there is left out."""
+    rows are not there is left out. With `metrics` it has a part for each of several."""
     lines, others = lines_of(sets, table), lines_of(sets, table, "than_set")
     test = TESTS.get(table["is"])
     if test is None:
@@ -221,6 +231,11 @@ def tested(table: Mapping[str, Any], sets: Mapping[str, Sequence[StudyLine]]) ->
         rivals = others if "than_set" in table else mine
         pairs = [({"system": ours}, {"system": theirs}) for ours, theirs in table.get("pairs", ())]
         wanted = [{**table, "of": ours, "than": theirs} for ours, theirs in pairs] or [{**table}]
+        wanted = [
+            {**one, "metric": metric}
+            for one in wanted
+            for metric in table.get("metrics", [table.get("metric")])
+        ]
         parts = [
             part
             for some in groups(mine, table.get("per", ())).values()

@@ -8,6 +8,7 @@ with what `vary`-ing after the choice, and along which `curve` of training.
 
 from __future__ import annotations
 
+import copy
 import itertools
 import json
 from abc import ABC, abstractmethod
@@ -23,7 +24,7 @@ from sottovoce.core.recommender import Scorer
 from sottovoce.data.splitting import Split
 from sottovoce.errors import ConfigError, DataNotFound, Diverged, UsageError
 from sottovoce.evaluation.protocol import Evaluation, evaluate
-from sottovoce.evaluation.seeds import over_seeds
+from sottovoce.evaluation.significance import over_seeds
 from sottovoce_papers.cells import Arrays, Cells, differing
 from sottovoce_papers.claims import Floats, Row, interval
 from sottovoce_papers.worlds import Part, StudyData, StudyWorld, laid_over
@@ -99,6 +100,9 @@ KINDS: dict[str, str] = {
     "year": "sottovoce_papers.year:YearKind",
     "fpl-baseline": "sottovoce_papers.fpl:FPLBaselineKind",
     "fmf": "sottovoce_papers.fmf:FMFKind",
+    "drift": "sottovoce_papers.drift:DriftKind",
+    "drift-epoch": "sottovoce_papers.drift_parties:EpochKind",
+    "drift-guesses": "sottovoce_papers.drift_parties:GuessesKind",
 }
 """The kinds of systems by name, and where they are."""
 
@@ -213,16 +217,27 @@ class StudyRunner:
 
     def _there(self, worlds: Sequence[StudyWorld]) -> list[StudyWorld]:
         """The data sets that are on this machine; raises if none is."""
-        found = []
+        found: list[StudyWorld] = []
+        absent: dict[str, list[str]] = {}
         for world in worlds:
             try:
                 self.cells.report(f"data: {world.key}", 0, 1)
                 world.fingerprint  # noqa: B018
                 found.append(world)
             except DataNotFound as error:
-                self.notes.append(f"{world.key} is left out: {error}")
+                absent.setdefault(str(error), []).append(world.key)
+        for why, names in absent.items():
+            verb = "is" if len(names) == 1 else "are"
+            self.notes.append(f"{', '.join(names)} {verb} left out: {why}")
         if worlds and not found:
             raise DataNotFound("; ".join(self.notes))
+        return found
+
+    def apart(self) -> list[StudyRunner]:
+        """Return a runner for each data set; all of them share what they learn."""
+        found = [copy.copy(self) for _ in self.worlds]
+        for one, world in zip(found, self.worlds, strict=True):
+            one.worlds = [world]
         return found
 
     # --- rows -------------------------------------------------------------------------------------
@@ -264,10 +279,11 @@ class StudyRunner:
             self.best(system, world, [p for p in places if json.dumps([p[n] for n in by]) == group])
             for group in groups
         ]
+        vary, kind = entry.get("vary", {}), self._kinds[system.kind]
         varied = [
-            {**one, **dict(zip(entry.get("vary", {}), values, strict=True))}
+            kind.prepared({**one, **dict(zip(vary, values, strict=True))}, world)
             for one in chosen
-            for values in itertools.product(*entry.get("vary", {}).values())
+            for values in itertools.product(*vary.values())
         ]
         stops = entry.get("curve", ())
         jobs = [(one, seed) for one in varied for seed in self._seeds(system, world)]
