@@ -233,6 +233,8 @@ class Answers:
         """Why what is told cannot be noted outside the folder."""
         self.set_back = 0
         """How often the folder lacked what the note says."""
+        self.lacks_note = note is not None and not note.exists() and self.last != NEVER
+        """Whether sums were told of which nothing is noted here, as on another machine."""
         with self._alone():
             self._catch_up()
             self._write_note(self.last)

@@ -143,6 +143,7 @@ class HttpApplication(ABC, Generic[L]):
         self._origins, self._for_pages = NO_ORIGINS, frozenset[str]()
         """Pages whose browsers may talk to some of these."""
         self._next_look, self._trouble = 0.0, ""
+        self._looking: asyncio.Future[None] | None = None
         self.requests = RequestCounts()
         self.failed: Callable[[ServiceError], None] = lambda error: None
         """Told if a request finds that the disk cannot be used."""
@@ -245,12 +246,15 @@ class HttpApplication(ABC, Generic[L]):
         await answer(send, 200, [TEXT, (b"cache-control", b"no-store")], b"ready")
 
     async def _look(self) -> str:
-        """Return why the service is not ready; empty if it is."""
-        look = asyncio.ensure_future(self._operators(self.require_ready))
+        """Return why the service is not ready; empty if it is. A look that hangs is waited for
+        again, and no other one begun: strangers would fill the room of operators with them."""
+        look = self._looking
+        if look is None or look.done():
+            look = self._looking = asyncio.ensure_future(self._operators(self.require_ready))
+            look.add_done_callback(_forget)
         try:
             await asyncio.wait_for(asyncio.shield(look), _READY_PATIENCE)
         except TimeoutError:
-            look.add_done_callback(_forget)
             return f"{self.name} waits for its disk or database"
         except (ServiceError, Refused):
             return f"{self.name} cannot use its disk or database now"
