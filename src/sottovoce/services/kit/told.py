@@ -24,6 +24,14 @@ class CopyAlarm:
     def __init__(self, answers: Answers, log: Any) -> None:
         self._answers, self._log = answers, log
         self._set_back, self._unnoted = 0, ""
+        if answers.lacks_note and log is not None:
+            log.warning(
+                "no note",
+                round=answers.last.round,
+                detail="this folder has told sums, of which nothing is noted on this machine: if "
+                "it is a copy that is older than what was told, or another copy of it runs, nobody "
+                "notices. If it was moved here by `sottovoce restore`, all is well",
+            )
         self._look()
 
     def keep(self, answered: Answered) -> None:
@@ -76,7 +84,7 @@ class ToldSums:
             self._log.info(event, round=round, **facts, devices=devices, seconds=rounded)
 
     def figures(self) -> Iterator[Figure]:
-        """Of the last one; no numbers before the first."""
+        """Return the figures of the last answer; no numbers before the first."""
         what, last = self._what, self._last
         devices, seconds, ended = (None, None, None) if last is None else last
         words = f"Devices in the last {what} that was told since the start."
