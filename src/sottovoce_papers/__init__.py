@@ -37,13 +37,6 @@ PROGRAMS: Mapping[str, str] = {
     "uc-figure6": "UC-FedRec: by the share of users who hide",
     "uc-figure7": "UC-FedRec: by the number of hidden attributes",
     "uc-figure8": "UC-FedRec: learning curves",
-    "price-list": "every system as printed and as it survives: accuracy, bytes, time, and what "
-    "each attack came to (MovieLens 1M, Foursquare Italy)",
-    "poisoning": "malicious devices that push an item, with and without defences",
-    "negatives-leak": "FedMF, FedNCF, PFedRec and FedRAP with and without training negatives that "
-    "leak the test item (MovieLens 1M and 100K, Last.fm)",
-    "benchmark": "federated recommenders, ours and others', beside central references: accuracy, "
-    "bytes, ε (MovieLens 1M and 100K, Last.fm, Foursquare Italy, Gowalla)",
 }
 """Studies that are still programs, with their titles."""
 NAMES: Mapping[str, str] = {**titles(), **PROGRAMS}
@@ -55,10 +48,6 @@ ON_GPU = ("uc-", "scale", "negatives-leak", "benchmark", "presets")
 MODULES: Mapping[str, Sequence[str]] = {
     "drift": ("drift_figure61", "drift_figure62", "drift_figure63", "drift_theta"),
     "uc": ("uc_tables", "uc_table3", "uc_sweeps", "uc_figures"),
-    "price": ("price_list",),
-    "poisoning": ("poisoning",),
-    "negatives": ("negatives_leak",),
-    "benchmark": ("benchmark",),
 }
 """Where the views of a paper are: each module has `VIEWS` by name, and their kind of `STUDY`."""
 
@@ -133,11 +122,13 @@ def compare(
     report: Report,
     device: str = "cpu",
 ) -> dict[str, Any]:
-    """The benchmark, of these data sets and systems where any are named, with rows of others."""
-    from sottovoce_papers.benchmark import NAME, STUDY, benchmark
+    """Run the benchmark, on these data sets and with these systems if any are named, with rows of
+    others."""
+    from sottovoce_papers.benchmark import narrowed
 
-    whole = STUDY.read(NAME, quick, out.parent / "cells", threads, report, device)
-    return benchmark(whole.narrowed(sets, systems, attacks=attacks), out, add)
+    table = files.installed("benchmark", quick)
+    table = narrowed(table, sets, systems, attacks=attacks, add=add)
+    return files.run("benchmark", table, Cells(out.parent / "cells", threads, report, device), out)
 
 
 def check(name: str, device: str) -> None:

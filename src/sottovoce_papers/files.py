@@ -25,7 +25,7 @@ from sottovoce_papers.worlds import StudyData, laid_over
 
 SECTIONS = (
     "extends", "title", "reading", "study", "data", "systems", "sets", "rows", "add", "printed",
-    "derive", "tables", "figures", "claims", "quick", "protocol",
+    "derive", "tables", "figures", "claims", "quick", "protocol", "writes",
 )  # fmt: skip
 """What a study's file may have; `[values]` is for its own functions."""
 
@@ -67,9 +67,13 @@ def installed(name: str, quick: bool = False) -> dict[str, Any]:
     return read(studies() / f"{name}.toml", quick)
 
 
+DATA = {"crowd": "scale:CrowdData", "candidates": "negatives_leak:LeakData"}
+"""Classes of data sets by a setting that they alone have."""
+
+
 def data_kind(spec: Mapping[str, Any]) -> type[StudyData]:
-    """The class of a data set: generated crowds have one of their own."""
-    return named("scale:CrowdData") if "crowd" in spec else StudyData
+    """Return the class of a data set."""
+    return next((named(place) for name, place in DATA.items() if name in spec), StudyData)
 
 
 class StudyFile:
@@ -148,6 +152,7 @@ class StudyFile:
             "claims": claims,
             "tables": tables,
             "report": str(page),
+            **(named(self.table["writes"])(self, sets, out) if "writes" in self.table else {}),
         }
 
 
