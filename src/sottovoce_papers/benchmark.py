@@ -143,7 +143,7 @@ def sets_of(rows: Sequence[Row]) -> dict[str, dict[str, str]]:
     }
 
 
-def exchange(study: StudyFile, sets: Sets, out: Path) -> dict[str, Any]:
+def exchange(sets: Sets, out: Path) -> dict[str, Any]:
     """Write `benchmark.json`, and return where it is and which test parts it is about."""
     rows = [{k: v for k, v in line.row.items() if k in _KNOWN} for line in sets["main"]]
     about = sets_of(rows)

@@ -150,17 +150,21 @@ def _near(
 def _value(
     table: Mapping[str, Any], lines: Sequence[StudyLine], _: Sequence[StudyLine]
 ) -> list[Part]:
-    """The metric of each line is `least` or more, `most` or less, or `about` a value (± `spare`).
-    With `best` the highest one alone counts, with `count` so many are enough."""
-    metric = table["metric"]
+    """The metric of each line is `least` or more, `most` or less, or `about` a value (± `spare`),
+    or what another column has, such as a printed figure; lines without it are left out. With `best`
+    the highest one alone counts, with `count` so many are enough."""
+    metric, about = table["metric"], table.get("about")
     mine = [line for line in chosen(lines, table.get("of", {})) if line.row.get(metric) is not None]
+    if isinstance(about, str):
+        mine = [line for line in mine if line.row.get(about) is not None]
     if table.get("best") and mine:
         mine = [max(mine, key=lambda line: line.row[metric])]
     parts = []
     for line in mine:
-        value = line.row[metric]
-        low = table.get("least", table.get("about", -math.inf) - table.get("spare", 0.0))
-        high = table.get("most", table.get("about", math.inf) + table.get("spare", 0.0))
+        value, spare = line.row[metric], table.get("spare", 0.0)
+        middle = line.row[about] if isinstance(about, str) else about
+        low = table.get("least", -math.inf if middle is None else middle - spare)
+        high = table.get("most", math.inf if middle is None else middle + spare)
         good = low <= value <= high
         if "below" in table:
             good = good and value < table["below"]

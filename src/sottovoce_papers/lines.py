@@ -8,6 +8,7 @@ with what `vary`-ing after the choice, and along which `curve` of training.
 
 from __future__ import annotations
 
+import copy
 import itertools
 import json
 import time
@@ -236,16 +237,27 @@ class StudyRunner:
 
     def _there(self, worlds: Sequence[StudyWorld]) -> list[StudyWorld]:
         """The data sets that are on this machine; raises if none is."""
-        found = []
+        found: list[StudyWorld] = []
+        absent: dict[str, list[str]] = {}
         for world in worlds:
             try:
                 self.cells.report(f"data: {world.key}", 0, 1)
                 world.fingerprint  # noqa: B018
                 found.append(world)
             except DataNotFound as error:
-                self.notes.append(f"{world.key} is left out: {error}")
+                absent.setdefault(str(error), []).append(world.key)
+        for why, names in absent.items():
+            verb = "is" if len(names) == 1 else "are"
+            self.notes.append(f"{', '.join(names)} {verb} left out: {why}")
         if worlds and not found:
             raise DataNotFound("; ".join(self.notes))
+        return found
+
+    def apart(self) -> list[StudyRunner]:
+        """Return a runner for each data set; all of them share what they learn."""
+        found = [copy.copy(self) for _ in self.worlds]
+        for one, world in zip(found, self.worlds, strict=True):
+            one.worlds = [world]
         return found
 
     # --- rows -------------------------------------------------------------------------------------

@@ -25,9 +25,9 @@ Spec = Mapping[str, Any]
 
 
 def print_beside(printed: Spec, lines: Sequence[StudyLine]) -> None:
-    """Put printed figures beside ours: `by` names the columns whose values are the keys of `rows`,
-    `columns` the metrics of each."""
-    for line in lines:
+    """Put printed figures next to ours: `by` names the columns whose values are the keys of `rows`,
+    `columns` the metrics of each. With `where` they are for these lines alone."""
+    for line in chosen(lines, printed.get("where", {})):
         place = " ".join(str(line.row.get(name)) for name in printed["by"])
         theirs = printed["rows"].get(place, ())
         if isinstance(theirs, Mapping):
@@ -270,6 +270,11 @@ def figures_of(
         drawn = draw(spec, mine, folder / stem, title)
         found.append(FigureBlock(drawn.svg, spec.get("alt", title).format_map(mine[0].row)))
     return found
+
+
+def files_of(pictures: Sequence[FigureBlock]) -> list[dict[str, str]]:
+    """Return the files of figures with what each shows, as JSON has them."""
+    return [{"file": str(one.path), "alt": one.alt} for one in pictures]
 
 
 # --- the page ------------------------------------------------------------------------------------

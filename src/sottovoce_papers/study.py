@@ -16,7 +16,7 @@ from sottovoce_papers.cells import Arrays as Arrays
 from sottovoce_papers.cells import Cells
 from sottovoce_papers.claims import Claim, Floats, Row, claim, count_of, interval, plus_minus
 from sottovoce_papers.files import installed
-from sottovoce_papers.show import page_of
+from sottovoce_papers.show import files_of, page_of
 from sottovoce_papers.worlds import Part, laid_over
 
 __all__ = [
@@ -79,6 +79,7 @@ class Study(Cells, ABC):
             "rows": [dict(row) for row in (tables[0].rows if rows is None else rows)],
             "claims": list(claims),
             **more,
+            "figures": files_of(pictures),
             "tables": list(tables),
             "report": str(page),
         }

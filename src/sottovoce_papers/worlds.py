@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -27,6 +28,8 @@ from sottovoce.rng import Streams
 
 Part = Literal["validation", "test"]
 GENERATED = "generated"
+MADE = ("town", "crowd", GENERATED)
+"""Sources of data that are made from a seed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +72,22 @@ def laid_over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, A
     return merged
 
 
+def expanded(specs: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, dict[str, Any]]]:
+    """Return the data sets of a file by the name of their table. A table with `each` stands for
+    several: one for each combination of the values of `each`, named by them (0: "all")."""
+    found: dict[str, dict[str, dict[str, Any]]] = {}
+    for name, spec in specs.items():
+        bare = {key: value for key, value in spec.items() if key != "each"}
+        each = spec.get("each", {})
+        found[name] = {
+            "-".join([name, *(str(value or "all") for value in values)]): {
+                **bare, **dict(zip(each, values, strict=True))
+            }
+            for values in itertools.product(*each.values())
+        }  # fmt: skip
+    return found
+
+
 class StudyWorld:
     """One data set, and its splits."""
 
@@ -99,8 +118,8 @@ class StudyWorld:
             return self.dataset.interactions
         else:
             table = load(c.source).interactions
-        if c.min_item_users:
-            table = keep_active(table, 1, c.min_item_users)
+        if c.min_user_items or c.min_item_users:
+            table = keep_active(table, max(1, c.min_user_items), c.min_item_users)
         rng = Streams.from_seed(c.draw_seed)
         if c.users:
             table = table.take_users(rng.child("users").choose(table.n_users, c.users))

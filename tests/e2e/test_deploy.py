@@ -1325,7 +1325,9 @@ def test_nginx_asks_the_server_that_is_ready(tmp_path):
         before = len(one.requests) + len(other.requests)
         assert asked("POST", "/v1/reports", b"a report")[0] == 503
         assert len(one.requests) + len(other.requests) == before + 1
-        until(lambda: asked("GET", "/ready") == (503, b"not_ready"))  # nobody is
+        # Neither is ready. nginx passes on a server's 503, or says 502 if it has given up both of
+        # them a moment before.
+        until(lambda: asked("GET", "/ready")[0] in (502, 503))
 
 
 def listens(port: int) -> bool:

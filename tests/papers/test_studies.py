@@ -281,7 +281,9 @@ def test_what_makes_no_sense_is_said(tmp_path, change, words):
 def test_settings_are_chosen_on_validation_and_told_in_words(tmp_path):
     found = made("town", TABLE, tmp_path)
     assert found["rows"][1]["settings"] in ("k=5", "k=20")
-    assert list(found) == ["name", "data", "protocol", "rows", "claims", "tables", "report"]
+    assert list(found) == [
+        "name", "data", "protocol", "rows", "claims", "figures", "tables", "report",
+    ]  # fmt: skip
     assert found["tables"][0].title == "On town"
     assert "On town" in Path(found["report"]).read_text()
 

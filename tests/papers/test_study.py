@@ -183,7 +183,7 @@ def test_a_result_has_the_shape_that_scripts_rely_on(study, tmp_path):
     claims = [claim("it is so", (True, "one"), (False, "two"))]
     found = study.result("fpl-table3", tmp_path / "out", [table], claims, extra=[1])
     assert list(found) == [
-        "name", "data", "protocol", "rows", "claims", "extra", "tables", "report",
+        "name", "data", "protocol", "rows", "claims", "extra", "figures", "tables", "report",
     ]  # fmt: skip
     assert found["claims"] == [{"claim": "it is so", "holds": False, "detail": "one; two"}]
     assert found["rows"] == rows

@@ -386,7 +386,6 @@ def test_bad_files_are_refused(changes, words):
         ({"consent": {"takes_part": False}}, "nobody takes part"),
         ({"data": {"source": "mute"}}, "mute has no ratings"),
         ({"data": {"source": "timeless", "split": "random"}}, "timeless has no times"),
-        ({"data": {"source": "town"}}, "town has no ratings"),
         ({"data": {"source": "plain"}, "consent": {}}, 'owners.by = "one"'),
         ({"data": {"min_rating": 4}}, "would leave no negatives"),
         ({"algorithm": {"positive_from": 9}}, "positive_from, which is 9"),

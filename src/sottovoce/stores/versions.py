@@ -124,11 +124,10 @@ def _key(version: int) -> str:
 
 
 def _version(link: sa.Connection, version: int) -> ModelVersion:
-    table = json.loads(records.fact(link, _key(version)) or "{}")
-    quality = table.get("quality")
+    table = json.loads(str(records.fact(link, _key(version))))
+    quality = table["quality"]
     found = None if quality is None else Quality.from_table(quality)
-    made, held_back = table.get("made", ""), table.get("held_back", "")
-    return ModelVersion(version, made, held_back, found, table["against"])
+    return ModelVersion(version, table["made"], table["held_back"], found, table["against"])
 
 
 def _write(link: sa.Connection, kept: ModelVersion) -> None:
