@@ -98,8 +98,8 @@ def _words(row: Row) -> str:
 
 def _tried(sets: Sets, spec: Spec) -> Iterator[tuple[Any, list[Row]]]:
     """The attacks that a claim is about and that had something to attack, by data set."""
-    for (source,), lines in groups(sets["attacks"], ["data"]).items():
-        rows = [line.row for line in chosen(lines, spec.get("of", {}))]
+    for (source,) in groups(sets["main"], ["data"]):
+        rows = [line.row for line in chosen(sets["attacks"], {"data": source, **spec["of"]})]
         yield source, [row for row in rows if row["verdict"] != NOTHING]
 
 
