@@ -22,11 +22,6 @@ def titles() -> dict[str, str]:
 
 
 PROGRAMS: Mapping[str, str] = {
-    "drift-figure61": "DRIFT: loss in training and test beside SAROS (MovieLens 1M)",
-    "drift-figure62": "DRIFT: MAP and NDCG after one epoch and in the end, beside SAROS "
-    "(MovieLens 1M)",
-    "drift-figure63": "DRIFT: the time of an epoch by phase, and security's share (MovieLens 1M)",
-    "drift-theta": "DRIFT: updates, bytes, accuracy and what can be guessed, by Θ (MovieLens 1M)",
     "uc-table1": "UC-FedRec: what base models tell of attributes (MovieLens 1M)",
     "uc-table2": "UC-FedRec: accuracy and strong attackers, beside base models and early stopping "
     "(MovieLens 1M, Douban)",
@@ -46,7 +41,6 @@ MADE = ("town", "crowd", "generated")
 ON_GPU = ("uc-", "scale", "negatives-leak", "benchmark", "presets")
 """How names begin that can be trained on a GPU."""
 MODULES: Mapping[str, Sequence[str]] = {
-    "drift": ("drift_figure61", "drift_figure62", "drift_figure63", "drift_theta"),
     "uc": ("uc_tables", "uc_table3", "uc_sweeps", "uc_figures"),
 }
 """Where the views of a paper are: each module has `VIEWS` by name, and their kind of `STUDY`."""

@@ -25,7 +25,7 @@ from sottovoce.core.recommender import Scorer
 from sottovoce.data.splitting import Split
 from sottovoce.errors import ConfigError, DataNotFound, Diverged, UsageError
 from sottovoce.evaluation.protocol import Evaluation
-from sottovoce.evaluation.seeds import over_seeds
+from sottovoce.evaluation.significance import over_seeds
 from sottovoce_papers.cells import Arrays, Cells, differing
 from sottovoce_papers.claims import Floats, Row, interval
 from sottovoce_papers.worlds import Part, StudyData, StudyWorld, laid_over
@@ -113,6 +113,9 @@ KINDS: dict[str, str] = {
     "leak-baseline": "sottovoce_papers.negatives_leak:LeakBaselineKind",
     "poisoned": "sottovoce_papers.poisoning:PoisonedKind",
     "stuffed": "sottovoce_papers.stuffed:StuffedKind",
+    "drift": "sottovoce_papers.drift:DriftKind",
+    "drift-epoch": "sottovoce_papers.drift_parties:EpochKind",
+    "drift-guesses": "sottovoce_papers.drift_parties:GuessesKind",
 }
 """The kinds of systems by name, and where they are."""
 
@@ -299,10 +302,11 @@ class StudyRunner:
             self.best(system, world, [p for p in places if json.dumps([p[n] for n in by]) == group])
             for group in groups
         ]
+        vary, kind = entry.get("vary", {}), self._kinds[system.kind]
         varied = [
-            {**one, **dict(zip(entry.get("vary", {}), values, strict=True))}
+            kind.prepared({**one, **dict(zip(vary, values, strict=True))}, world)
             for one in chosen
-            for values in itertools.product(*entry.get("vary", {}).values())
+            for values in itertools.product(*vary.values())
         ]
         stops = entry.get("curve", ())
         jobs = [(one, seed) for one in varied for seed in self._seeds(system, world)]

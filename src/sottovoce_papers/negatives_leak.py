@@ -13,10 +13,9 @@ from scipy.stats import binom
 from sottovoce.core.recommender import Scorer
 from sottovoce.data.splitting import Split
 from sottovoce.evaluation.protocol import Evaluation, Protocol, evaluate
-from sottovoce.evaluation.significance import paired_t
 from sottovoce.experiment import EvaluationConfig
 from sottovoce.rng import Streams
-from sottovoce_papers.claims import Claim, Row, claim, groups
+from sottovoce_papers.claims import Claim, Row, claim, groups, paired
 from sottovoce_papers.kinds import BaselineKind, over_users
 from sottovoce_papers.lines import Job, StudyLine, TrainedLine
 from sottovoce_papers.rivals import rival_of
@@ -103,11 +102,10 @@ def claims(sets: Mapping[str, Sequence[StudyLine]], spec: Mapping[str, Any]) -> 
             )
             words = f"{METRIC} {leak.mean():.4f} with the leak, {expected:.4f} by its draws"
             fairly = f"{fair.mean():.4f} without, {chance:.4f} by chance"
-            parts = (abs(leak.mean() - expected) < SPARE, words), (
-                abs(fair.mean() - chance) < SPARE, fairly)  # fmt: skip
-            found.append(claim(text, *parts))
+            good = abs(leak.mean() - expected) < SPARE, abs(fair.mean() - chance) < SPARE
+            found.append(claim(text, *zip(good, (words, fairly), strict=True)))
             continue
-        test = paired_t(leak, fair)
+        test = paired(ways[LEAK], ways[FAIR], METRIC)
         words = (
             f"{METRIC} {leak.mean():.4f} with it, {fair.mean():.4f} without, by "
             f"{test.difference:+.4f} [{test.low:+.4f}, {test.high:+.4f}]"

@@ -30,7 +30,7 @@ from sottovoce.core.consent import Choice, Consent
 from sottovoce.core.messages import Batch, ModelView, SummedReports, add_up
 from sottovoce.core.recommender import Scorer
 from sottovoce.errors import ConfigError
-from sottovoce.evaluation.seeds import over_seeds
+from sottovoce.evaluation.significance import over_seeds
 from sottovoce.parties.defence import Defence, Guard, defended_groups
 from sottovoce.privacy.mechanisms import ShareFraction
 from sottovoce.privacy.reports import KReports, Tier

@@ -13,7 +13,16 @@ from sottovoce.evaluation import plots
 from sottovoce.evaluation.report import FigureBlock, Section, TextBlock, write_report
 from sottovoce.evaluation.tables import Cell, Column, Table
 from sottovoce.runs.tables import readable_bytes
-from sottovoce_papers.claims import Claim, Row, chosen, fits, groups, lines_of, significance
+from sottovoce_papers.claims import (
+    Claim,
+    Row,
+    chosen,
+    fits,
+    groups,
+    lines_of,
+    paired,
+    significance,
+)
 
 if TYPE_CHECKING:
     from sottovoce_papers.lines import StudyLine
@@ -40,8 +49,9 @@ def print_beside(printed: Spec, lines: Sequence[StudyLine]) -> None:
 
 def derive(spec: Spec, lines: Sequence[StudyLine], others: Sequence[StudyLine]) -> None:
     """Add a column that compares a figure with that of a base line: their `ratio`, the relative
-    `change`, which the base itself does not have, or `beside`, which it has; or the `base` line's
-    figure. Of several base lines the best counts."""
+    `change`, which the base itself does not have, or `beside`, which it has; the `base` line's
+    figure, or the `p` of a paired t-test over users. Of several base lines the best counts.
+    `against` is a template for one more column, which names the base line."""
     metric, how = spec["of"], spec["how"]
     for place, mine in groups(lines, spec.get("within", ())).items():
         there = dict(zip(spec.get("within", ()), place, strict=True))
@@ -57,35 +67,47 @@ def derive(spec: Spec, lines: Sequence[StudyLine], others: Sequence[StudyLine]) 
                 value = line.row[metric] / base.row[metric]
                 if how == "base":
                     value = base.row[metric]
-                elif how != "ratio":
+                elif how in ("change", "beside"):
                     value = None if base is line and how == "change" else value - 1.0
+                elif how == "p":
+                    value = None if base is line else paired(line, base, metric).p
             line.row[spec["column"]] = value
+            if "against" in spec:
+                other = None if base is line or base is None else base.row
+                column = f"{spec['column']} against"
+                line.row[column] = other and spec["against"].format_map(other)
 
 
 # --- tables --------------------------------------------------------------------------------------
 
 
-def columns_of(specs: Sequence[Spec | str]) -> list[Column]:
-    """Columns as a file writes them: a key alone, or a table."""
-    return [Column(spec) if isinstance(spec, str) else Column(**spec) for spec in specs]
+def columns_of(specs: Sequence[Spec | str], row: Row) -> list[Column]:
+    """Columns as a file writes them: a key alone, or a table, whose label may name columns."""
+    tables = [{"key": spec} if isinstance(spec, str) else dict(spec) for spec in specs]
+    for table in tables:
+        if "{" in table.get("label", ""):
+            table["label"] = table["label"].format_map(row)
+    return [Column(**table) for table in tables]
 
 
 def tables_of(
     spec: Spec, sets: Mapping[str, Sequence[StudyLine]], protocol: str, notes: Sequence[str]
 ) -> list[Table]:
-    """Return a table of a study's file, or one for each value of its columns in `each`."""
-    columns = columns_of(spec["columns"])
-    keys = [column.key for column in columns]
+    """Return a table of a study's file, or one for each value of its columns in `each`. With
+    `only_known` columns that no row has are left out."""
     lines = chosen(lines_of(sets, spec), spec.get("where", {}))
     if "group" in spec:
         lines = [line for mine in groups(lines, [spec["group"]]).values() for line in mine]
     found = []
     for mine in groups(lines, spec.get("each", ())).values():
-        rows = [{key: line.row.get(key) for key in keys} for line in mine]
-        for key in (column.key for column in columns if column.format == "bytes"):
+        columns = columns_of(spec["columns"], mine[0].row)
+        if spec.get("only_known"):
+            columns = [one for one in columns if any(one.key in line.row for line in mine)]
+        rows = [{one.key: line.row.get(one.key) for one in columns} for line in mine]
+        for one in (one for one in columns if one.format == "bytes"):
             for row in rows:
-                value = row[key]
-                row[key] = None if value is None else readable_bytes(value)
+                value = row[one.key]
+                row[one.key] = None if value is None else readable_bytes(value)
         if "star" in spec:
             _star(spec["star"], mine, rows)
         title = spec["title"].format_map(mine[0].row)
@@ -179,7 +201,7 @@ def _bars(spec: Spec, lines: Sequence[StudyLine], path: Path, title: str) -> plo
 
 def _dots(spec: Spec, lines: Sequence[StudyLine], path: Path, title: str) -> plots.Figures:
     """A level for each label with a dot for each of its rows, whose marker goes by the column `by`
-    and whose words (`say`) stand at the right. `levels` are columns, or rows, drawn across."""
+    and whose words (`say`) stand at the right. Rows that `across` chooses are lines."""
     x, label, kinds = spec["x"], spec.get("label", "{system}"), dict(spec["by"])
     (by, names), across = kinds.popitem(), _across(spec, lines)
     lines = [line for line in lines if line.row.get(x) is not None and line.row.get(by) in names]
@@ -189,9 +211,14 @@ def _dots(spec: Spec, lines: Sequence[StudyLine], path: Path, title: str) -> plo
         for number, (value, words) in enumerate(names.items()):
             mine = [line.row for line in lines if line.row[by] == value]
             axes.scatter(
-                [row[x] for row in mine], [places.index(label.format_map(row)) for row in mine],
-                color=plots.PALETTE[number], marker="oX^s"[number], s=52, zorder=3, label=words,
-            )  # fmt: skip
+                [row[x] for row in mine],
+                [places.index(label.format_map(row)) for row in mine],
+                color=plots.PALETTE[number],
+                marker="oX^s"[number],
+                s=52,
+                zorder=3,
+                label=words,
+            )
         for row in (line.row for line in lines if "say" in spec):
             place = places.index(label.format_map(row))
             axes.text(1.06 * most, place, spec["say"].format_map(row), fontsize=8, va="center")
@@ -222,26 +249,42 @@ def _points(spec: Spec, lines: Sequence[StudyLine], path: Path, title: str) -> p
             mine = [row for row in there if row.get(by) == value]
             if mine:
                 axes.scatter(
-                    [max(1.0, row[x]) for row in mine], [row[y] for row in mine],
-                    color=plots.PALETTE[number], marker=plots.MARKERS[number], s=44, zorder=3,
+                    [max(1.0, row[x]) for row in mine],
+                    [row[y] for row in mine],
+                    color=plots.PALETTE[number],
+                    marker=plots.MARKERS[number],
+                    s=44,
+                    zorder=3,
                     label=words,
-                )  # fmt: skip
+                )
         for row in there:
             axes.annotate(
-                spec["say"].format_map(row), (max(1.0, row[x]), row[y]), fontsize=7,
-                xytext=(4, 4), textcoords="offset points",
-            )  # fmt: skip
+                spec["say"].format_map(row),
+                (max(1.0, row[x]), row[y]),
+                fontsize=7,
+                xytext=(4, 4),
+                textcoords="offset points",
+            )
         for name, level in _across({**spec, "level": y}, lines).items():
             axes.axhline(level, color=plots.SOFT, linestyle=(0, (5, 2)), linewidth=0.8)
             axes.annotate(
-                name, (1.0, level), xycoords=("axes fraction", "data"), fontsize=7,
-                color=plots.SOFT, va="center",
-            )  # fmt: skip
+                name,
+                (1.0, level),
+                xycoords=("axes fraction", "data"),
+                fontsize=7,
+                color=plots.SOFT,
+                va="center",
+            )
         if there:
             axes.set_xscale("log")
             figure.legend(loc="outside lower center", ncols=3, frameon=False, fontsize=8)
         axes.set(xlabel=spec["x_label"], ylabel=_y_label(spec))
     return plots.figure_files(path)
+
+
+def _stacked(spec: Spec, lines: Sequence[StudyLine], path: Path, title: str) -> plots.Figures:
+    bars = {line.row["system"]: [line.row[part] for part in spec["parts"]] for line in lines}
+    return plots.stacked_bars(path, spec["parts"], bars, x_label=spec["x_label"], title=title)
 
 
 Drawing = Callable[[Spec, Sequence["StudyLine"], Path, str], plots.Figures]
@@ -251,6 +294,7 @@ PLOTS: Mapping[str, Drawing] = {
     "bars": _bars,
     "dots": _dots,
     "points": _points,
+    "stacked": _stacked,
 }
 
 

@@ -131,7 +131,7 @@ def test_the_users_tutorial(tmp_path):
 
 SMALL_SHOP = """
 import json, sys
-from sottovoce.cli.demo_web import serve_shop
+from sottovoce.cli.demo import serve_shop
 serve_shop(None, as_json=True, settings=json.loads(sys.argv[1]))
 """
 FEW = [

@@ -25,21 +25,46 @@ def quiet(what, done, total):
 
 TOWN = generate_town(TownConfig(residents=120, venues=80))
 SYSTEMS = {
-    "top-pop": {"label": "Top-Pop", "kind": "costs", "row": {"kind": "central"},
-                "settings": {"baseline": {"name": "top-pop"}}},
-    "pfpl-plus": {"label": "pFPL+", "kind": "costs", "row": {"kind": "ours"},
-                  "settings": {"preset": "presets/pfpl-plus",
-                               "lay": {"algorithm": {"epochs": 2}}},
-                  "at": {"town": {"settings": {"lay": {"algorithm": {"embedding_size": 4}}}}}},
-    "gram": {"label": "gram", "kind": "costs", "row": {"kind": "ours"},
-             "settings": {"algorithm": {"name": "gram"}, "link": {"min_devices": 50},
-                          "release": {"epsilon": 4.0}, "consent": {"epsilon": 4.0}}},
-    "fedmf": {"label": "FedMF", "kind": "rival", "row": {"kind": "rival"},
-              "settings": {"name": "fedmf", "rounds": 5}, "grid": {"item_rate": [0.1, 1e30]}},
-    "elsewhere": {"label": "elsewhere", "kind": "costs", "row": {"kind": "central"},
-                  "settings": {"baseline": {"name": "random"}}, "data": ["moon"],
-                  "why": "far away"},
-}  # fmt: skip
+    "top-pop": {
+        "label": "Top-Pop",
+        "kind": "costs",
+        "row": {"kind": "central"},
+        "settings": {"baseline": {"name": "top-pop"}},
+    },
+    "pfpl-plus": {
+        "label": "pFPL+",
+        "kind": "costs",
+        "row": {"kind": "ours"},
+        "settings": {"preset": "presets/pfpl-plus", "lay": {"algorithm": {"epochs": 2}}},
+        "at": {"town": {"settings": {"lay": {"algorithm": {"embedding_size": 4}}}}},
+    },
+    "gram": {
+        "label": "gram",
+        "kind": "costs",
+        "row": {"kind": "ours"},
+        "settings": {
+            "algorithm": {"name": "gram"},
+            "link": {"min_devices": 50},
+            "release": {"epsilon": 4.0},
+            "consent": {"epsilon": 4.0},
+        },
+    },
+    "fedmf": {
+        "label": "FedMF",
+        "kind": "rival",
+        "row": {"kind": "rival"},
+        "settings": {"name": "fedmf", "rounds": 5},
+        "grid": {"item_rate": [0.1, 1e30]},
+    },
+    "elsewhere": {
+        "label": "elsewhere",
+        "kind": "costs",
+        "row": {"kind": "central"},
+        "settings": {"baseline": {"name": "random"}},
+        "data": ["moon"],
+        "why": "far away",
+    },
+}
 
 
 def table(quick=False):
@@ -142,8 +167,9 @@ def test_rows_of_others_are_added_and_stay_in_the_file(found, tmp_path, no_train
     # The file can be added to again, if no row has the same name.
     others = [row for row in told["rows"] if row["system"] == "mine"]
     assert added_rows(found.place / "added" / "benchmark.json", told["sets"])[0] == {
-        **others[0], "kind": "others",
-    }  # fmt: skip
+        **others[0],
+        "kind": "others",
+    }
     with pytest.raises(DataError, match="already"):
         merged(found.told["rows"], [mine(found, system="FedMF")])
 

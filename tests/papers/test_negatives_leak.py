@@ -23,14 +23,24 @@ def quiet(what, done, total):
 TOWN = generate_town(TownConfig(residents=150, venues=160))
 DATA = {"town": {"source": "town", "split": "leave-one-out", "candidates": 99}}
 SYSTEMS = {
-    "counting": {"label": "counts", "kind": "rival",
-                 "settings": {"name": "counting", "rounds": 25}},
-    "fedmf": {"label": "FedMF", "kind": "rival", "settings": {"name": "fedmf", "rounds": 5},
-              "grid": {"item_rate": [0.001, 1e30]}},
-    "wild": {"label": "wild", "kind": "rival",
-             "settings": {"name": "fedmf", "item_rate": 1e30, "rounds": 12}},
+    "counting": {
+        "label": "counts",
+        "kind": "rival",
+        "settings": {"name": "counting", "rounds": 25},
+    },
+    "fedmf": {
+        "label": "FedMF",
+        "kind": "rival",
+        "settings": {"name": "fedmf", "rounds": 5},
+        "grid": {"item_rate": [0.001, 1e30]},
+    },
+    "wild": {
+        "label": "wild",
+        "kind": "rival",
+        "settings": {"name": "fedmf", "item_rate": 1e30, "rounds": 12},
+    },
     "top-pop": {"label": "Top-Pop", "kind": "leak-baseline", "settings": {"name": "top-pop"}},
-}  # fmt: skip
+}
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -93,8 +103,10 @@ def test_rates_are_chosen_on_the_validation_part_without_the_leak(tmp_path, monk
     found = made(tmp_path, "fedmf")
     assert {rate for _, part, rate in asked if part == "test"} == {3.0}
     assert {(leak, rate) for leak, part, rate in asked if part == "validation"} == {
-        (False, 1.0), (False, 3.0), (False, 2.0),
-    }  # fmt: skip
+        (False, 1.0),
+        (False, 3.0),
+        (False, 2.0),
+    }
     assert {row["way"] for row in found["rows"]} == {"fair", "leak"}
 
 
@@ -145,8 +157,15 @@ def test_splits_and_candidates_are_those_of_an_experiment():
 
 def test_what_makes_no_sense_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="colour"):
-        run("x", {**table("top-pop"), "systems": {"x": {"label": "x", "kind": "rival",
-            "colour": "red"}}}, Cells(tmp_path, 1, quiet), tmp_path)  # fmt: skip
+        run(
+            "x",
+            {
+                **table("top-pop"),
+                "systems": {"x": {"label": "x", "kind": "rival", "colour": "red"}},
+            },
+            Cells(tmp_path, 1, quiet),
+            tmp_path,
+        )
     with pytest.raises(ConfigError, match=r"no \[data\.moon\]"):
         StudyFile("x", {**table("top-pop"), "study": {"data": ["moon"]}})
     with pytest.raises(ConfigError, match="unknown keys"):

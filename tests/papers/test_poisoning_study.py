@@ -33,19 +33,30 @@ def claims_of(sets, about):
 
 def line(way, attack="none", share=0.0, shown=0.0, accuracy=0.2):
     return StudyLine(
-        {"data": "somewhere", "way": way, "attack": attack, "share": share, "system": "FPL",
-         "ER@10": shown, "NDCG@10": accuracy}
-    )  # fmt: skip
+        {
+            "data": "somewhere",
+            "way": way,
+            "attack": attack,
+            "share": share,
+            "system": "FPL",
+            "ER@10": shown,
+            "NDCG@10": accuracy,
+        }
+    )
 
 
 def rows(defended_exposure=0.02, defended_accuracy=0.2):
     return compared(
         None,
-        {"main": [
-            line("direct"), line("direct", "twin", 0.01, 0.75, 0.15), line("direct, defended"),
-            line("direct, defended", "twin", 0.01, defended_exposure, defended_accuracy),
-        ]},
-    )  # fmt: skip
+        {
+            "main": [
+                line("direct"),
+                line("direct", "twin", 0.01, 0.75, 0.15),
+                line("direct, defended"),
+                line("direct, defended", "twin", 0.01, defended_exposure, defended_accuracy),
+            ]
+        },
+    )
 
 
 def holds(lines):
@@ -145,9 +156,16 @@ def figures(reached=0.04, fallen=0.3, accuracy=0.1, alone=1.0):
                             item = str(10 * ITEMS.index(items) + target)
                             facts = [{"target": item, "exposure": found}] * 2
                             lines.append(
-                                stuffed_line(facts, link=link, attack=attack, items=items,
-                                             share=share, partners=partners, target=target)
-                            )  # fmt: skip
+                                stuffed_line(
+                                    facts,
+                                    link=link,
+                                    attack=attack,
+                                    items=items,
+                                    share=share,
+                                    partners=partners,
+                                    target=target,
+                                )
+                            )
     return lines
 
 
@@ -187,8 +205,9 @@ def test_a_run_of_gram_that_is_attacked(tmp_path):
     for link in LINKS:
         settings = StuffedSettings(epsilon=8.0, recency=False, link=link, targets=1)
         world = StuffedWorld(data.split("test", 0).train, settings)
-        pushed = replace(settings, attack="stuffing", items="end of the head", share=0.05,
-                         partners=10)  # fmt: skip
+        pushed = replace(
+            settings, attack="stuffing", items="end of the head", share=0.05, partners=10
+        )
         (target,) = world.items(pushed.items, 1)
         for case in (pushed, replace(pushed, attack="fakes"), replace(pushed, partners=0)):
             one, again = (world.exposure(world.trained(case, 0), target) for _ in range(2))

@@ -36,8 +36,13 @@ def quiet(what, done, total):
 
 def fpl(words, kind, **settings):
     common = {"algorithm": FPL, "consent": HALF, "attack_rounds": 1}
-    return {"label": "FPL", "words": words, "kind": "attacked", "row": {"kind": kind},
-            "settings": {**common, **settings}}  # fmt: skip
+    return {
+        "label": "FPL",
+        "words": words,
+        "kind": "attacked",
+        "row": {"kind": kind},
+        "settings": {**common, **settings},
+    }
 
 
 SYSTEMS = {
@@ -46,9 +51,11 @@ SYSTEMS = {
     "fpl-sum": fpl("secure sum", "sound", link=SUM),
     "fpl-noise": fpl("noise", "sound", link={**SUM, "clip": 1.0}, epsilon=8.0, pays="sums"),
     "top-pop": {
-        "label": "Top-Pop", "kind": "experiment", "settings": {"baseline": {"name": "top-pop"}},
+        "label": "Top-Pop",
+        "kind": "experiment",
+        "settings": {"baseline": {"name": "top-pop"}},
     },
-}  # fmt: skip
+}
 
 
 def table(*keys):
@@ -125,9 +132,17 @@ def result(code="A1", value=0.1, low=0.0, high=0.2, base=0.1, party="server", re
 
 
 def facts(*results, seed=0, model="d", seconds=1.0, up=1.0):
-    return {"attacks": Card("x", results, ()).attacks(), "seed": seed, "model": model,
-            "round seconds": seconds, "round up": up, "round down": 1.0, "devices": 1, "rounds": 1,
-            "noise": 0.0}  # fmt: skip
+    return {
+        "attacks": Card("x", results, ()).attacks(),
+        "seed": seed,
+        "model": model,
+        "round seconds": seconds,
+        "round up": up,
+        "round down": 1.0,
+        "devices": 1,
+        "rounds": 1,
+        "noise": 0.0,
+    }
 
 
 def line(key, *several, p=0.1):
@@ -173,8 +188,9 @@ def one(claims, words):
     return found["holds"]
 
 
-@pytest.mark.parametrize(("recall", "low", "holds"), [(0.97, 0.9, True), (0.9, 0.9, False),
-                                                      (0.97, 0.0, False)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("recall", "low", "holds"), [(0.97, 0.9, True), (0.9, 0.9, False), (0.97, 0.0, False)]
+)
 def test_a1_must_find_nearly_all(recall, low, holds):
     printed = facts(result(value=0.95, low=low, high=1.0, recall=recall))
     assert one(claims_of(*ways(printed)), "hidden positives") is holds

@@ -500,7 +500,7 @@ def test_trouble_becomes_a_sentence(page, change, status, key, values, capfd):
 
 def test_every_sentence_of_the_server_is_in_the_catalogue():
     source = Path(sottovoce.__file__).parent
-    text = "".join((source / name).read_text() for name in ("web/page.py", "cli/device_page.py"))
+    text = "".join((source / name).read_text() for name in ("web/page.py", "cli/console.py"))
     keys = set(re.findall(r'"((?:trouble|terminal)\.[a-z_]+)"', text))
     assert len(keys) > 10
     for language in LANGUAGES:

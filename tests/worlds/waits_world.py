@@ -45,8 +45,8 @@ from sottovoce.stores.keys import (
     RoleTokens,
     authority_pem,
 )
+from sottovoce.stores.locking import write_ready_file
 from sottovoce.stores.operating import LastContacts
-from sottovoce.stores.ready import write_ready_file
 from sottovoce.stores.server import catalogue_name, require_catalogue
 from sottovoce.stores.server_folder import ShufflerSecrets, create_folder, invite, open_folder
 from sottovoce.web.console import Console, ConsoleViews

@@ -41,9 +41,8 @@ from sottovoce.baselines import ials
 from sottovoce.baselines.base import BASELINES, Baseline, Progress
 from sottovoce.compiled import njit
 from sottovoce.config import require_number, require_whole
-from sottovoce.core.interactions import Interactions
+from sottovoce.core.interactions import Interactions, recency
 from sottovoce.core.links import LEAST_SIGMA, MOST_SIGMA
-from sottovoce.core.recency import recency
 from sottovoce.core.recommender import FactorScorer, default_threads
 from sottovoce.errors import ConfigError
 from sottovoce.privacy.accountant import DELTA

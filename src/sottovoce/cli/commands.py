@@ -92,7 +92,7 @@ GROUPS = {
         "status": "device:status",
         "attack": "device_centre:attack",
         "export": "device_export:export",
-        "page": "device_page:page",
+        "page": "console:page",
         "preview": "device_centre:preview",
         "never": "device_centre:never",
         "remove": "device_centre:remove",

@@ -410,8 +410,6 @@ class Simulation:
     def _sum_written(self, view: ModelView, rows: NDArray[np.int64]) -> SummedReports:
         """The sum of the devices' messages."""
         written, server = self._written(view, rows), self.server
-        if server.guard.defence.looks_at_devices:  # all of them together
-            return server.sum_reports(list(written))
         sums = (server.sum_reports([part]) for part in written)
         return reduce(lambda one, other: server.add_sums([one, other]), sums)
 

@@ -247,7 +247,7 @@ class Evaluation:
     """Where the users are a rank's share, the ranks. Figures and counts are then over all of them,
     and all of them ask for one at the same time."""
     seeds: Mapping[int, Evaluation] = field(default_factory=dict)
-    """By seed, those of which this is the mean (`evaluation.seeds`); empty where it is one."""
+    """The evaluations of single seeds, if this one is their mean; empty otherwise."""
 
     def __repr__(self) -> str:
         return f"<Evaluation {self.protocol.describe()}; {len(self):,} users here>"

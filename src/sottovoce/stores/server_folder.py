@@ -50,8 +50,8 @@ from sottovoce.stores.keys import (
     replace_file,
     write_new_files,
 )
+from sottovoce.stores.locking import locked, running
 from sottovoce.stores.private import close_to_others, private_folder
-from sottovoce.stores.ready import locked, running
 from sottovoce.stores.server import published_catalogue
 from sottovoce.wire.catalogue import (
     Categories,

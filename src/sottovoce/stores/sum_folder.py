@@ -45,10 +45,9 @@ from sottovoce.stores.keys import (
     replace_file,
     write_new_files,
 )
-from sottovoce.stores.locking import lock
+from sottovoce.stores.locking import ServiceFolder, lock
 from sottovoce.stores.noted import note_of
 from sottovoce.stores.private import private_folder
-from sottovoce.stores.ready import ServiceFolder
 from sottovoce.stores.stamps import stamp
 from sottovoce.wire.frames import PROTOCOL
 from sottovoce.wire.refusals import Refused

@@ -41,19 +41,18 @@ from numpy.typing import NDArray
 from sottovoce.algorithms.base import ALGORITHMS, AlgorithmSettings, Contributing, Schedule
 from sottovoce.algorithms.gram import model, quality
 from sottovoce.algorithms.gram.kernels import add_factors, sum_pairs
-from sottovoce.algorithms.gram.sums import RunningSums
+from sottovoce.algorithms.gram.model import RunningSums
 from sottovoce.config import require_number, require_whole
 from sottovoce.core.arrays import read_only
 from sottovoce.core.cohort import Cohort
 from sottovoce.core.consent import Consent
 from sottovoce.core.contributions import STEPS, Contributions, Profile, numbers_of, places_of
-from sottovoce.core.interactions import Interactions
+from sottovoce.core.interactions import Interactions, positions, recency
 from sottovoce.core.knowledge import Prior
 from sottovoce.core.links import Link
 from sottovoce.core.messages import Aggregate, ModelView, SummedReports
 from sottovoce.core.quality import Quality
 from sottovoce.core.ranks import ALONE, Ranks
-from sottovoce.core.recency import positions, recency
 from sottovoce.core.recommender import FactorScorer
 from sottovoce.core.running import Draws, deviation, draw_size
 from sottovoce.data.dataset import Labels
