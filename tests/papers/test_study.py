@@ -14,7 +14,6 @@ import pytest
 import sottovoce_papers as reproduce
 from sottovoce.cli import output
 from sottovoce.evaluation.tables import Column, Table
-from sottovoce_papers.poisoning import Case, Poisoning, PoisoningConfig, TargetDataConfig
 from sottovoce_papers.study import Study, claim, installed, laid_over, plus_minus, shown
 
 
@@ -117,16 +116,6 @@ def test_who_fails_lets_go(study):
         study.kept(["a"], ["x"], fails)
     assert not study.has(["a"])
     assert int(study.kept(["a"], ["x"], lambda: {"x": np.array(3)})["x"]) == 3
-
-
-def test_keys_of_poisoning_are_written_with_the_old_names(tmp_path, monkeypatch):
-    keys = []
-    monkeypatch.setattr(Study, "kept", lambda self, key, names, train: keys.append(key))
-    poisoned = Poisoning(PoisoningConfig((TargetDataConfig("town"),)), tmp_path, 1, quiet)
-    with pytest.raises(TypeError):
-        poisoned.case(Case(0, "direct"))
-    assert keys[0][2].startswith("WorldConfig(source='town', min_user_items=0, embedding_size=10, ")
-    assert keys[0][4].startswith("PoisoningConfig(worlds=(), ")
 
 
 def test_parts_are_worked_on_in_order_and_reported(tmp_path):
