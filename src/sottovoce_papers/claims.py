@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from scipy.special import stdtrit
 
 from sottovoce.errors import ConfigError
-from sottovoce.evaluation.significance import Comparison, compare
+from sottovoce.evaluation.significance import Comparison, Paired, compare
 
 if TYPE_CHECKING:
     from sottovoce_papers.lines import StudyLine
@@ -94,6 +94,12 @@ def significance(lines: Sequence[StudyLine], metric: str, reference: str) -> dic
     values averaged over seeds, corrected by Holm over the lines."""
     every = {line.row["system"]: line.over_seeds() for line in lines if line.runs}
     return {one.system: one for one in compare(every, metric, reference)}
+
+
+def paired(line: StudyLine, base: StudyLine, metric: str) -> Paired:
+    """Return the paired t-test of a line against another, on values averaged over seeds."""
+    both = {"line": line.over_seeds(), "base": base.over_seeds()}
+    return compare(both, metric, "base")[0].test
 
 
 def told(line: StudyLine, metric: str, style: str = ".5f") -> str:
@@ -208,7 +214,7 @@ TESTS: Mapping[str, Test] = {
 
 def tested(table: Mapping[str, Any], sets: Mapping[str, Sequence[StudyLine]]) -> list[Claim]:
     """Return a claim of a study's file, or one for each value of its columns in `each`. One whose
-    rows are not there is left out."""
+    rows are not there is left out. With `metrics` it has a part for each of several."""
     lines, others = lines_of(sets, table), lines_of(sets, table, "than_set")
     test = TESTS.get(table["is"])
     if test is None:
@@ -225,6 +231,11 @@ def tested(table: Mapping[str, Any], sets: Mapping[str, Sequence[StudyLine]]) ->
         rivals = others if "than_set" in table else mine
         pairs = [({"system": ours}, {"system": theirs}) for ours, theirs in table.get("pairs", ())]
         wanted = [{**table, "of": ours, "than": theirs} for ours, theirs in pairs] or [{**table}]
+        wanted = [
+            {**one, "metric": metric}
+            for one in wanted
+            for metric in table.get("metrics", [table.get("metric")])
+        ]
         parts = [
             part
             for some in groups(mine, table.get("per", ())).values()

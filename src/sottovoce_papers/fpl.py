@@ -14,7 +14,7 @@ from sottovoce.algorithms.fcf.system import FCFConfig
 from sottovoce.algorithms.fpl.system import CONFIGURATIONS, FPLConfig, published_cost, schedule
 from sottovoce.baselines import BPRMF
 from sottovoce.core.consent import Choice, Consent
-from sottovoce.data.foursquare_categories import TOP_CATEGORIES, top_category
+from sottovoce.data.importers.foursquare import TOP_CATEGORIES, top_category
 from sottovoce.engines.observers import AtRounds, Moment
 from sottovoce.evaluation.metrics import bias_disparity
 from sottovoce.evaluation.plots import pareto_front

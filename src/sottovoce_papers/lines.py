@@ -24,7 +24,7 @@ from sottovoce.core.recommender import Scorer
 from sottovoce.data.splitting import Split
 from sottovoce.errors import ConfigError, DataNotFound, Diverged, UsageError
 from sottovoce.evaluation.protocol import Evaluation, evaluate
-from sottovoce.evaluation.seeds import over_seeds
+from sottovoce.evaluation.significance import over_seeds
 from sottovoce_papers.cells import Arrays, Cells, differing
 from sottovoce_papers.claims import Floats, Row, interval
 from sottovoce_papers.worlds import Part, StudyData, StudyWorld, laid_over
@@ -100,6 +100,10 @@ KINDS: dict[str, str] = {
     "year": "sottovoce_papers.year:YearKind",
     "fpl-baseline": "sottovoce_papers.fpl:FPLBaselineKind",
     "fmf": "sottovoce_papers.fmf:FMFKind",
+    "drift": "sottovoce_papers.drift:DriftKind",
+    "drift-epoch": "sottovoce_papers.drift_parties:EpochKind",
+    "drift-guesses": "sottovoce_papers.drift_parties:GuessesKind",
+    "uc": "sottovoce_papers.uc:UCKind",
 }
 """The kinds of systems by name, and where they are."""
 
@@ -191,6 +195,8 @@ class TrainedLine(StudyLine):
     system: StudySystem = field(kw_only=True)
     world: StudyWorld = field(kw_only=True)
     settings: Settings = field(kw_only=True)
+    seeds: Sequence[int] = field(kw_only=True)
+    """Those of its trainings, in the order of `runs`."""
 
 
 class StudyRunner:
@@ -276,10 +282,11 @@ class StudyRunner:
             self.best(system, world, [p for p in places if json.dumps([p[n] for n in by]) == group])
             for group in groups
         ]
+        vary, kind = entry.get("vary", {}), self._kinds[system.kind]
         varied = [
-            {**one, **dict(zip(entry.get("vary", {}), values, strict=True))}
+            kind.prepared({**one, **dict(zip(vary, values, strict=True))}, world)
             for one in chosen
-            for values in itertools.product(*entry.get("vary", {}).values())
+            for values in itertools.product(*vary.values())
         ]
         stops = entry.get("curve", ())
         jobs = [(one, seed) for one in varied for seed in self._seeds(system, world)]
@@ -294,8 +301,8 @@ class StudyRunner:
         results = self.cells.many(f"{system.label} on {world.key}", look, jobs)
         several, lines = iter(results), []
         for one in varied:
-            mine = [next(several) for _ in self._seeds(system, world)]
-            there = [found for found in mine if found is not None]
+            mine = {seed: next(several) for seed in self._seeds(system, world)}
+            there = {seed: found for seed, found in mine.items() if found is not None}
             lines.append(self._line(system, world, one, there))
         return lines
 
@@ -309,8 +316,9 @@ class StudyRunner:
         system: StudySystem,
         world: StudyWorld,
         settings: Settings,
-        found: Sequence[Look],
+        by_seed: Mapping[int, Look],
     ) -> TrainedLine:
+        found = list(by_seed.values())
         runs = [looks[max(looks)] for looks, _ in found]
         row: Row = {**world.words(), "system": system.label, "key": system.key}
         row |= {k: v for k, v in settings.items() if isinstance(v, str | int | float)}
@@ -325,7 +333,10 @@ class StudyRunner:
                 some = figures([looks[stop] for looks, _ in found])
                 row |= {f"{metric} after {stop:g}": float(np.mean(v)) for metric, v in some.items()}
         facts = [one for _, one in found]
-        return TrainedLine(row, runs, facts, system=system, world=world, settings=settings)
+        seeds = tuple(by_seed)
+        return TrainedLine(
+            row, runs, facts, system=system, world=world, settings=settings, seeds=seeds
+        )
 
     # --- choosing ---------------------------------------------------------------------------------
 
@@ -435,14 +446,14 @@ class StudyRunner:
                 return nothing | {"diverged": np.array(str(error))}
             found: dict[str, Any] = {}
             for stop, look in looks.items():
-                found |= _packed(f"{stop:g}", look)
+                found |= packed(f"{stop:g}", look)
             text = json.dumps(dict(facts)).encode()
             return found | {"facts": np.frombuffer(text, dtype=np.uint8)}
 
         found = self.cells.kept(key, [f"{stop:g} users" for stop in wanted], train)
         if "diverged" in found:
             raise Diverged(str(found["diverged"]))
-        looks = {stop: _unpacked(f"{stop:g}", found, job) for stop in wanted}
+        looks = {stop: unpacked(f"{stop:g}", found, job) for stop in wanted}
         return looks, json.loads(bytes(found["facts"]))
 
 
@@ -453,7 +464,7 @@ def figures(runs: Sequence[Evaluation]) -> dict[str, Floats]:
     return {name: np.array([one[name] for one in summaries]) for name in names}
 
 
-def _packed(place: str, found: Evaluation) -> dict[str, Any]:
+def packed(place: str, found: Evaluation) -> dict[str, Any]:
     """An evaluation as arrays of a cell."""
     arrays = {
         f"{place} users": found.users,
@@ -464,7 +475,7 @@ def _packed(place: str, found: Evaluation) -> dict[str, Any]:
     return arrays if found.lists is None else {**arrays, f"{place} lists": found.lists}
 
 
-def _unpacked(place: str, found: Arrays, job: Job) -> Evaluation:
+def unpacked(place: str, found: Arrays, job: Job) -> Evaluation:
     start = f"{place} value "
     return Evaluation(
         protocol=job.world.protocol(job.seed),

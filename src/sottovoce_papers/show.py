@@ -12,7 +12,16 @@ from sottovoce.errors import ConfigError
 from sottovoce.evaluation import plots
 from sottovoce.evaluation.report import FigureBlock, Section, TextBlock, write_report
 from sottovoce.evaluation.tables import Cell, Column, Table
-from sottovoce_papers.claims import Claim, Row, chosen, fits, groups, lines_of, significance
+from sottovoce_papers.claims import (
+    Claim,
+    Row,
+    chosen,
+    fits,
+    groups,
+    lines_of,
+    paired,
+    significance,
+)
 
 if TYPE_CHECKING:
     from sottovoce_papers.lines import StudyLine
@@ -38,8 +47,10 @@ def print_beside(printed: Spec, lines: Sequence[StudyLine]) -> None:
 
 
 def derive(spec: Spec, lines: Sequence[StudyLine], others: Sequence[StudyLine]) -> None:
-    """Add a column that compares a figure with that of a base line: their `ratio`, or the relative
-    `change`. Of several base lines the best counts; the base itself has no change."""
+    """Add a column that compares a figure with that of a base line: their `ratio`, the relative
+    `change`, or the `p` of a paired t-test over users. Of several base lines the best counts; the
+    base itself has no change and no p. `against` is a template for one more column, which names the
+    base line."""
     metric, how = spec["of"], spec["how"]
     for place, mine in groups(lines, spec.get("within", ())).items():
         there = dict(zip(spec.get("within", ()), place, strict=True))
@@ -55,29 +66,41 @@ def derive(spec: Spec, lines: Sequence[StudyLine], others: Sequence[StudyLine]) 
                 value = line.row[metric] / base.row[metric]
                 if how == "change":
                     value = None if base is line else value - 1.0
+                if how == "p":
+                    value = None if base is line else paired(line, base, metric).p
             line.row[spec["column"]] = value
+            if "against" in spec:
+                other = None if base is line or base is None else base.row
+                column = f"{spec['column']} against"
+                line.row[column] = other and spec["against"].format_map(other)
 
 
 # --- tables --------------------------------------------------------------------------------------
 
 
-def columns_of(specs: Sequence[Spec | str]) -> list[Column]:
-    """Columns as a file writes them: a key alone, or a table."""
-    return [Column(spec) if isinstance(spec, str) else Column(**spec) for spec in specs]
+def columns_of(specs: Sequence[Spec | str], row: Row) -> list[Column]:
+    """Columns as a file writes them: a key alone, or a table, whose label may name columns."""
+    tables = [{"key": spec} if isinstance(spec, str) else dict(spec) for spec in specs]
+    for table in tables:
+        if "{" in table.get("label", ""):
+            table["label"] = table["label"].format_map(row)
+    return [Column(**table) for table in tables]
 
 
 def tables_of(
     spec: Spec, sets: Mapping[str, Sequence[StudyLine]], protocol: str, notes: Sequence[str]
 ) -> list[Table]:
-    """Return a table of a study's file, or one for each value of its columns in `each`."""
-    columns = columns_of(spec["columns"])
-    keys = [column.key for column in columns]
+    """Return a table of a study's file, or one for each value of its columns in `each`. With
+    `only_known` columns that no row has are left out."""
     lines = chosen(lines_of(sets, spec), spec.get("where", {}))
     if "group" in spec:
         lines = [line for mine in groups(lines, [spec["group"]]).values() for line in mine]
     found = []
     for mine in groups(lines, spec.get("each", ())).values():
-        rows = [{key: line.row.get(key) for key in keys} for line in mine]
+        columns = columns_of(spec["columns"], mine[0].row)
+        if spec.get("only_known"):
+            columns = [one for one in columns if any(one.key in line.row for line in mine)]
+        rows = [{one.key: line.row.get(one.key) for one in columns} for line in mine]
         if "star" in spec:
             _star(spec["star"], mine, rows)
         title = spec["title"].format_map(mine[0].row)
@@ -104,13 +127,18 @@ def _star(spec: Spec, lines: Sequence[StudyLine], rows: Sequence[Row]) -> None:
 
 def _curves(spec: Spec, lines: Sequence[StudyLine]) -> dict[str, tuple[list[float], list[float]]]:
     """A curve for each label, in the order of the rows. With `along` in the place of `x` a row is a
-    curve of its own: its figures after each length of training."""
+    curve of its own: its figures after each length of training. With `start` every curve begins at
+    the first row with these values."""
     found: dict[str, tuple[list[float], list[float]]] = {}
     scale: Callable[[float], float] = SCALES[spec.get("scale", "")]
-    for line in lines:
+    starts = chosen(lines, spec["start"])[:1] if "start" in spec else []
+    for line in [one for one in lines if all(one is not start for start in starts)]:
         row = line.row
         label = spec.get("label", "{system}").format_map(row)
-        xs, ys = found.setdefault(label, ([], []))
+        if label not in found:
+            from_ = [(scale(float(one.row[spec["x"]])), one.row[spec["y"]]) for one in starts]
+            found[label] = [x for x, _ in from_], [y for _, y in from_]
+        xs, ys = found[label]
         if "xs" in spec:
             known = [(x, row[y]) for x, y in zip(spec["xs"], spec["ys"], strict=True) if y in row]
             xs += [x for x, _ in known]
@@ -169,8 +197,18 @@ def _bars(spec: Spec, lines: Sequence[StudyLine], path: Path, title: str) -> plo
     return plots.bias_bars(path, names, values, title=title, x_label=spec["x_label"])
 
 
+def _stacked(spec: Spec, lines: Sequence[StudyLine], path: Path, title: str) -> plots.Figures:
+    bars = {line.row["system"]: [line.row[part] for part in spec["parts"]] for line in lines}
+    return plots.stacked_bars(path, spec["parts"], bars, x_label=spec["x_label"], title=title)
+
+
 Drawing = Callable[[Spec, Sequence["StudyLine"], Path, str], plots.Figures]
-PLOTS: Mapping[str, Drawing] = {"lines": _lines, "paths": _paths, "bars": _bars}
+PLOTS: Mapping[str, Drawing] = {
+    "lines": _lines,
+    "paths": _paths,
+    "bars": _bars,
+    "stacked": _stacked,
+}
 
 
 def figures_of(

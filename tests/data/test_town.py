@@ -6,7 +6,7 @@ from numpy.typing import NDArray
 
 from sottovoce.config import build
 from sottovoce.data.dataset import Dataset
-from sottovoce.data.foursquare_categories import TOP_CATEGORIES, top_category
+from sottovoce.data.importers.foursquare import TOP_CATEGORIES, top_category
 from sottovoce.data.splitting import Split, temporal_holdout
 from sottovoce.data.town import (
     KINDS,
