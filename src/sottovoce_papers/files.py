@@ -117,7 +117,11 @@ def _also(spec: Mapping[str, Any], renamed: Mapping[str, str]) -> dict[str, Any]
     return {**spec, "data": [*spec["data"], *new]}
 
 
-DATA = {"crowd": "scale:CrowdData", "candidates": "negatives_leak:LeakData"}
+DATA = {
+    "crowd": "scale:CrowdData",
+    "attributes": "uc_data:AttributeData",
+    "candidates": "negatives_leak:LeakData",
+}
 """Classes of data sets by a setting that they alone have."""
 
 

@@ -128,6 +128,15 @@ def test_a_cell_that_diverges_is_one_sentence_and_takes_nothing_with_it(counted,
     assert len(counted) == 3, "what diverged is remembered"
 
 
+def test_lists_of_other_lengths_are_other_cells(counted, tmp_path):
+    table = study_of({"at": "a"})
+    short = made("short", table, tmp_path)["rows"]
+    table["data"] = {"town": {"source": "town", "cutoffs": [2, 10]}}
+    both = made("both", table, tmp_path)["rows"]
+    assert "HR@2" not in short[0]
+    assert both[0]["HR@2"] <= both[0]["HR@10"] == short[0]["HR@10"]
+
+
 def test_what_diverges_on_validation_is_not_chosen(counted, tmp_path):
     table = study_of({})
     table["systems"]["s0"]["grid"] = {"at": ["infinity", "a"]}
@@ -199,6 +208,8 @@ def test_two_processes_on_one_study_train_every_cell_once(tmp_path):
 
 
 TOWN = StudyWorld("town", StudyData("town"))
+
+
 def varied(study, system):
     """The first value of each setting that entries vary for a system."""
     return {
@@ -233,8 +244,8 @@ def test_every_file_is_a_study(name, quick):
 def test_every_setting_of_every_file_is_one_of_its_kind(name):
     for quick in (True, False):
         study = StudyFile(name, installed(name, quick))
-        crowd = next((one for one in study.worlds.values() if one.source == "crowd"), None)
-        world = TOWN if crowd is None else crowd.world("crowd")
+        own = next((one for one in study.worlds.values() if type(one) is not StudyData), None)
+        world = TOWN if own is None else own.world("own")
         for system in study.systems:
             kind = lines.named(lines.KINDS[system.kind])()
             for over in ({}, *system.at.values()):
