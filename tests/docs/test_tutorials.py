@@ -27,6 +27,8 @@ SLOW_HOW_TO = frozenset(
         "pandas",
         "resume-a-run",
         "same-numbers",
+        "serve-a-model",
+        "what-was-sent",
         "several-machines",
         "tune",
     ]

@@ -66,7 +66,7 @@ from sottovoce.wire.shared import (
 from sottovoce.wire.terms import Terms
 
 PART_BYTES = 32 << 20
-"""Of submissions that come together, unless one is larger."""
+"""Bytes of submissions that travel together, unless one is larger."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -224,7 +224,7 @@ class Opening:
         return told
 
     def _about(self, about: About) -> tuple[_Using, Form, bytes]:
-        """By which terms a question goes, what devices share in its round, and what their records
+        """Return the terms of a question, what devices share in its round, and what their records
         are bound to."""
         using = self.kept.named(about.terms)
         terms = using.rules.terms

@@ -178,7 +178,8 @@ def _sent(question: MaskSumQuestion) -> list[list[bytes]]:
 
 
 def _numbers(question: MaskSumQuestion, terms: Terms) -> int:
-    """Of each mask. The devices have signed how many, where the terms do not say it."""
+    """Return the numbers of each mask. The devices have signed how many, if the terms do not say
+    it."""
     if terms.contributes != (question.numbers is not None):
         raise Refused("malformed", "the question is not one for these terms")
     numbers = terms.n_rows * terms.width if question.numbers is None else question.numbers

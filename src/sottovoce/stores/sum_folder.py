@@ -67,7 +67,7 @@ class SumIntroduction:
 
     terms: Terms
     token: str
-    """By which it knows the server; hexadecimal. A secret."""
+    """Token by which it knows the server; hexadecimal. A secret."""
 
     who: ClassVar[str]
     """How sentences call it, what it is of, and with which command it is served."""
@@ -100,7 +100,7 @@ class SumIntroduction:
         write_new_files(path.parent, {path.name: self.content()})
 
     def content(self) -> bytes:
-        """Of its file."""
+        """Return the content of its file."""
         return _json(self.to_table())
 
     def to_table(self) -> dict[str, Any]:
@@ -318,7 +318,7 @@ class AgreedTerms(Generic[I, R]):
 
     introduction: I
     name: bytes
-    """Of the terms, in questions."""
+    """Name of the terms, in questions."""
     rules: R
 
 

@@ -66,7 +66,7 @@ T = TypeVar("T")
 
 
 class BoundedExecutor:
-    """So many things at once; whoever brings more is told to come back."""
+    """An executor with a limit: whoever brings more is told to come back."""
 
     def __init__(self, name: str, limit: int, threads: int = 1) -> None:
         """`name` is the service's."""
@@ -112,7 +112,7 @@ class Hosting(Generic[L]):
     """What every application is given."""
 
     tokens: RoleTokens
-    """Of those who operate the service."""
+    """Tokens of those who operate the service."""
     tally: RefusalCounts
     limits: L
     failed: Callable[[ServiceError], None] = lambda error: None
@@ -128,7 +128,7 @@ class HttpApplication(ABC, Generic[L]):
     name: ClassVar[str]
     """In a sentence, as "the server"."""
     prefix: ClassVar[str] = ""
-    """Of the names of its figures."""
+    """Prefix of the names of its metrics."""
     logs_refusals: ClassVar[bool] = False
     """Whether the log has them, by reason. Where devices ask themselves it has not: even when one
     was refused is not for a log."""

@@ -84,7 +84,7 @@ class ToldSums:
             self._log.info(event, round=round, **facts, devices=devices, seconds=rounded)
 
     def figures(self) -> Iterator[Figure]:
-        """Of the last one; no numbers before the first."""
+        """Return the figures of the last answer; no numbers before the first."""
         what, last = self._what, self._last
         devices, seconds, ended = (None, None, None) if last is None else last
         words = f"Devices in the last {what} that was told since the start."
