@@ -45,6 +45,7 @@ DRIFT, SAROS_B = "drift-time", "saros-b"
 RANKED = {
     "own": ("the user's own held-out items", "the user's held-out items alone"),
     "full": ("the whole catalogue", "all training items the user has not touched"),
+    "printed": ("own items, NDCG as the thesis prints it", "the user's held-out items alone"),
     "legacy": ("own items, the public SAROS code's metrics", "the user's held-out items alone"),
 }
 """Looks at ranked lists, as saros_metrics.py defines them: their names, and what is ranked."""
@@ -273,8 +274,7 @@ def _looked(job: Job, scorer: Scorer) -> Evaluation:
     if look == "full":
         found = saros_metrics.full(scorer, split.train, split.test, liked, threads=1)
     else:
-        measure = saros_metrics.own if look == "own" else saros_metrics.legacy
-        found = measure(scorer, split.test, liked, threads=1)
+        found = getattr(saros_metrics, look)(scorer, split.test, liked, threads=1)
     return replace(
         not_looked_at(job),
         users=found.users,

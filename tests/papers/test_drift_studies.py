@@ -143,7 +143,7 @@ def test_figure61_has_curves_claims_and_pictures(cells, tmp_path):
 @pytest.mark.slow
 def test_figure62_has_every_system_at_every_moment(cells, tmp_path):
     result = checked(small("drift-figure62").run(cells, tmp_path))
-    assert len(result["rows"]) == 2 * 3 * (7 * 2 + 4 * 2 + 2)
+    assert len(result["rows"]) == 2 * 4 * (7 * 2 + 4 * 2 + 2)
     rows = {
         (r["system"], r.get("moment"), r["look"]): r
         for r in result["rows"]
