@@ -22,16 +22,6 @@ def titles() -> dict[str, str]:
 
 
 PROGRAMS: Mapping[str, str] = {
-    "uc-table1": "UC-FedRec: what base models tell of attributes (MovieLens 1M)",
-    "uc-table2": "UC-FedRec: accuracy and strong attackers, beside base models and early stopping "
-    "(MovieLens 1M, Douban)",
-    "uc-table3": "UC-FedRec: hiding an attribute in a trained model (MovieLens 1M, Douban)",
-    "uc-figure3": "UC-FedRec: accuracy against leakage, beside rivals",
-    "uc-figure4": "UC-FedRec: accuracy of users who hide nothing",
-    "uc-figure5": "UC-FedRec: the right filter for the right attribute",
-    "uc-figure6": "UC-FedRec: by the share of users who hide",
-    "uc-figure7": "UC-FedRec: by the number of hidden attributes",
-    "uc-figure8": "UC-FedRec: learning curves",
     "price-list": "every system as printed and as it survives: accuracy, bytes, time, and what "
     "each attack came to (MovieLens 1M, Foursquare Italy)",
     "poisoning": "malicious devices that push an item, with and without defences",
@@ -48,7 +38,6 @@ MADE = ("town", "crowd", "generated")
 ON_GPU = ("uc-", "scale", "negatives-leak", "benchmark", "presets")
 """How names begin that can be trained on a GPU."""
 MODULES: Mapping[str, Sequence[str]] = {
-    "uc": ("uc_tables", "uc_table3", "uc_sweeps", "uc_figures"),
     "price": ("price_list",),
     "poisoning": ("poisoning",),
     "negatives": ("negatives_leak",),

@@ -118,8 +118,11 @@ def _also(spec: Mapping[str, Any], renamed: Mapping[str, str]) -> dict[str, Any]
 
 
 def data_kind(spec: Mapping[str, Any]) -> type[StudyData]:
-    """The class of a data set: generated crowds have one of their own."""
-    return named("scale:CrowdData") if "crowd" in spec else StudyData
+    """The class of a data set: generated crowds and users with attributes have their own."""
+    found: type[StudyData] = StudyData
+    for key, place in (("crowd", "scale:CrowdData"), ("attributes", "uc_data:AttributeData")):
+        found = named(place) if key in spec else found
+    return found
 
 
 class StudyFile:

@@ -104,6 +104,7 @@ KINDS: dict[str, str] = {
     "drift-changing": "sottovoce_papers.drift_changes:ChangingKind",
     "drift-epoch": "sottovoce_papers.drift_parties:EpochKind",
     "drift-guesses": "sottovoce_papers.drift_parties:GuessesKind",
+    "uc": "sottovoce_papers.uc:UCKind",
 }
 """The kinds of systems by name, and where they are."""
 
@@ -195,6 +196,8 @@ class TrainedLine(StudyLine):
     system: StudySystem = field(kw_only=True)
     world: StudyWorld = field(kw_only=True)
     settings: Settings = field(kw_only=True)
+    seeds: Sequence[int] = field(kw_only=True)
+    """Those of its trainings, in the order of `runs`."""
 
 
 class StudyRunner:
@@ -299,8 +302,8 @@ class StudyRunner:
         results = self.cells.many(f"{system.label} on {world.key}", look, jobs)
         several, lines = iter(results), []
         for one in varied:
-            mine = [next(several) for _ in self._seeds(system, world)]
-            there = [found for found in mine if found is not None]
+            mine = {seed: next(several) for seed in self._seeds(system, world)}
+            there = {seed: found for seed, found in mine.items() if found is not None}
             lines.append(self._line(system, world, one, there))
         return lines
 
@@ -314,8 +317,9 @@ class StudyRunner:
         system: StudySystem,
         world: StudyWorld,
         settings: Settings,
-        found: Sequence[Look],
+        by_seed: Mapping[int, Look],
     ) -> TrainedLine:
+        found = list(by_seed.values())
         runs = [looks[max(looks)] for looks, _ in found]
         row: Row = {**world.words(), "system": system.label, "key": system.key}
         row |= {k: v for k, v in settings.items() if isinstance(v, str | int | float)}
@@ -330,7 +334,10 @@ class StudyRunner:
                 some = figures([looks[stop] for looks, _ in found])
                 row |= {f"{metric} after {stop:g}": float(np.mean(v)) for metric, v in some.items()}
         facts = [one for _, one in found]
-        return TrainedLine(row, runs, facts, system=system, world=world, settings=settings)
+        seeds = tuple(by_seed)
+        return TrainedLine(
+            row, runs, facts, system=system, world=world, settings=settings, seeds=seeds
+        )
 
     # --- choosing ---------------------------------------------------------------------------------
 
@@ -440,14 +447,14 @@ class StudyRunner:
                 return nothing | {"diverged": np.array(str(error))}
             found: dict[str, Any] = {}
             for stop, look in looks.items():
-                found |= _packed(f"{stop:g}", look)
+                found |= packed(f"{stop:g}", look)
             text = json.dumps(dict(facts)).encode()
             return found | {"facts": np.frombuffer(text, dtype=np.uint8)}
 
         found = self.cells.kept(key, [f"{stop:g} users" for stop in wanted], train)
         if "diverged" in found:
             raise Diverged(str(found["diverged"]))
-        looks = {stop: _unpacked(f"{stop:g}", found, job) for stop in wanted}
+        looks = {stop: unpacked(f"{stop:g}", found, job) for stop in wanted}
         return looks, json.loads(bytes(found["facts"]))
 
 
@@ -458,7 +465,7 @@ def figures(runs: Sequence[Evaluation]) -> dict[str, Floats]:
     return {name: np.array([one[name] for one in summaries]) for name in names}
 
 
-def _packed(place: str, found: Evaluation) -> dict[str, Any]:
+def packed(place: str, found: Evaluation) -> dict[str, Any]:
     """An evaluation as arrays of a cell."""
     arrays = {
         f"{place} users": found.users,
@@ -469,7 +476,7 @@ def _packed(place: str, found: Evaluation) -> dict[str, Any]:
     return arrays if found.lists is None else {**arrays, f"{place} lists": found.lists}
 
 
-def _unpacked(place: str, found: Arrays, job: Job) -> Evaluation:
+def unpacked(place: str, found: Arrays, job: Job) -> Evaluation:
     start = f"{place} value "
     return Evaluation(
         protocol=job.world.protocol(job.seed),

@@ -127,13 +127,18 @@ def _star(spec: Spec, lines: Sequence[StudyLine], rows: Sequence[Row]) -> None:
 
 def _curves(spec: Spec, lines: Sequence[StudyLine]) -> dict[str, tuple[list[float], list[float]]]:
     """A curve for each label, in the order of the rows. With `along` in the place of `x` a row is a
-    curve of its own: its figures after each length of training."""
+    curve of its own: its figures after each length of training. With `start` every curve begins at
+    the first row with these values."""
     found: dict[str, tuple[list[float], list[float]]] = {}
     scale: Callable[[float], float] = SCALES[spec.get("scale", "")]
-    for line in lines:
+    starts = chosen(lines, spec["start"])[:1] if "start" in spec else []
+    for line in [one for one in lines if all(one is not start for start in starts)]:
         row = line.row
         label = spec.get("label", "{system}").format_map(row)
-        xs, ys = found.setdefault(label, ([], []))
+        if label not in found:
+            from_ = [(scale(float(one.row[spec["x"]])), one.row[spec["y"]]) for one in starts]
+            found[label] = [x for x, _ in from_], [y for _, y in from_]
+        xs, ys = found[label]
         if "xs" in spec:
             known = [(x, row[y]) for x, y in zip(spec["xs"], spec["ys"], strict=True) if y in row]
             xs += [x for x, _ in known]

@@ -229,8 +229,8 @@ def test_every_file_is_a_study(name, quick):
 def test_every_setting_of_every_file_is_one_of_its_kind(name):
     for quick in (True, False):
         study = StudyFile(name, installed(name, quick))
-        crowd = next((one for one in study.worlds.values() if one.source == "crowd"), None)
-        world = TOWN if crowd is None else crowd.world("crowd")
+        own = next((one for one in study.worlds.values() if type(one) is not StudyData), None)
+        world = TOWN if own is None else own.world("own")
         varied = {}
         for entry in study.table.get("sets", {}).get("main", ()):
             varied |= {k: v[0] for k, v in entry.get("vary", {}).items()}

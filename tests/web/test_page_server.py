@@ -33,11 +33,11 @@ CHANGES = [one.path for one in CALLS if one.method == "POST"]
 READS = [one.path for one in CALLS if one.method == "GET"]
 QUICK = replace(
     LIMITS,
-    handshake_seconds=1.0,
-    head_seconds=0.3,
-    body_seconds=0.3,
-    rest_seconds=0.3,
-    idle_seconds=1,
+    handshake_seconds=2.0,
+    head_seconds=1.0,
+    body_seconds=1.0,
+    rest_seconds=1.0,
+    idle_seconds=2,
 )
 FORMS = ["application/x-www-form-urlencoded", "text/plain", "multipart/form-data; boundary=x"]
 

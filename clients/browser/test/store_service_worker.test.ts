@@ -10,6 +10,8 @@ class Caches {
   readonly all = new Map<string, Map<string, Response>>();
   /** Whether there is room. */
   full = false;
+  /** Whether no cache can be opened. */
+  broken = false;
 
   async keys() {
     return [...this.all.keys()];
@@ -24,6 +26,7 @@ class Caches {
     return this.all.get(cacheName)?.get(address)?.clone();
   }
   async open(name: string) {
+    if (this.broken) throw new DOMException("the disk does not answer", "UnknownError");
     const held = this.all.get(name) ?? new Map<string, Response>();
     this.all.set(name, held);
     const put = async (address: string | Request, response: Response) => {
@@ -105,6 +108,26 @@ for (const [why, headers, full] of [
     await assert.rejects(asked("/sottovoce.js"), TypeError, "and what is older is not kept");
   });
 }
+
+test("a script that arrived is given to the page also if no cache can be opened", async () => {
+  answer = () => new Response("old SDK");
+  await told("message", { data: { keep: ["/sottovoce.js"] } });
+  answer = () => new Response("new SDK");
+  kept.broken = true;
+  assert.equal(await asked("/sottovoce.js"), "new SDK");
+  kept.broken = false;
+  answer = down;
+  await assert.rejects(asked("/sottovoce.js"), TypeError, "and what is older is not kept");
+});
+
+test("a file that the server has taken away is not kept", async () => {
+  answer = () => new Response("a page");
+  await told("message", { data: { keep: ["/old.html"] } });
+  answer = () => new Response("gone", { status: 404 });
+  assert.equal(await asked("/old.html"), "gone");
+  answer = down;
+  await assert.rejects(asked("/old.html"), TypeError);
+});
 
 test("what a device reads of its federation passes by, and is not kept", async () => {
   answer = (address) => new Response(address);

@@ -195,7 +195,8 @@ class AlgorithmSettings(Component, ABC):
         return "all"
 
     def most_numbers(self, n_items: int) -> int:
-        """Of a device's message in any round, where it has a number for each one of a sum."""
+        """Return the largest number of values in a device's message in any round, if a message has
+        a number for each value of a sum."""
         return self.model_rows(n_items) * self.width
 
     @property
@@ -597,7 +598,7 @@ class Contributing(FactorModel):
 
     @property
     def batches(self) -> int:
-        """Of a period."""
+        """Batches of a period."""
         return 1
 
     def stage(self, round: int) -> int:
@@ -642,8 +643,8 @@ class Contributing(FactorModel):
 
     @abstractmethod
     def contribution(self, round: int, numbers: int) -> tuple[int, bool]:
-        """Of a round whose sum has so many numbers: how many places a device's vector has, and
-        whether all products of its pairs are summed."""
+        """Return the shape of a contribution to a round whose sum has so many numbers: how many
+        places a device's vector has, and whether all products of its pairs are summed."""
 
     @abstractmethod
     def device_profile(self, view: ModelView, cohort: Cohort, rows: NDArray[np.int64]) -> Profile:

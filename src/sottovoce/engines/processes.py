@@ -218,7 +218,7 @@ def descendants(pid: int) -> list[tuple[int, str]]:
 
 
 def _children(pid: int) -> list[int]:
-    """Of any of its threads; a process or a thread that ends meanwhile has none."""
+    """Return the children of all its threads; a process or thread that has ended has none."""
     found: list[int] = []
     with contextlib.suppress(OSError):
         for thread in os.listdir(f"/proc/{pid}/task"):

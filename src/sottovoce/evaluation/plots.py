@@ -549,8 +549,8 @@ def _legend(figure: Figure, axes: Axes) -> None:
 
 
 def legend_columns(labels: Sequence[str], inches: float) -> int:
-    """Of a legend below a figure of this width: four at most, and no more than there is room for.
-    A letter takes about 0.085 inches, and a line with the gap behind it 0.7."""
+    """Return the columns of a legend below a figure of this width: four at most, and no more than
+    there is room for. A letter takes about 0.085 inches, and a line with the gap behind it 0.7."""
     for most in (4, 3, 2):
         rows = -(-len(labels) // most)
         parts = [labels[k : k + rows] for k in range(0, len(labels), rows)]

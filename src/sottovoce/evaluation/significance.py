@@ -161,8 +161,8 @@ def _differences(a: ArrayLike, b: ArrayLike) -> tuple[NDArray[np.float64], int]:
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Of one figure over seeds: the mean, the standard deviation, and half of Student's 95 %
-    interval of the mean. Neither of these two is a number where there is one seed."""
+    """One figure over seeds: the mean, the standard deviation, and half of Student's 95 % interval
+    of the mean. With one seed the latter two are not numbers."""
 
     mean: float
     sd: float
@@ -204,7 +204,7 @@ def over_seeds(evaluations: Mapping[int, Evaluation]) -> Evaluation:
 
 
 def spreads(evaluation: Evaluation) -> dict[str, Spread]:
-    """Of every figure of a summary."""
+    """Return the spread of every figure of a summary."""
     summaries = [one.summary() for one in evaluation.seeds.values()] or [evaluation.summary()]
     keys = [key for key in summaries[0] if all(key in summary for summary in summaries)]
     return {key: Spread.of([summary[key] for summary in summaries]) for key in keys}

@@ -125,7 +125,7 @@ def _fill(keys, empty_at, some, when):
 
 _LARGEST = 2.0**20
 _ITEM_BITS = 31
-"""Of the number of a pair (device, item); the rest is the device's."""
+"""Bits of an item's number in a pair (device, item); the rest is the device's."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -369,7 +369,7 @@ class ShufflerService(Service[ShufflerFolder, ShufflerLimits]):
     goal: Goal = field(default_factory=dict)
     hold_seconds: float = 60.0
     origins: Sequence[str] = ()
-    """Of pages that may be devices."""
+    """Origins of pages that may be devices."""
 
     name = "the shuffler"
     port = 8444

@@ -57,7 +57,7 @@ class Plan:
     rounds: int
     """To run at first; an operator may raise it later."""
     root_key: int
-    """Of the server's random streams: the first model, and who is asked."""
+    """Root of the server's random streams: the first model, and who is asked."""
     rules: RoundRules
     defence: Defence = NO_DEFENCE
     """Caps on what devices can do to the model."""
@@ -299,7 +299,7 @@ class Coordinator:
         return Event("amended", round, 0, 0)
 
     def _objection(self, terms: Terms) -> Waits | None:
-        """Who of those that keep terms of their own does not keep these; None: nobody is left."""
+        """Return which party that keeps terms of its own does not keep these; None if all do."""
         return None
 
     def _carried(self, link: sa.Connection, round: int) -> None:

@@ -120,7 +120,7 @@ class ServiceFolder:
     path: Path
 
     party: ClassVar[str]
-    """By which its files are called."""
+    """The party's name in names of its files."""
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.path}>"

@@ -22,11 +22,11 @@ AFTER_ROLLBACK = (
     "an operator went back to version {}, which stays published until another one is published"
 )
 KEPT = 8
-"""So many versions are kept, and the published one in any case."""
+"""Versions that are kept, and the published one in any case."""
 _PINNED = "published_pinned"
 """The fact with the version to which the operator went back, and which stays published."""
 _CHOSEN_IN = "published_in"
-"""Of a fact: the round in which the operator last chose what is published."""
+"""Key of the fact with the round in which the operator last chose what is published."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class ModelVersion:
     held_back: str = ""
     """Why it was not published; empty where it was, also by the operator."""
     quality: Quality | None = None
-    """By what devices have said of it; None where nobody was asked."""
+    """Quality by what devices have said about it; None if nobody was asked."""
     against: int | None = None
     """The version that was published then."""
 

@@ -160,7 +160,7 @@ def device_context(ca_pem: str) -> ssl.SSLContext:
 
 WORK_BYTES = 8
 MOST_BITS = 32
-"""Of zeros: more would keep a tab busy for an hour."""
+"""Most zero bits: more would keep a tab busy for an hour."""
 _WORK, _POSSESSION = b"sottovoce work\0", b"sottovoce place\0"
 
 

@@ -72,7 +72,8 @@ class FMFConfig(AlgorithmSettings):
     """Share of the draws that go to items by the length of their published vectors, the others to
     all alike. Only for the variant "published"."""
     memory_rounds: float = 1.5
-    """Of the variant "rotated": the estimate of round t counts c/(t + c) beside what was learnt."""
+    """For the variant "rotated": the estimate of round t counts c/(t + c) against what was learnt
+    before."""
     init_scale: float = 0.1
     """Standard deviation of the initial values."""
 
@@ -159,7 +160,7 @@ class FMF(Reporting):
     sums: ClassVar[bool] = True
     config: FMFConfig
     epsilons: tuple[float, ...]
-    """Of one report, by tier."""
+    """Cost of one report, by tier."""
 
     @property
     def row_bytes(self) -> int:

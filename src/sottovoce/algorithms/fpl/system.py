@@ -67,13 +67,13 @@ _HOME_DRAWS = 500
 _SATURATED = 20.0
 """Between two items of a user: her steps are then 0 or 1 in single precision."""
 _FEW_DRAWS = 20.0
-"""Of a positive, below which a training has hardly begun."""
+"""Draws of a positive below which a training has hardly begun."""
 _ALIKE = 0.9
 """Share of scores' variance in common from which lists are nearly everybody's."""
 _UNLIKE = 0.3
 """The same, below which what few have in common outweighs what everybody likes."""
 _LEAST_SQUARE = np.float32(GRID**-2)
-"""Of the smallest sum that is not 0."""
+"""Square of the smallest sum that is not 0."""
 _CELLS_PER_DRAW = 200
 """Numbers of a table that are cleared, added up and folded in the time of one written draw."""
 
@@ -339,7 +339,7 @@ class FPL(CrossDevice):
         return items.astype(np.float32)
 
     def server_memory(self, n_items: int) -> NDArray[np.float32]:
-        """Of every number the sum of its squares so far, where there is a `server_rate`."""
+        """Return the sum of squares so far of every number, if there is a `server_rate`."""
         columns = 0 if self.config.server_rate is None else self.config.width
         return np.zeros((n_items, columns), dtype=np.float32)
 
@@ -484,7 +484,7 @@ class FPL(CrossDevice):
         return [(int(many), np.flatnonzero(own == many)) for many in np.unique(own)]
 
     def _sieve(self, cohort: Cohort) -> NDArray[np.uint8] | None:
-        """Of the cohort's histories, where devices draw once; made once."""
+        """Return the sieve of the cohort's histories if devices draw once; it is made once."""
         if self.triples == 1 and "sieve" not in cohort.scratch:
             history = cohort.history
             cohort.scratch["sieve"] = factors.make_sieve(history.indptr, history.items)

@@ -187,7 +187,7 @@ _HEADER = 3
 
 @dataclass(slots=True)
 class RunningSums:
-    """Of a period, as far as it has come."""
+    """The sums of a period so far."""
 
     period: int
     done: int
@@ -195,9 +195,9 @@ class RunningSums:
     count: float
     q: NDArray[np.float64]
     age: NDArray[np.int64]
-    """Of each item: batches in which its pairs were summed; -1 outside the head."""
+    """For each item, the batches in which its pairs were summed; -1 outside the head."""
     pairs: NDArray[np.float64]
-    """Of head items: the diagonal, then the upper triangle by rows."""
+    """Pairs of head items: the diagonal, then the upper triangle by rows."""
 
     @classmethod
     def empty(cls, period: int, n_items: int) -> Self:
@@ -249,7 +249,7 @@ class RunningSums:
         self.age[self.head] += 1
 
     def pair_ages(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Of the diagonal, and of the triangle."""
+        """Return the ages of the diagonal and of the triangle."""
         age = self.age[self.head]
         first, second = np.triu_indices(len(age), 1)
         return age, np.minimum(age[first], age[second])

@@ -100,7 +100,7 @@ def proven(
 
 
 SECONDS = 60
-"""In which a challenge must be answered."""
+"""Seconds in which a challenge must be answered."""
 _HEAD = struct.Struct("<Q16s")
 _DRAWN = 16
 _MILLI = 1000

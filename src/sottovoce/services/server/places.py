@@ -28,7 +28,7 @@ from sottovoce.wire.refusals import SHUT_OUT_BY_OPERATOR, Refused, read_or_refus
 from sottovoce.wire.signing import is_weak
 
 SECONDS = 600
-"""In which a device has to work and to answer: a slow one may need minutes in a rush."""
+"""Seconds in which a device has to work and to answer: a slow one may need minutes in a rush."""
 _WAITING = 64
 """Devices that wait for the database."""
 _FRESH = 1.0
