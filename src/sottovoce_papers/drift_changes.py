@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import reduce
+from itertools import count
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -43,15 +44,14 @@ class ChangingKind(DriftKind):
             raise ConfigError("only DRIFT has data owners who come and go")
         train, member = job.split.train, membership(job)
         every = Events.of(train, component.positive_from, component.order)
-        epoch = 0
-        while True:
-            epoch += 1
+        for epoch in count(1):
             owners = present(job, "owners", member.shape[1], epoch)
             users = present(job, "users", train.n_users, epoch)
             held = member & owners
-            kept = users[every.user] & held.any(axis=1)[every.item]
-            columns = (every.user, every.item, every.positive, every.time)
-            events = Events(*(column[kept] for column in columns), every.order)
+            offered: Bools = np.any(held, axis=1)
+            kept = users[every.user] & offered[every.item]
+            user, item, positive = every.user[kept], every.item[kept], every.positive[kept]
+            events = Events(user, item, positive, every.time[kept], every.order)
             table = OwnerTable.of_membership(held)
             yield plan(events, table, component.theta, component.window)
 
@@ -59,7 +59,7 @@ class ChangingKind(DriftKind):
         member, epoch = membership(job), int(stop)
         owners = present(job, "owners", member.shape[1], epoch, reach=True)
         users = present(job, "users", len(model.users), epoch, reach=True)
-        offered = (member & owners).any(axis=1)
+        offered = np.any(member & owners, axis=1)
         bias = np.where(offered, 0.0, -np.inf).astype(np.float32)
         found = lists_of(job, FactorScorer(model.users, model.items, bias))
         came = arriving(job, "users", len(model.users)).astype(np.float64)
