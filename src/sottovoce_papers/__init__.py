@@ -13,6 +13,7 @@ from sottovoce.errors import UsageError
 from sottovoce.runs.train import Report
 from sottovoce_papers import files
 from sottovoce_papers.cells import Cells
+from sottovoce_papers.worlds import MADE, expanded
 
 
 def titles() -> dict[str, str]:
@@ -33,8 +34,6 @@ PROGRAMS: Mapping[str, str] = {
 """Studies that are still programs, with their titles."""
 NAMES: Mapping[str, str] = {**titles(), **PROGRAMS}
 """Every study that comes with the package, and what it shows."""
-MADE = ("town", "crowd", "generated")
-"""Sources of data that are made from a seed."""
 ON_GPU = ("uc-", "scale", "negatives-leak", "benchmark", "presets")
 """How names begin that can be trained on a GPU."""
 MODULES: Mapping[str, Sequence[str]] = {
@@ -67,7 +66,8 @@ def run(
         threads: How many cells are made side by side.
         report: Progress callback: (stage, done, total).
         device: The device that trains models.
-        data: The file's data sets that are taken; all of them where none is named.
+        data: Data sets that are taken in the place of the study's own: names of the file's, or
+            sources (`files.narrowed`).
         settings: Values in the place of the file's, such as `["study.seeds=[7]"]`.
     """
     own = Path(name)
@@ -95,13 +95,42 @@ def run(
 
 def missing(name: str) -> list[str]:
     """Return the data sets of a study that are not on this machine."""
-    table = files.installed(name)
-    study = table.get("study", {})
-    named = [one.get("source") for one in table.get("data", {}).values()]
+    return [one for one in _sources(files.installed(name)) if one not in available()]
+
+
+def _sources(table: Mapping[str, Any]) -> list[str]:
+    """The data sets that a study takes, without those that are made from a seed."""
+    study, specs = table.get("study", {}), table.get("data", {})
+    usual = study.get("data", ()) or [*specs]
+    named = [
+        spec.get("source")
+        for name, spec in specs.items()
+        if name in usual or set(usual) & set(expanded({name: spec})[name])
+    ]
     named += [study.get("source"), *study.get("sources", ())]
     named += [one.get("source") for one in study.get("worlds", ())]
-    sources = dict.fromkeys(one for one in named if one and one not in MADE)
-    return [one for one in sources if one not in available()]
+    return list(dict.fromkeys(one for one in named if one and one not in MADE))
+
+
+def described(name: str) -> dict[str, Any]:
+    """Return what the list of studies says of one: its title, its size, how long it took where that
+    was recorded, what is not on this machine, and other data sets that its file has."""
+    table = files.installed(name)
+    sources = _sources(table)
+    others = [one.get("source") for one in table.get("data", {}).values()]
+    found: dict[str, Any] = {"title": NAMES[name], "missing": missing(name)}
+    found["also"] = [one for one in dict.fromkeys(others) if one and one not in (*MADE, *sources)]
+    if name not in PROGRAMS:
+        study = files.StudyFile(name, table)
+        entries = [one for some in table.get("sets", {"main": [{}]}).values() for one in some]
+        asked = {key for one in entries for key in one.get("systems", table.get("systems", ()))}
+        found["size"] = {
+            "system": sum(one.key in asked for one in study.systems),
+            "data set": len(study.worlds),
+            "seed": len(study.settings.seeds),
+        }
+    found["recorded"] = table.get("recorded", {})
+    return found
 
 
 def compare(

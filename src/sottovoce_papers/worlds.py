@@ -135,9 +135,11 @@ class StudyWorld:
 
     @property
     def split_key(self) -> list[object]:
-        """What the split depends on besides the data, for keys of cells."""
+        """What the split and its metrics depend on besides the data, for keys of cells."""
         c = self.config
-        return [c.split, c.hold_out if c.split == "leave-one-out" else c.test_fraction, c.negatives]
+        key: list[object] = [c.split]
+        key += [c.hold_out if c.split == "leave-one-out" else c.test_fraction, c.negatives]
+        return key if c.cutoffs == StudyData().cutoffs else [*key, list(c.cutoffs)]
 
     def split(self, part: Part, seed: int) -> Split:
         """Return what is learnt from and what is held out."""

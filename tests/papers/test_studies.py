@@ -128,6 +128,15 @@ def test_a_cell_that_diverges_is_one_sentence_and_takes_nothing_with_it(counted,
     assert len(counted) == 3, "what diverged is remembered"
 
 
+def test_lists_of_other_lengths_are_other_cells(counted, tmp_path):
+    table = study_of({"at": "a"})
+    short = made("short", table, tmp_path)["rows"]
+    table["data"] = {"town": {"source": "town", "cutoffs": [2, 10]}}
+    both = made("both", table, tmp_path)["rows"]
+    assert "HR@2" not in short[0]
+    assert both[0]["HR@2"] <= both[0]["HR@10"] == short[0]["HR@10"]
+
+
 def test_what_diverges_on_validation_is_not_chosen(counted, tmp_path):
     table = study_of({})
     table["systems"]["s0"]["grid"] = {"at": ["infinity", "a"]}
