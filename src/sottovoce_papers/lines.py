@@ -101,6 +101,7 @@ KINDS: dict[str, str] = {
     "fpl-baseline": "sottovoce_papers.fpl:FPLBaselineKind",
     "fmf": "sottovoce_papers.fmf:FMFKind",
     "drift": "sottovoce_papers.drift:DriftKind",
+    "drift-changing": "sottovoce_papers.drift_changes:ChangingKind",
     "drift-epoch": "sottovoce_papers.drift_parties:EpochKind",
     "drift-guesses": "sottovoce_papers.drift_parties:GuessesKind",
     "uc": "sottovoce_papers.uc:UCKind",
