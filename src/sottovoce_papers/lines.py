@@ -114,6 +114,7 @@ KINDS: dict[str, str] = {
     "poisoned": "sottovoce_papers.poisoning:PoisonedKind",
     "stuffed": "sottovoce_papers.stuffed:StuffedKind",
     "drift": "sottovoce_papers.drift:DriftKind",
+    "drift-changing": "sottovoce_papers.drift_changes:ChangingKind",
     "drift-epoch": "sottovoce_papers.drift_parties:EpochKind",
     "drift-guesses": "sottovoce_papers.drift_parties:GuessesKind",
     "uc": "sottovoce_papers.uc:UCKind",
