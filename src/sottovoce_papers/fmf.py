@@ -114,11 +114,10 @@ def crowd(line: TrainedLine) -> Row:
     """Who and what was drawn, for plots and printed figures."""
     c, row = line.world.config, line.row
     short = row["system"] if len(row["system"]) <= 14 else row["key"]
-    shape = c.shape
-    users = c.users or (shape.users if shape else 0)
+    users = c.users or (c.shape.users if c.shape else 0)
     return {
         "drawn": c.users,
-        "printed": f"{users} {c.items or (shape.items if shape else 0)}",
+        "printed": f"{users} {c.items}",
         "curve": f"{short}, {c.users:,}" if c.users else f"{short}, all",
     }
 
@@ -134,7 +133,8 @@ def by_world(study: StudyFile, sets: Sets) -> list[StudyLine]:
         place = str(mine[0].row["printed"])
         scores = study.table["values"]["scores"]
         printed = {f"{users} {items}": score for users, items, score in scores}
-        row["paper"] = printed.get(place) if row["source"] == "generated" else None
+        shaped = row["source"] in ("generated", "movielens-20m")
+        row["paper"] = printed.get(place) if shaped else None
         found.append(StudyLine(row | {line.row["key"]: line.row["HR@10"] for line in mine}))
     return found
 
@@ -186,11 +186,13 @@ def traffic(study: StudyFile, sets: Sets) -> list[StudyLine]:
             k, rounds = row["reports"], row["rounds"]
             up, down = posted_bytes(k), max(facts["model_bytes"] for facts in line.facts)
             printed = theirs["up"] * k // 100
+            shape = row["items"], row["embedding_size"]
             asked = str(row["asked items"] or row["items"])
             found.append(
                 {"data": row["data"], "system": row["system"], "k": k, "up": up,
                  "up_all": up * rounds if up is not None else None, "up_paper": printed,
                  "up_all_paper": printed * theirs["epochs"], "down": down,
-                 "down_all": down * rounds, "down_paper": theirs["down"].get(asked)}
+                 "down_all": down * rounds, "down_paper": theirs["down"].get(asked),
+                 "items": shape[0], "share": k * rounds / (shape[0] * shape[1])}
             )  # fmt: skip
     return [StudyLine(row) for row in found]

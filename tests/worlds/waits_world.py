@@ -15,7 +15,7 @@ from server_world import quick_rules
 from sottovoce.algorithms.fmf.system import FMFConfig
 from sottovoce.algorithms.fpl.system import FPLConfig
 from sottovoce.algorithms.gram.system import GramConfig
-from sottovoce.cli.standing import status_of
+from sottovoce.cli.serve_status import status_of
 from sottovoce.core.consent import Choice
 from sottovoce.core.links import Direct, Proxied, SecureSum
 from sottovoce.engines.client import Answer as Told

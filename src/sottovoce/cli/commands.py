@@ -47,7 +47,7 @@ GROUPS = {
         "invite": "serve_server:invite",
         "introduce": "serve_server:introduce",
         "status": "serve_status:status",
-        "versions": "serve_server:versions",
+        "versions": "serve_status:versions",
         "publish": "serve_server:publish",
         "terms": "serve_terms:terms",
         "catalogue": "serve_terms:catalogue",
