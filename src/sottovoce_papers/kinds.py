@@ -9,7 +9,8 @@ from sottovoce import config
 from sottovoce.baselines import BASELINES, Baseline
 from sottovoce.errors import ConfigError
 from sottovoce.rng import Streams
-from sottovoce_papers.lines import END, Job, Kind, Settings, TrainedSystem
+from sottovoce_papers.claims import Row, interval
+from sottovoce_papers.lines import END, Job, Kind, Settings, StudyLine, TrainedSystem
 from sottovoce_papers.worlds import StudyWorld
 
 
@@ -48,3 +49,17 @@ class BaselineKind(Kind):
         if name not in BASELINES:
             raise ConfigError(f"there is no baseline {name!r}; there are {', '.join(BASELINES)}")
         return BASELINES[str(name)]
+
+
+# --- columns -------------------------------------------------------------------------------------
+
+
+def over_users(line: StudyLine) -> Row:
+    """Return the mean of every figure over users and half of its 95 % interval, and how long a
+    training took."""
+    if not line.runs:
+        return {}
+    values = line.over_seeds().values
+    row: Row = {name: float(figures.mean()) for name, figures in values.items()}
+    row |= {f"{name} half": interval(figures) for name, figures in values.items()}
+    return row | {"seconds": min(one["seconds"] for one in line.facts)}
