@@ -257,7 +257,7 @@ def tested(table: Mapping[str, Any], sets: Mapping[str, Sequence[StudyLine]]) ->
             for one in wanted
             for part in test(one, some, some if rivals is mine else rivals)
         ]
-        if parts or table.get("empty"):
+        if parts:
             values = dict(zip(each, place, strict=True))
             found.append(claim(table["text"].format_map({**mine[0].row, **values}), *parts))
     return found
