@@ -35,7 +35,7 @@ from sottovoce_papers.worlds import MADE, StudyData, expanded, laid_over
 
 SECTIONS = (
     "extends", "title", "reading", "study", "data", "systems", "sets", "rows", "add", "printed",
-    "derive", "tables", "figures", "claims", "quick", "protocol", "recorded",
+    "derive", "tables", "figures", "claims", "quick", "protocol", "recorded", "writes",
 )  # fmt: skip
 """What a study's file may have; `[values]` is for its own functions."""
 
@@ -117,12 +117,17 @@ def _also(spec: Mapping[str, Any], renamed: Mapping[str, str]) -> dict[str, Any]
     return {**spec, "data": [*spec["data"], *new]}
 
 
+DATA = {
+    "crowd": "scale:CrowdData",
+    "attributes": "uc_data:AttributeData",
+    "candidates": "negatives_leak:LeakData",
+}
+"""Classes of data sets by a setting that they alone have."""
+
+
 def data_kind(spec: Mapping[str, Any]) -> type[StudyData]:
-    """The class of a data set: generated crowds and users with attributes have their own."""
-    found: type[StudyData] = StudyData
-    for key, place in (("crowd", "scale:CrowdData"), ("attributes", "uc_data:AttributeData")):
-        found = named(place) if key in spec else found
-    return found
+    """Return the class of a data set."""
+    return next((named(place) for name, place in DATA.items() if name in spec), StudyData)
 
 
 class StudyFile:
@@ -202,6 +207,7 @@ class StudyFile:
             "figures": files_of(pictures),
             "tables": tables,
             "report": str(page),
+            **{name: value for one in shown for name, value in one.more.items()},
         }
 
     def _shown(
@@ -226,7 +232,8 @@ class StudyFile:
             for block in figures_of(spec, sets, folder, name)
         ]
         rows = [json_row(line.row, name) for name, lines in sets.items() for line in lines]
-        return ShownStudy(protocol.format_map(first), rows, tables, claims, pictures)
+        more = named(self.table["writes"])(sets, folder.parent) if "writes" in self.table else {}
+        return ShownStudy(protocol.format_map(first), rows, tables, claims, pictures, more)
 
 
 class ShownStudy(NamedTuple):
@@ -237,6 +244,8 @@ class ShownStudy(NamedTuple):
     tables: list[Table]
     claims: list[Claim]
     pictures: list[FigureBlock]
+    more: dict[str, Any]
+    """What else the result has, by the function that the study names in `writes`."""
 
 
 def json_row(row: Mapping[str, Any], name: str) -> dict[str, Any]:

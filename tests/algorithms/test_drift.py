@@ -39,9 +39,8 @@ def same(one, other):
 def test_one_owner_theta_one_user_by_user_is_saros(ridge):
     train = world(30, 25, 600, seed=1)
     settings_ = {"learning_rate": 0.05, "ridge": ridge}
-    saros = SAROS(lower=0.0, upper=1.0, positive_from=3.0, **settings_).fit_steps(
-        train, RNG, [1, 4]
-    )
+    central = SAROS(lower=0.0, upper=1.0, positive_from=3.0, **settings_)
+    saros = central.fit_steps(train, RNG, [1, 4])
     config = DRIFTConfig(theta=1, order="user", **settings_)
     whole = np.ones((25, 1), dtype=bool)
     drift = DRIFT(config).fit_steps(train, OwnerTable.of_membership(whole), RNG, [1, 4])
