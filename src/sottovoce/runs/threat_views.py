@@ -555,11 +555,11 @@ def _senders(kept: SeenMessages, party: str) -> dict[int, NDArray[np.int64]]:
 def _truth(
     world: PreparedExperiment, vectors: NDArray[np.float32], own: Mapping[str, Any] | None = None
 ) -> Truth:
-    consent, labels = world.consent, {}
+    consent, labels = world.experiment.at_end(world.consent), {}
     for name, known in world.dataset.user_attributes.items():
         labels[name] = known.codes.astype(np.int64)
     if world.experiment.silo is None:
-        settings, codes = world.experiment.on(world.dataset, consent)
+        settings, codes = world.experiment.on(world.dataset, world.consent)
         if codes is not None:  # by its own numbers of classes
             labels |= {one.name: codes[:, k] for k, one in enumerate(settings.attributes)}
     return Truth(
