@@ -105,7 +105,7 @@ class AlgorithmSettings(Component, ABC):
 
     def asked_for(self) -> tuple[DrawnField, ...]:
         """The fields of a choice that its devices learn by, as a page draws them."""
-        return tuple(ASKED[name] for name in self.reads)
+        return tuple(ASKED[name] for name in self.reads if name in ASKED)
 
     # --- its shape --------------------------------------------------------------------------------
 

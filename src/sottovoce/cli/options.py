@@ -281,7 +281,7 @@ def _strengths(given: Sequence[str]) -> dict[str, Any]:
             value = float(number)
         except ValueError:
             value = math.nan
-        if not 0 <= value < 1 or bool(equals) != bool(name.strip()):
+        if math.isnan(value) or bool(equals) != bool(name.strip()):
             raise UsageError(
                 "--strength takes a number from 0 to below 1, or NAME=NUMBER for one attribute, "
                 f"such as gender=0.8, not {text!r}"

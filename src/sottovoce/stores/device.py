@@ -28,9 +28,9 @@ from sottovoce.core.one_bit import noise_root
 from sottovoce.errors import DataError, UsageError
 from sottovoce.rng import SECRET_BYTES, SecretStreams, Streams, streams_of
 from sottovoce.stores.device_rounds import (
-    RoundBook,
     drop_outdated,
     forget_vectors_of,
+    hidings,
     ledger_rows,
 )
 from sottovoce.stores.encrypted import StoreFile
@@ -664,7 +664,7 @@ class CohortStore(PersonalStore):
 
     def hidings(self, number: int | None = None) -> list[tuple[Hidden, int]]:
         """How far vectors have moved when their users hid something, and when; oldest first."""
-        return RoundBook(self.file).hidings(number)
+        return hidings(self.file, number)
 
     def sent_reports(self, number: int | None = None) -> list[SentReports]:
         """Randomised reports that have left, by user, ε and batch. Their numbers never fall."""

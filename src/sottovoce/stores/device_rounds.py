@@ -166,19 +166,6 @@ class RoundBook:
         ]
         self.file.write(f"INSERT INTO hidings VALUES (NULL{', ?' * len(values)})", values)
 
-    def hidings(self, number: int | None = None) -> list[tuple[Hidden, int]]:
-        """All of these, of one user or of all, and when each was; oldest first."""
-        where, values = ("", []) if number is None else ("WHERE number = ?", [int(number)])
-        rows = self.file.rows(
-            "SELECT number, round, attributes, before, after, moved, steps, reason, at "
-            f"FROM hidings {where} ORDER BY id",
-            values,
-        )
-        return [
-            (Hidden(user, round, tuple(json.loads(names)), *way), at)
-            for user, round, names, *way, at in rows
-        ]
-
     def forget_vectors(self) -> None:
         """Everybody starts anew."""
         self.forget_learnt()
@@ -386,6 +373,21 @@ def drop_outdated(file: StoreFile, reason: str) -> None:
     entry = book.latest()
     if entry is not None and entry.state == "prepared" and book.minds_changed(entry):
         book.drop(entry, reason)
+
+
+def hidings(file: StoreFile, number: int | None) -> list[tuple[Hidden, int]]:
+    """How far vectors moved when their users hid something, and when, of one user or of all; oldest
+    first."""
+    where, values = ("", []) if number is None else ("WHERE number = ?", [int(number)])
+    rows = file.rows(
+        "SELECT number, round, attributes, before, after, moved, steps, reason, at "
+        f"FROM hidings {where} ORDER BY id",
+        values,
+    )
+    return [
+        (Hidden(user, round, tuple(json.loads(names)), *way), at)
+        for user, round, names, *way, at in rows
+    ]
 
 
 def kept_terms(text: str) -> Terms:
