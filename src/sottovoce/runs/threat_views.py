@@ -297,8 +297,8 @@ def _of_devices(
         kept["device"][plan.rounds] = [ModelView(plan.rounds, final)]
     views = _views(world, federation, kept, final, vectors)
     if minds:
-        seen, own["minds"] = _minds(world, federation, minds)
-        views["anyone"] = replace(views["anyone"], own={**views["anyone"].own, "minds": seen})
+        tables, own["minds"] = _minds(world, federation, minds)
+        views["anyone"] = replace(views["anyone"], own={**views["anyone"].own, "minds": tables})
     if mixed := own.pop("mixed", ()):
         views["coalition"] = replace(views["server"], party="coalition", own={"mixed": mixed})
     own |= _draws(world, federation, kept)

@@ -3,8 +3,8 @@
 She shared it, then hid it in a model that was trained already, and her embedding moved at once
 until the published filter told nothing more of it. The attackers of A8 hold all embeddings of that
 moment and learn from those who go on sharing; they guess it of those who changed their minds, from
-the embeddings as they were before and as they are after. Who hid it from the start is neither learnt
-from nor guessed.
+the embeddings as they were before and as they are after. Those who hid it from the start are
+neither learnt from nor guessed.
 
 An attacker who kept the embeddings of before has what he had: the first number is his.
 """
