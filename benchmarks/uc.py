@@ -18,7 +18,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -36,9 +36,11 @@ from sottovoce.experiment import load_benchmark
 from sottovoce.rng import Streams
 from sottovoce.runs.federation import Federation
 from sottovoce.runs.folder import environment
-from sottovoce_papers.uc_study import AttackJob, UCCell, UCStudy
-from sottovoce_papers.uc_training import Trained, UCSnapshot, UCTraining, federated
-from sottovoce_papers.uc_training import run as train_run
+from sottovoce_papers.cells import Cells
+from sottovoce_papers.files import StudyFile, installed
+from sottovoce_papers.uc import Facts, Show, UCKind, UCSnapshot, UCTrial, attacked, federated
+from sottovoce_papers.uc import run as train_run
+from sottovoce_papers.uc_data import AttributeWorld
 
 Progress = Callable[[str], None]
 fpl: Any = load_benchmark("fpl")
@@ -75,21 +77,42 @@ def run(*, quick: bool = False, progress: Progress | None = None) -> dict[str, A
     if not (on_gpu or quick):
         say("there is no GPU that torch can see; the figures are those of --quick, on the CPU")
     with tempfile.TemporaryDirectory() as folder:
-        study = opened(Path(folder), "cuda" if on_gpu else "cpu")
+        study = UCBench.opened(Path(folder), "cuda" if on_gpu else "cpu")
         results = gpu(study, say) if on_gpu else cpu(study, say)
     return {"bench": "uc", "machine": machine(study), "results": results}
 
 
-def opened(folder: Path, device: str) -> UCStudy:
-    """The study whose settings are measured. Nothing that was trained before is used."""
-    quick = device == "cpu"
-    study = UCStudy.read(SETTINGS, quick, folder, default_threads(), lambda *done: None, device)
-    # Validation says when a training has arrived, so that its items are kept from it.
-    study.config = replace(study.config, final=False, stops=10 if quick else 25, choose_from=0.5)
-    return study
+@dataclass(frozen=True)
+class UCBench:
+    """The data and settings that are measured."""
+
+    world: AttributeWorld
+    cells: Cells
+
+    @classmethod
+    def opened(cls, folder: Path, device: str) -> UCBench:
+        """Those of the published tables. Nothing that was trained before is used."""
+        table = installed(SETTINGS, quick=device == "cpu")
+        worlds: Any = StudyFile(SETTINGS, table).worlds
+        name = next(iter(worlds))
+        return cls(
+            worlds[name].world(name), Cells(folder, default_threads(), lambda *done: None, device)
+        )
+
+    def trial(self, **settings: Any) -> UCTrial:
+        """A system with seed 0. Validation says when a training has arrived, so that its items are
+        kept from it."""
+        looks = {"final": False, "every": 10 if self.cells.device == "cpu" else 25}
+        wanted = {"recommender": "gnn", "choose_from": 0.5, **looks, **settings}
+        return UCTrial(self.world, UCKind().prepared(wanted, self.world), 0, self.cells)
 
 
-def machine(study: UCStudy) -> dict[str, Any]:
+def words(trial: UCTrial) -> str:
+    """A system's name in rows."""
+    return trial.settings.system + (f", β={trial.run.beta:g}" if trial.run.hide else "")
+
+
+def machine(study: UCBench) -> dict[str, Any]:
     """What the figures were measured on."""
     here = environment()
     found = {
@@ -98,34 +121,23 @@ def machine(study: UCStudy) -> dict[str, Any]:
         **{name: here["versions"][name] for name in ("python", "numpy")},
         "torch": torch.__version__,
     }
-    if study.device != "cpu":
-        found["gpu"] = torch.cuda.get_device_name(study.device)
+    if study.cells.device != "cpu":
+        found["gpu"] = torch.cuda.get_device_name(study.cells.device)
     return found
-
-
-def work_of(study: UCStudy, cell: UCCell) -> UCTraining:
-    """The training of a cell as the study does it."""
-    settings, c = study.settings(cell), study.config
-    return UCTraining(
-        study.world(cell.source), settings, study.consent(cell), study.release(cell), cell.seed,
-        study.stops(cell), round(c.choose_from * settings.rounds), c.negatives,
-        device=study.device, threads=study.threads,
-    )  # fmt: skip
 
 
 # --- on a GPU ------------------------------------------------------------------------------------
 
 
-def gpu(study: UCStudy, say: Progress) -> list[dict[str, Any]]:
-    cell = study.cell("movielens-1m", "gnn", 0)
-    world = study.world(cell.source)
-    say(f"a training on {world.title}")
+def gpu(study: UCBench, say: Progress) -> list[dict[str, Any]]:
+    trial = study.trial()
+    say(f"a training on {study.world.title}")
     torch.cuda.reset_peak_memory_stats()
-    results = training(study, cell)
+    results = training(trial)
     memory = torch.cuda.max_memory_allocated() / 2**20
     results.append(fpl.row("GPU memory of the training, at most", memory, "MiB"))
     say("rounds at once and one by one")
-    return [*results, *rounds(study, cell, GPU, TIMES)]
+    return [*results, *rounds(trial, GPU, TIMES)]
 
 
 @dataclass(slots=True)
@@ -135,42 +147,42 @@ class Clock:
     marks: list[float] = field(default_factory=list)
     looking: float = 0.0
 
-    def __call__(self, work: UCTraining, show: Callable[[UCSnapshot], None]) -> None:
+    def __call__(self, trial: UCTrial, show: Show) -> None:
         begun = time.perf_counter()
 
         def look(snapshot: UCSnapshot) -> None:
-            _finished(work.device)
+            _finished(trial.cells.device)
             at = time.perf_counter()
             self.marks.append(at - begun - self.looking)
             show(snapshot)
             self.looking += time.perf_counter() - at
 
-        federated(work, look)
+        federated(trial, look)
 
 
-def training(study: UCStudy, cell: UCCell) -> list[dict[str, Any]]:
+def training(trial: UCTrial) -> list[dict[str, Any]]:
     """One full run, the round chosen on validation as in the study."""
     clock = Clock()
-    found = Trained.of_arrays(train_run(work_of(study, cell), clock))
-    reached = np.flatnonzero(found.validation_hr >= WANTED)
-    name = f"{cell.words()} on {study.world(cell.source).title}"
+    facts: Facts = json.loads(bytes(train_run(trial, clock)["facts"]))
+    reached = np.flatnonzero(np.array(facts["validation"]) >= WANTED)
+    name = f"{words(trial)} on {trial.world.title}"
     until = f"{name}, training until HR@10 on validation is {WANTED:g}"
     if len(reached):
         first = int(reached[0])
-        at, test = clock.marks[first], float(found.test_hr[first])
-        until += f" (round {int(found.stops[first]):,}; on test {test:.4f} there)"
+        at, test = clock.marks[first], facts["test"][first]
+        until += f" (round {facts['stops'][first]:,}; on test {test:.4f} there)"
     else:
         at = clock.marks[-1]
-        until += f" (never; {found.validation_hr.max():.4f} at best)"
+        until += f" (never; {max(facts['validation']):.4f} at best)"
     arrival = fpl.row(until, at, "s", target=SECONDS, at_most=True)
+    chosen = facts["test"][facts["stops"].index(facts["round"])]
     return [
         arrival if len(reached) else arrival | {"met": False},
-        fpl.row(f"all {found.rounds:,} rounds", clock.marks[-1], "s"),
+        fpl.row(f"all {facts['rounds']:,} rounds", clock.marks[-1], "s"),
         fpl.row(f"{len(clock.marks):,} looks at validation and test, not counted above",
                 clock.looking, "s"),
-        fpl.row(f"HR@10 on test at the chosen round, {found.round:,}", found.hr, "",
+        fpl.row(f"HR@10 on test at the chosen round, {facts['round']:,}", chosen, "",
                 target=WANTED),
-        fpl.row("NDCG@10 there", found.ndcg, ""),
         fpl.row("the published code's own log, another GPU, 2,000 rounds", PUBLISHED, "s"),
     ]  # fmt: skip
 
@@ -178,52 +190,50 @@ def training(study: UCStudy, cell: UCCell) -> list[dict[str, Any]]:
 # --- on the CPU ----------------------------------------------------------------------------------
 
 
-def cpu(study: UCStudy, say: Progress) -> list[dict[str, Any]]:
+def cpu(study: UCBench, say: Progress) -> list[dict[str, Any]]:
     """The base model and two strengths of hiding gender, trained and attacked."""
-    source, recommender = study.config.sources[0], study.config.recommenders[0]
-    world = study.world(source)
     begun, worked = time.perf_counter(), processor_time()
-    say(f"{world.title}: the base model")
-    plain = study.cell(source, recommender, 0)
-    runs = [(plain, study.trained(plain))]
+    title = study.world.title
+    say(f"{title}: the base model")
+    trials = [study.trial(guess=["gender"])]
+    _ = trials[0].model
     for beta in BETAS:
-        say(f"{world.title}: gender hidden with β = {beta:g}")
-        cell = study.cell(source, recommender, 0, beta, attributes=("gender",))
-        runs.append((cell, study.trained(cell)))
+        say(f"{title}: gender hidden with β = {beta:g}")
+        trials.append(study.trial(hide=["gender"], beta=beta, guess=["gender"]))
+        _ = trials[-1].model
     say("attackers")
     trained = time.perf_counter() - begun
-    results = trade_off(study, runs)
+    results = trade_off(trials)
     whole = time.perf_counter() - begun
     results += [
-        fpl.row(f"{len(runs)} trainings with their looks", trained, "s"),
+        fpl.row(f"{len(trials)} trainings with their looks", trained, "s"),
         fpl.row("everything above: trained, measured and attacked", whole, "s",
                 target=QUICK_SECONDS, at_most=True),
         fpl.row("the same, processor time", processor_time() - worked, "s"),
         fpl.row("most memory this process held", peak_memory(), "MiB"),
     ]  # fmt: skip
     say("rounds at once and one by one")
-    return [*results, *rounds(study, runs[1][0], CPU, None)]
+    return [*results, *rounds(trials[1], CPU, None)]
 
 
-def trade_off(study: UCStudy, runs: Sequence[tuple[UCCell, Trained]]) -> list[dict[str, Any]]:
+def trade_off(trials: Sequence[UCTrial]) -> list[dict[str, Any]]:
     """HR@10 and what attackers learn of gender, each beside the base model's."""
-    guessed = study.attack_all([AttackJob(cell, "gender") for cell, _ in runs])
-    (plain, base), leak = runs[0], guessed[0]
-    results = []
-    for (cell, found), attacked in zip(runs, guessed, strict=True):
-        name, peer = cell.words(), None if found is base else plain.words()
-        what = f"{name}: HR@10 among {study.config.negatives + 1} candidates"
-        kept = None if peer is None else found.hr / base.hr
-        results.append(fpl.row(what, found.hr, "", peer=peer, ratio=kept))
-        if attacked is None or leak is None:
-            continue
-        what = f"{name}: attackers' AUC on gender ({attacked.auc_by})"
+    plain, results = trials[0], []
+    found = [trial.result() for trial in trials]
+    base, leak = found[0][0].mean("HR@10"), attacked([found[0][1]], "gender")[0]
+    for trial, (look, facts) in zip(trials, found, strict=True):
+        name, peer = words(trial), None if trial is plain else words(plain)
+        what = f"{name}: HR@10 among {trial.world.config.negatives + 1} candidates"
+        hr = look.mean("HR@10")
+        results.append(fpl.row(what, hr, "", peer=peer, ratio=None if peer is None else hr / base))
+        (mine,) = attacked([facts], "gender")
+        what = f"{name}: attackers' AUC on gender"
         if peer is None or leak.auc_gain <= 0:
-            results.append(fpl.row(what, attacked.auc, ""))
+            results.append(fpl.row(what, mine.auc, ""))
         else:
-            left = attacked.auc_gain / leak.auc_gain
+            left = mine.auc_gain / leak.auc_gain
             peer = f"{peer}, both less 0.5"
-            results.append(fpl.row(what, attacked.auc, "", peer=peer, ratio=left))
+            results.append(fpl.row(what, mine.auc, "", peer=peer, ratio=left))
     return results
 
 
@@ -252,18 +262,18 @@ class Rounds:
     place: torch.device
 
     @classmethod
-    def of(cls, study: UCStudy, cell: UCCell, clients: int) -> Rounds:
-        work, users = work_of(study, cell), study.world(cell.source).n_users
-        rng = Streams.from_seed(cell.seed)
-        labels = work.settings.labels(work.world.labels, users)
+    def of(cls, trial: UCTrial, clients: int) -> Rounds:
+        halves, users = trial.world.halves, trial.world.table.n_users
+        rng = Streams.from_seed(trial.seed)
+        labels = trial.settings.labels(halves.labels, users)
         federation = Federation.build(
-            work.settings, work.world.train, work.consent, work.release, rng, labels
+            trial.settings, halves.train, trial.consent, trial.release, rng, labels
         )
         server, willing = federation.server, federation.devices.willing()
         if not isinstance(server.algorithm, UC):
             raise UsageError("only UC-FedRec's rounds are measured here")
         rows = np.sort(willing[server.select(len(willing), min(clients, len(willing)))])
-        view, place = server.publish(), torch.device(study.device)
+        view, place = server.publish(), torch.device(trial.cells.device)
         return cls(server.algorithm, view, federation.devices.cohort, rows, place)
 
     def at_once(self) -> NDArray[np.int64]:
@@ -294,20 +304,18 @@ class Rounds:
         return one_thread() if self.place.type == "cpu" else nullcontext()
 
 
-def rounds(
-    study: UCStudy, cell: UCCell, scale: Scale, target: float | None
-) -> list[dict[str, Any]]:
+def rounds(trial: UCTrial, scale: Scale, target: float | None) -> list[dict[str, Any]]:
     """Both ways take turns; the median counts."""
-    work = Rounds.of(study, cell, scale.clients)
+    work, device = Rounds.of(trial, scale.clients), trial.cells.device
     clients, alone = len(work.rows), min(scale.alone, len(work.rows))
     work.at_once()  # the first time takes longer
     work.alone(1)
     together, single = [], []
     for _ in range(scale.turns):
-        together.append(_timed(work.at_once, study.device))
-        single.append(_timed(lambda: work.alone(alone), study.device) / alone * clients)
+        together.append(_timed(work.at_once, device))
+        single.append(_timed(lambda: work.alone(alone), device) / alone * clients)
     ours, theirs = statistics.median(together), statistics.median(single)
-    name = f"a round of {clients:,} clients of {cell.words()}"
+    name = f"a round of {clients:,} clients of {words(trial)}"
     return [
         fpl.row(f"{name}, one at a time ({alone} of them, multiplied)", theirs, "s"),
         fpl.row(f"{name}, at once", ours, "s", peer="the same, one at a time",

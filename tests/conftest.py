@@ -45,7 +45,6 @@ with contextlib.suppress(ModuleNotFoundError):
 LONGEST = (
     "docs/test_tutorials.py",
     "contracts/test_drift_engines.py",
-    "e2e/test_demo.py",
     "contracts/test_engines.py",
     "engines/flower/test_flower_processes.py",
     "contracts/test_gram_flower.py",

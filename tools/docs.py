@@ -254,7 +254,8 @@ def check_menu(documents: Documents) -> Iterator[Problem]:
 # --- blocks ---------------------------------------------------------------------------------------
 
 TYPED = ("console", "bash", "sh")
-SHOWN = ("csv", "css", "diff", "dockerfile", "html", "http", "ini", "javascript", "js", "nginx")
+SHOWN = ("csv", "css", "diff", "dockerfile", "html", "http", "ini", "javascript", "js", "nginx",
+         "ts")  # fmt: skip
 LANGUAGES = ("text", "python", "json", "toml", "yaml", *TYPED, *SHOWN)
 
 REASONS = (

@@ -1,18 +1,23 @@
-// Builds what a page loads into dist/ and prints what it weighs.
-// `node build.mjs --core` measures the core alone and writes nothing.
-import { mkdirSync, readFileSync, renameSync, writeFileSync } from "node:fs";
+// Builds what a page loads into dist/, what the npm package has into lib/, and prints what
+// both weigh. `node build.mjs --core` measures the core alone and writes nothing.
+import { copyFileSync, mkdirSync, readFileSync, renameSync, writeFileSync } from "node:fs";
 import { basename, dirname, join } from "node:path";
 import { fileURLToPath } from "node:url";
 import { gzipSync } from "node:zlib";
 
+import { generateDtsBundle } from "dts-bundle-generator";
 import { build } from "esbuild";
+import typescript from "typescript";
 
 const here = dirname(fileURLToPath(import.meta.url));
 const source = join(here, "..", "..", "src", "sottovoce");
 const dist = join(here, "dist");
+/** The npm package's files, beside `dist`. */
+const LIB = "../lib";
 const MOST = 60_000;
 const MOST_CORE = 30_000;
 const MOST_PAGE = 60_000;
+const MOST_PACKAGE = 45_000;
 const CORE = ["contributions", "epsilon", "fpl", "gram", "masking", "streams"];
 const WIRE = [
   "catalogue", "descriptor", "invitations", "masked", "refusals", "reports", "sealing", "signing",
@@ -102,9 +107,9 @@ function put(name, content) {
   renameSync(half, path);
 }
 
-async function bundle(entryPoints, plugins = []) {
+async function bundle(entryPoints, plugins = [], folder = "") {
   const made = await build({ ...options, entryPoints, outdir: dist, plugins, write: false });
-  for (const { path, contents } of made.outputFiles) put(basename(path), contents);
+  for (const { path, contents } of made.outputFiles) put(join(folder, basename(path)), contents);
 }
 
 if (!process.argv.includes("--core")) {
@@ -112,12 +117,22 @@ if (!process.argv.includes("--core")) {
   const few = Object.entries(words).map(([language, every]) => [
     language, Object.fromEntries(IN_ELEMENTS.map((key) => [key, every[key]])),
   ]);
+  const look = [join(source, "core", "look.css"), join(source, "web", "pages", "style.css")];
+  const style = look.map((file) => readFileSync(file)).join("\n");
+  const glossary = toml("glossary");
+  const contents = {
+    words: JSON.stringify(Object.fromEntries(few)),
+    sentences: JSON.stringify({ ...words, glossary }),
+    style: JSON.stringify(style),
+  };
   const inlined = {
-    name: "words",
+    name: "inlined",
     setup(building) {
-      building.onResolve({ filter: /^sottovoce:words$/ }, () => ({ path: "words", namespace: "words" }));
-      building.onLoad({ filter: /.*/, namespace: "words" }, () => ({
-        contents: JSON.stringify(Object.fromEntries(few)), loader: "json",
+      building.onResolve({ filter: /^sottovoce:/ }, ({ path }) => ({
+        path: path.replace("sottovoce:", ""), namespace: "inlined",
+      }));
+      building.onLoad({ filter: /.*/, namespace: "inlined" }, ({ path }) => ({
+        contents: contents[path], loader: "json",
       }));
     },
   };
@@ -137,12 +152,11 @@ if (!process.argv.includes("--core")) {
   await bundle(frame, [inlined, library]);
   const provider = { provider: "src/provider.ts" };
   await bundle(provider, [beside("trouble", /pages\/trouble\.js$/)]);
-  const look = [join(source, "core", "look.css"), join(source, "web", "pages", "style.css")];
-  put("consent.css", look.map((file) => readFileSync(file)).join("\n"));
+  put("consent.css", style);
   for (const [language, every] of Object.entries(words)) {
     put(`words/${language}.json`, JSON.stringify(every));
   }
-  put("words/glossary.json", JSON.stringify(toml("glossary")));
+  put("words/glossary.json", JSON.stringify(glossary));
   for (const [name, parts] of Object.entries(PAGES)) put(`${name}.html`, pageOf({ script: name, ...parts }));
   const all = (...names) =>
     names.reduce((sum, name) => sum + weight(readFileSync(join(dist, name))), 0);
@@ -150,4 +164,37 @@ if (!process.argv.includes("--core")) {
   said("consent centre, one language", all(
     "elements.js", "consent.html", "consent.js", "consent.css", "words/en.json",
   ), MOST_PAGE);
+
+  // The npm package: files that bundlers bring along one by one, with types.
+  const inPackage = {
+    name: "package",
+    setup: (building) =>
+      building.onResolve({ filter: /^\.\/(self-worker|frame-page)\.ts$/ }, ({ path, resolveDir }) => ({
+        path: join(resolveDir, path.replace("self-", "package-").replace("frame-", "package-")),
+      })),
+  };
+  const files = {
+    index: "src/index.ts", elements: "src/elements.ts", worker: "src/worker-main.ts",
+    consent: "src/package-consent.ts", "service-worker": "src/service-worker.ts",
+  };
+  await bundle(files, [inlined, inPackage], LIB);
+  const entryOfTypes = join(here, "src", "index.ts");
+  const output = { noBanner: true, exportReferencedTypes: false };
+  const [typed] = generateDtsBundle([{ filePath: entryOfTypes, output }], {
+    preferredConfigPath: join(here, "tsconfig.json"),
+  });
+  put(join(LIB, "index.d.ts"), typed);
+  // The elements' types name the library's, so that a device of one is a device of the other.
+  const entry = join(here, "src", "elements.ts");
+  const { config } = typescript.readConfigFile(join(here, "tsconfig.json"), typescript.sys.readFile);
+  const { options: asked } = typescript.parseJsonConfigFileContent(config, typescript.sys, here);
+  const program = typescript.createProgram([entry, join(here, "src", "words.d.ts")], {
+    ...asked, noEmit: false, declaration: true, emitDeclarationOnly: true,
+  });
+  program.emit(program.getSourceFile(entry), (_, text) =>
+    put(join(LIB, "elements.d.ts"), text.replaceAll("./index.ts", "./index.js")),
+  );
+  copyFileSync(join(here, "..", "..", "LICENSE"), join(here, "LICENSE"));
+  said("package", all("../lib/index.js", "../lib/worker.js"), MOST_PACKAGE);
+  said("package: elements and consent centre", all("../lib/elements.js", "../lib/consent.js"), MOST_PAGE);
 }

@@ -592,17 +592,15 @@ def _defence(table: Mapping[str, Any], link: Link | None, algorithm: AlgorithmSe
     found: Defence = config.build(Defence, _section(table, "defence"), "defence")
     if found.looks_at_devices and not (link is not None and link.shows_devices):
         raise ConfigError(
-            "defence.burst, max_row_norm, max_device_norm, max_rows and min_contributors look at "
-            "single devices' updates, which this link hides from the server; leave them out (over "
-            "a secure sum there is max_sum_norm)"
+            "defence.burst looks at single devices' updates, which this link hides from the "
+            "server; leave it out (over a secure sum there is max_sum_norm)"
         )
     if found.max_sum_norm and not (link is not None and link.shows_sums):
         raise ConfigError("defence.max_sum_norm is for sums of updates, which this system has not")
-    norms = found.burst, found.max_row_norm, found.max_device_norm, found.max_sum_norm
-    if algorithm.counts_senders and any(norms):
+    if algorithm.counts_senders and (found.burst or found.max_sum_norm):
         raise ConfigError(
-            "defence.burst, max_row_norm, max_device_norm and max_sum_norm would cut what counts "
-            "senders in UC-FedRec's rows; use release.clip"
+            "defence.burst and max_sum_norm would cut what counts senders in UC-FedRec's rows; use "
+            "release.clip"
         )
     return found
 

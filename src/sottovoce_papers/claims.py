@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from scipy.special import stdtrit
 
 from sottovoce.errors import ConfigError
-from sottovoce.evaluation.significance import Comparison, compare
+from sottovoce.evaluation.significance import Comparison, Paired, compare
 
 if TYPE_CHECKING:
     from sottovoce_papers.lines import StudyLine
@@ -96,9 +96,15 @@ def significance(lines: Sequence[StudyLine], metric: str, reference: str) -> dic
     return {one.system: one for one in compare(every, metric, reference)}
 
 
-def told(line: StudyLine, metric: str, style: str = ".5f") -> str:
+def paired(line: StudyLine, base: StudyLine, metric: str) -> Paired:
+    """Return the paired t-test of a line against another, on values averaged over seeds."""
+    both = {"line": line.over_seeds(), "base": base.over_seeds()}
+    return compare(both, metric, "base")[0].test
+
+
+def told(line: StudyLine, metric: str, style: str = ".5f", say: str = "{system}") -> str:
     """A line's figure, in words."""
-    return f"{line.row['system']} {line.row[metric]:{style}}"
+    return f"{say.format_map(line.row)} {line.row[metric]:{style}}"
 
 
 # --- kinds of claims -----------------------------------------------------------------------------
@@ -150,26 +156,43 @@ def _near(
 def _value(
     table: Mapping[str, Any], lines: Sequence[StudyLine], _: Sequence[StudyLine]
 ) -> list[Part]:
-    """The metric of each line is `least` or more, `most` or less, or `about` a value (± `spare`).
-    With `best` the highest one alone counts, with `count` so many are enough."""
-    metric = table["metric"]
+    """The metric of each line is `least` or more, `most` or less, or `about` a value (± `spare`),
+    or what another column has, such as a printed figure; lines without it are left out. With `best`
+    the highest one alone counts, with `count` so many are enough."""
+    metric, about = table["metric"], table.get("about")
     mine = [line for line in chosen(lines, table.get("of", {})) if line.row.get(metric) is not None]
+    if isinstance(about, str):
+        mine = [line for line in mine if line.row.get(about) is not None]
     if table.get("best") and mine:
         mine = [max(mine, key=lambda line: line.row[metric])]
     parts = []
     for line in mine:
-        value = line.row[metric]
-        low = table.get("least", table.get("about", -math.inf) - table.get("spare", 0.0))
-        high = table.get("most", table.get("about", math.inf) + table.get("spare", 0.0))
+        value, spare = line.row[metric], table.get("spare", 0.0)
+        middle = line.row[about] if isinstance(about, str) else about
+        low = table.get("least", -math.inf if middle is None else middle - spare)
+        high = table.get("most", math.inf if middle is None else middle + spare)
         good = low <= value <= high
         if "below" in table:
             good = good and value < table["below"]
         if "above" in table:
             good = good and value > table["above"]
-        parts.append((good, told(line, metric, table.get("format", ".5f"))))
+        words = told(line, metric, table.get("format", ".5f"), table.get("say", "{system}"))
+        parts.append((good, words))
     if "count" in table:
         enough = sum(good for good, _ in parts) >= table["count"]
         return [(enough, ", ".join(words for _, words in parts))]
+    return parts
+
+
+def _limits(
+    table: Mapping[str, Any], lines: Sequence[StudyLine], _: Sequence[StudyLine]
+) -> list[Part]:
+    """The highest figure of each metric in `limits` is not above its limit."""
+    parts = []
+    for metric, limit in table["limits"].items():
+        worst = max(lines, key=lambda line: line.row[metric])
+        words = told(worst, metric, table.get("format", ".5f"), table.get("say", "{system}"))
+        parts.append((worst.row[metric] <= limit, f"{metric}: {words}"))
     return parts
 
 
@@ -199,18 +222,20 @@ TESTS: Mapping[str, Test] = {
     "near": _near,
     "value": _value,
     "course": _course,
+    "limits": _limits,
 }
 
 
 def tested(table: Mapping[str, Any], sets: Mapping[str, Sequence[StudyLine]]) -> list[Claim]:
     """Return a claim of a study's file, or one for each value of its columns in `each`. One whose
-    rows are not there is left out."""
+    rows are not there is left out. With `metrics` it has a part for each of several."""
     lines, others = lines_of(sets, table), lines_of(sets, table, "than_set")
     test = TESTS.get(table["is"])
     if test is None:
         raise ConfigError(f"claims[{table['text']!r}] is none of {', '.join(TESTS)}")
     found = []
-    each = table.get("each", ())
+    each, but = table.get("each", ()), table.get("but", ())
+    lines = [line for line in lines if not any(fits(line.row, where) for where in but)]
     for place, mine in groups(chosen(lines, table.get("where", {})), each).items():
         if "metric" in table:  # without what could not be trained
             mine = [line for line in mine if line.row.get(table["metric"]) is not None]
@@ -221,13 +246,18 @@ def tested(table: Mapping[str, Any], sets: Mapping[str, Sequence[StudyLine]]) ->
         rivals = others if "than_set" in table else mine
         pairs = [({"system": ours}, {"system": theirs}) for ours, theirs in table.get("pairs", ())]
         wanted = [{**table, "of": ours, "than": theirs} for ours, theirs in pairs] or [{**table}]
+        wanted = [
+            {**one, "metric": metric}
+            for one in wanted
+            for metric in table.get("metrics", [table.get("metric")])
+        ]
         parts = [
             part
             for some in groups(mine, table.get("per", ())).values()
             for one in wanted
             for part in test(one, some, some if rivals is mine else rivals)
         ]
-        if parts or table.get("empty"):
+        if parts:
             values = dict(zip(each, place, strict=True))
             found.append(claim(table["text"].format_map({**mine[0].row, **values}), *parts))
     return found

@@ -3,29 +3,39 @@
 `[study]` says on which data, with which seeds and by which metric settings are chosen; `[data.*]`
 and `[systems.*]` what is compared; `[sets.*]` which rows there are; `[[printed]]` what the paper
 has; `[[derive]]`, `[[tables]]`, `[[figures]]` and `[[claims]]` what is made of the rows. What no
-table can say is a function that the file names.
+table can say is a function that the file names. `[recorded]` says how long the study took where.
 """
 
 from __future__ import annotations
 
+import json
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from sottovoce import config
 from sottovoce.core.installed import shipped_folder
-from sottovoce.errors import ConfigError
+from sottovoce.errors import ConfigError, UsageError
+from sottovoce.evaluation.report import FigureBlock
+from sottovoce.evaluation.tables import Table
 from sottovoce_papers.cells import Cells
 from sottovoce_papers.claims import Claim, count_of, lines_of, tested
 from sottovoce_papers.lines import StudyLine, StudyRunner, StudySystem, named
-from sottovoce_papers.show import derive, figures_of, page_of, print_beside, tables_of
-from sottovoce_papers.worlds import StudyData, laid_over
+from sottovoce_papers.show import (
+    derive,
+    figures_of,
+    files_of,
+    page_of,
+    print_beside,
+    tables_of,
+)
+from sottovoce_papers.worlds import MADE, StudyData, expanded, laid_over
 
 SECTIONS = (
     "extends", "title", "reading", "study", "data", "systems", "sets", "rows", "add", "printed",
-    "derive", "tables", "figures", "claims", "quick", "protocol",
+    "derive", "tables", "figures", "claims", "quick", "protocol", "recorded", "writes",
 )  # fmt: skip
 """What a study's file may have; `[values]` is for its own functions."""
 
@@ -36,6 +46,8 @@ class StudySettings:
 
     data: tuple[str, ...] = ()
     """The data sets, by name; all of the file's where none is named."""
+    apart: bool = False
+    """Whether each data set has tables, claims and figures of its own."""
     seeds: tuple[int, ...] = (0,)
     chosen_by: str = ""
     """The metric by which validation chooses settings."""
@@ -67,9 +79,55 @@ def installed(name: str, quick: bool = False) -> dict[str, Any]:
     return read(studies() / f"{name}.toml", quick)
 
 
+def narrowed(table: Mapping[str, Any], asked: Sequence[str]) -> dict[str, Any]:
+    """Return a study on the data sets that are asked for. Each is the name of one of the file's, or
+    a source; a source that the file does not have takes the place of the sources that it does."""
+    specs = table.get("data", {})
+    inside = expanded(specs)
+    usual = list(table.get("study", {}).get("data", ())) or list(specs)
+    names: list[str] = []
+    replaced: dict[str, dict[str, Any]] = {}
+    systems, sets = dict(table.get("systems", {})), dict(table.get("sets", {}))
+    for one in asked:
+        own = [name for name, spec in specs.items() if spec.get("source") == one]
+        if one in specs or any(one in found for found in inside.values()):
+            names.append(one)
+        elif own:
+            names += [name for name in usual if name in own] or own
+        else:
+            models = [name for name in usual if specs[name].get("source") not in MADE]
+            if not models:
+                raise UsageError(f"--data {one}: this study has no data set that can be replaced")
+            models = list({json.dumps({**specs[m], "source": ""}): m for m in models}.values())
+            renamed = {m: one if len(models) == 1 else f"{one}-{m}" for m in models}
+            replaced |= {new: {**specs[m], "source": one} for m, new in renamed.items()}
+            names += renamed.values()
+            systems = {key: _also(spec, renamed) for key, spec in systems.items()}
+            sets = {key: [_also(entry, renamed) for entry in some] for key, some in sets.items()}
+    whole = {"data": {**specs, **replaced}, "systems": systems, "sets": sets}
+    own_parts = {key: value for key, value in whole.items() if key in table or value}
+    return laid_over(table, {**own_parts, "study": {"data": names}})
+
+
+def _also(spec: Mapping[str, Any], renamed: Mapping[str, str]) -> dict[str, Any]:
+    """A system or an entry that is for some data sets alone is for what replaces them, too."""
+    if not spec.get("data"):
+        return dict(spec)
+    new = [renamed[name] for name in spec["data"] if name in renamed]
+    return {**spec, "data": [*spec["data"], *new]}
+
+
+DATA = {
+    "crowd": "scale:CrowdData",
+    "attributes": "uc_data:AttributeData",
+    "candidates": "negatives_leak:LeakData",
+}
+"""Classes of data sets by a setting that they alone have."""
+
+
 def data_kind(spec: Mapping[str, Any]) -> type[StudyData]:
-    """The class of a data set: generated crowds have one of their own."""
-    return named("scale:CrowdData") if "crowd" in spec else StudyData
+    """Return the class of a data set."""
+    return next((named(place) for name, place in DATA.items() if name in spec), StudyData)
 
 
 class StudyFile:
@@ -81,14 +139,20 @@ class StudyFile:
             raise ConfigError(f"the study {name} needs a title and knows no {unknown}")
         self.name, self.table = name, table
         self.settings = config.build(StudySettings, table.get("study", {}), "study")
+        groups = expanded(table.get("data", {}))
         known = {
             one: config.build(data_kind(spec), spec, f"data.{one}")
-            for one, spec in table.get("data", {}).items()
+            for group in groups.values()
+            for one, spec in group.items()
         }
-        missing = [one for one in self.settings.data if one not in known]
+        groups |= {one: {one: {}} for one in known if one not in groups}
+        missing = [one for one in self.settings.data if one not in groups]
         if missing:
             raise ConfigError(f"there is no [data.{missing[0]}]")
-        self.worlds = {one: known[one] for one in self.settings.data or known}
+        asked = [
+            one for name in self.settings.data or table.get("data", {}) for one in groups[name]
+        ]
+        self.worlds = {one: known[one] for one in asked}
         self.systems = [
             system
             for key, spec in table.get("systems", {}).items()
@@ -120,6 +184,35 @@ class StudyFile:
     def run(self, cells: Cells, out: Path) -> dict[str, Any]:
         """Train, measure, test and show; return what `reproduce` says."""
         runner = self.runner(cells)
+        parts = runner.apart() if self.settings.apart else [runner]
+        shown: list[ShownStudy] = []
+        for part in parts:
+            several = len(parts) > 1
+            name = f"{self.name}-{part.worlds[0].key}" if several else self.name
+            one = self._shown(part, out / "figures", name, () if shown else runner.notes)
+            if several:
+                for found in one.claims:
+                    found["claim"] += f" ({part.worlds[0].title})"
+            shown.append(one)
+        tables = [table for one in shown for table in one.tables]
+        claims = [found for one in shown for found in one.claims]
+        pictures = [block for one in shown for block in one.pictures]
+        page = page_of(out / "report.html", tables, claims, pictures, self.table["reading"])
+        return {
+            "name": self.name,
+            "data": "; ".join(dict.fromkeys(world.describe() for world in runner.worlds)),
+            "protocol": "; ".join(dict.fromkeys(one.protocol for one in shown)),
+            "rows": [row for one in shown for row in one.rows],
+            "claims": claims,
+            "figures": files_of(pictures),
+            "tables": tables,
+            "report": str(page),
+            **{name: value for one in shown for name, value in one.more.items()},
+        }
+
+    def _shown(
+        self, runner: StudyRunner, folder: Path, name: str, notes: Sequence[str]
+    ) -> ShownStudy:
         sets = self.sets(runner)
         first = next(line.row for lines in sets.values() for line in lines)
         seeds = count_of(self.settings.seeds)
@@ -127,28 +220,32 @@ class StudyFile:
         tables = [
             table
             for number, spec in enumerate(self.table["tables"])
-            for table in tables_of(spec, sets, protocol, () if number else runner.notes)
+            for table in tables_of(spec, sets, protocol, () if number else notes)
         ]
         claims: list[Claim] = []
         for spec in self.table.get("claims", ()):
             made = named(spec["test"])(sets, spec) if "test" in spec else tested(spec, sets)
             claims += made
-        folder = out / "figures"
         pictures = [
             block
             for spec in self.table.get("figures", ())
-            for block in figures_of(spec, sets, folder, self.name)
+            for block in figures_of(spec, sets, folder, name)
         ]
-        page = page_of(out / "report.html", tables, claims, pictures, self.table["reading"])
-        return {
-            "name": self.name,
-            "data": "; ".join(dict.fromkeys(world.describe() for world in runner.worlds)),
-            "protocol": protocol.format_map(first),
-            "rows": [json_row(line.row, name) for name, lines in sets.items() for line in lines],
-            "claims": claims,
-            "tables": tables,
-            "report": str(page),
-        }
+        rows = [json_row(line.row, name) for name, lines in sets.items() for line in lines]
+        more = named(self.table["writes"])(sets, folder.parent) if "writes" in self.table else {}
+        return ShownStudy(protocol.format_map(first), rows, tables, claims, pictures, more)
+
+
+class ShownStudy(NamedTuple):
+    """What is shown of a study, or of one of its data sets."""
+
+    protocol: str
+    rows: list[dict[str, Any]]
+    tables: list[Table]
+    claims: list[Claim]
+    pictures: list[FigureBlock]
+    more: dict[str, Any]
+    """What else the result has, by the function that the study names in `writes`."""
 
 
 def json_row(row: Mapping[str, Any], name: str) -> dict[str, Any]:
@@ -170,5 +267,5 @@ def run(
     for setting in settings:
         config.assign(changed, setting)
     if data:
-        changed = laid_over(changed, {"study": {"data": list(data)}})
+        changed = narrowed(changed, data)
     return StudyFile(name, changed).run(cells, out)

@@ -13,18 +13,15 @@ from sottovoce import config
 from sottovoce.algorithms.fcf.system import FCFConfig
 from sottovoce.algorithms.fpl.system import CONFIGURATIONS, FPLConfig, published_cost, schedule
 from sottovoce.baselines import BPRMF
-from sottovoce.core.consent import Choice, Consent
-from sottovoce.data.foursquare_categories import TOP_CATEGORIES, top_category
-from sottovoce.engines.observers import AtRounds
+from sottovoce.core.consent import Choice
+from sottovoce.data.importers.foursquare import TOP_CATEGORIES, top_category
 from sottovoce.evaluation.metrics import bias_disparity
 from sottovoce.evaluation.plots import pareto_front
-from sottovoce.evaluation.protocol import Evaluation
 from sottovoce.privacy.mechanisms import Everything, ShareFraction
 from sottovoce.rng import Streams
-from sottovoce.runs.federation import Federation
-from sottovoce_papers.claims import Claim, Row, claim
-from sottovoce_papers.kinds import BaselineKind
-from sottovoce_papers.lines import END, Job, Kind, Settings, StudyLine, TrainedLine, TrainedSystem
+from sottovoce_papers.claims import Claim, Row, claim, groups
+from sottovoce_papers.kinds import BaselineKind, alike, watched
+from sottovoce_papers.lines import Job, Kind, Settings, StudyLine, TrainedLine, TrainedSystem
 from sottovoce_papers.worlds import StudyWorld
 
 if TYPE_CHECKING:
@@ -71,22 +68,13 @@ class FPLKind(Kind):
         return [self._config(job), job.settings["share"]]
 
     def train(self, job: Job) -> TrainedSystem:
-        train, settings = job.split.train, self._config(job)
-        users = np.arange(train.n_users, dtype=np.int64)
-        consent = Consent.uniform(users, Choice(share_positives=job.settings["share"]))
+        choice, release = Choice(share_positives=job.settings["share"]), ShareFraction("draw")
         rng = Streams.from_seed(job.seed)
-        federation = Federation.build(settings, train, consent, ShareFraction("draw"), rng)
+        federation = alike(self._config(job), job.split.train, choice, release, rng)
         plan = federation.schedule
         stops = {max(1, round(e * plan.rounds_per_epoch)): e for e in job.stops}
         federation.schedule = replace(plan, rounds=max(stops))
-        looks: dict[float, Evaluation] = {}
-
-        def look(moment: Any) -> None:
-            looks[stops[moment.round]] = job.measure(federation.scorer())
-
-        federation.devices.ledger.keep_rows = False
-        federation.run([AtRounds(tuple(stops), look)])
-        return TrainedSystem(looks)
+        return TrainedSystem(watched(federation, job, stops))
 
     def _config(self, job: Job) -> FPLConfig:
         ours = ("share", "work")
@@ -95,24 +83,29 @@ class FPLKind(Kind):
 
 
 class FCFKind(Kind):
-    """FCF with everybody taking part; `words` tells what it was run with."""
+    """FCF with everybody taking part; one training is measured after several rounds. Without a
+    `reg` it has FPL's paper's rule for positive items: a twentieth of the learning rate."""
 
+    version = 2
     seeded = False
+
+    def along(self, settings: Settings) -> str:
+        return "rounds"
+
+    def prepared(self, settings: dict[str, Any], world: StudyWorld) -> dict[str, Any]:
+        rate = settings.get("learning_rate", FCFConfig().learning_rate)
+        return {"reg": rate / 20, **settings}
 
     def key(self, job: Job) -> object:
         return config.build(FCFConfig, dict(job.settings), "fcf")
 
     def train(self, job: Job) -> TrainedSystem:
-        train = job.split.train
-        settings = config.build(FCFConfig, dict(job.settings), "fcf")
-        users = np.arange(train.n_users, dtype=np.int64)
-        consent = Consent.uniform(users, Choice(share_positives=1.0))
+        train, rounds = job.split.train, int(max(job.stops))
+        settings = config.build(FCFConfig, {**job.settings, "rounds": rounds}, "fcf")
         name = "FCF" if settings.variant == "paper" else "FCF (as in FPL)"
         rng = Streams.from_seed(0).child("baseline", name)
-        federation = Federation.build(settings, train, consent, Everything(), rng)
-        federation.devices.ledger.keep_rows = False
-        federation.run()
-        return TrainedSystem({END: job.measure(federation.scorer())})
+        federation = alike(settings, train, Choice(share_positives=1.0), Everything(), rng)
+        return TrainedSystem(watched(federation, job, {int(stop): stop for stop in job.stops}))
 
 
 class FPLBaselineKind(BaselineKind):
@@ -211,12 +204,17 @@ def counts_agree(sets: Sets, spec: Spec) -> list[Claim]:
 
 
 def training_bias(study: StudyFile, sets: Sets) -> list[StudyLine]:
-    """The bias of the training part in Table 4, ours and the printed one."""
-    names = [short(category) for category in TOP_CATEGORIES]
-    row = sets["main"][0].row
-    ours, theirs = [row[f"B_T {name}"] for name in names], study.table["values"]["italy_bias"]
-    rows = {"B_T ours": ours, "B_T paper, Italy": theirs}
-    return [StudyLine({"system": n, **dict(zip(names, v, strict=True))}) for n, v in rows.items()]
+    """The bias of each training part by category, ours and the printed one (Table 1)."""
+    names, found = [short(category) for category in TOP_CATEGORIES], []
+    for source, lines in groups(sets["main"], ["source"]).items():
+        row = lines[0].row
+        shown = {"ours": [row[f"B_T {name}"] for name in names]}
+        shown["paper"] = study.table["values"]["bias"].get(*source)
+        for whose, values in shown.items():
+            if values:
+                row = {"system": f"{source[0]}, {whose}", **dict(zip(names, values, strict=True))}
+                found.append(StudyLine(row))
+    return found
 
 
 def brazil(study: StudyFile, sets: Sets) -> list[StudyLine]:
@@ -229,7 +227,7 @@ def brazil(study: StudyFile, sets: Sets) -> list[StudyLine]:
 
 
 def same_signs(sets: Sets, spec: Spec) -> list[Claim]:
-    """Whether a system pushes the same categories up and down as on Brazil."""
+    """Whether a system pushes the same categories up and down as printed for Brazil."""
     theirs = {line.row["system"]: line.row for line in sets["brazil"]}
     names, found = [short(category) for category in TOP_CATEGORIES], []
     for row in (line.row for line in sets["main"] if line.row["system"] in spec["systems"]):

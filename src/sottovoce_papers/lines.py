@@ -8,8 +8,10 @@ with what `vary`-ing after the choice, and along which `curve` of training.
 
 from __future__ import annotations
 
+import copy
 import itertools
 import json
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,8 +24,8 @@ import numpy as np
 from sottovoce.core.recommender import Scorer
 from sottovoce.data.splitting import Split
 from sottovoce.errors import ConfigError, DataNotFound, Diverged, UsageError
-from sottovoce.evaluation.protocol import Evaluation, evaluate
-from sottovoce.evaluation.seeds import over_seeds
+from sottovoce.evaluation.protocol import Evaluation
+from sottovoce.evaluation.significance import over_seeds
 from sottovoce_papers.cells import Arrays, Cells, differing
 from sottovoce_papers.claims import Floats, Row, interval
 from sottovoce_papers.worlds import Part, StudyData, StudyWorld, laid_over
@@ -51,8 +53,12 @@ class Job(NamedTuple):
 
     def measure(self, scorer: Scorer) -> Evaluation:
         """Return what a model recommends, measured as the study measures."""
-        protocol = self.world.protocol(self.seed)
-        return evaluate(scorer, self.split.train, self.split.test, protocol, threads=1)
+        return self.world.measure(scorer, self.split, self.seed)
+
+    def unmeasured(self) -> Evaluation:
+        """Return an evaluation of nobody, for a training of which facts alone are kept."""
+        nobody, n_items = np.zeros(0, dtype=np.int64), self.split.test.n_items
+        return Evaluation(self.world.protocol(self.seed), nobody, {}, nobody > 0, 0, n_items)
 
 
 class TrainedSystem(NamedTuple):
@@ -61,7 +67,7 @@ class TrainedSystem(NamedTuple):
     looks: Mapping[float, Evaluation]
     """By length of training."""
     facts: Mapping[str, Any] = MappingProxyType({})
-    """What else is kept of it, which JSON can write."""
+    """What else is kept of it, which JSON can write. The study adds the seed and the seconds."""
 
 
 class Kind(ABC):
@@ -71,6 +77,8 @@ class Kind(ABC):
     """Of the code that a training depends on: a change of digits must count it up."""
     seeded: ClassVar[bool] = True
     """Whether another seed makes another model."""
+    alone: ClassVar[bool] = False
+    """Whether trainings run one after the other, because they are timed or use every thread."""
 
     def along(self, settings: Settings) -> str:
         """The setting that says how long training goes on, if one training serves for several."""
@@ -99,6 +107,17 @@ KINDS: dict[str, str] = {
     "year": "sottovoce_papers.year:YearKind",
     "fpl-baseline": "sottovoce_papers.fpl:FPLBaselineKind",
     "fmf": "sottovoce_papers.fmf:FMFKind",
+    "costs": "sottovoce_papers.costs:CostKind",
+    "attacked": "sottovoce_papers.costs:AttackedKind",
+    "rival": "sottovoce_papers.rivals:RivalKind",
+    "leak-baseline": "sottovoce_papers.negatives_leak:LeakBaselineKind",
+    "poisoned": "sottovoce_papers.poisoning:PoisonedKind",
+    "stuffed": "sottovoce_papers.stuffed:StuffedKind",
+    "drift": "sottovoce_papers.drift:DriftKind",
+    "drift-changing": "sottovoce_papers.drift_changes:ChangingKind",
+    "drift-epoch": "sottovoce_papers.drift_parties:EpochKind",
+    "drift-guesses": "sottovoce_papers.drift_parties:GuessesKind",
+    "uc": "sottovoce_papers.uc:UCKind",
 }
 """The kinds of systems by name, and where they are."""
 
@@ -134,6 +153,10 @@ class StudySystem:
     """With how many seeds settings are chosen; 0 takes all."""
     data: tuple[str, ...] = ()
     """Where it runs; everywhere by default."""
+    why: str = ""
+    """Why it does not run on other data, as a note of the page."""
+    row: Settings = field(default_factory=dict)
+    """Further columns of its rows."""
     seeds: int = 0
     """How many of the study's seeds are enough; 0 takes all."""
     at: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -190,6 +213,8 @@ class TrainedLine(StudyLine):
     system: StudySystem = field(kw_only=True)
     world: StudyWorld = field(kw_only=True)
     settings: Settings = field(kw_only=True)
+    seeds: Sequence[int] = field(kw_only=True)
+    """Those of its trainings, in the order of `runs`."""
 
 
 class StudyRunner:
@@ -208,21 +233,38 @@ class StudyRunner:
         self.notes: list[str] = []
         """What was left out, and why."""
         self.worlds = self._there([one.world(name) for name, one in worlds.items()])
+        self.notes += [
+            f"{system.label} is not on {world.key}: {system.why}."
+            for world in self.worlds
+            for system in systems
+            if system.why and world.key not in system.data
+        ]
         self._kinds = {one.kind: named(KINDS[one.kind])() for one in systems}
         self._scores: dict[tuple[str, str], dict[str, float]] = {}
 
     def _there(self, worlds: Sequence[StudyWorld]) -> list[StudyWorld]:
         """The data sets that are on this machine; raises if none is."""
-        found = []
+        found: list[StudyWorld] = []
+        absent: dict[str, list[str]] = {}
         for world in worlds:
             try:
                 self.cells.report(f"data: {world.key}", 0, 1)
                 world.fingerprint  # noqa: B018
                 found.append(world)
             except DataNotFound as error:
-                self.notes.append(f"{world.key} is left out: {error}")
+                absent.setdefault(str(error), []).append(world.key)
+        for why, names in absent.items():
+            verb = "is" if len(names) == 1 else "are"
+            self.notes.append(f"{', '.join(names)} {verb} left out: {why}")
         if worlds and not found:
             raise DataNotFound("; ".join(self.notes))
+        return found
+
+    def apart(self) -> list[StudyRunner]:
+        """Return a runner for each data set; all of them share what they learn."""
+        found = [copy.copy(self) for _ in self.worlds]
+        for one, world in zip(found, self.worlds, strict=True):
+            one.worlds = [world]
         return found
 
     # --- rows -------------------------------------------------------------------------------------
@@ -264,10 +306,11 @@ class StudyRunner:
             self.best(system, world, [p for p in places if json.dumps([p[n] for n in by]) == group])
             for group in groups
         ]
+        vary, kind = entry.get("vary", {}), self._kinds[system.kind]
         varied = [
-            {**one, **dict(zip(entry.get("vary", {}), values, strict=True))}
+            kind.prepared({**one, **dict(zip(vary, values, strict=True))}, world)
             for one in chosen
-            for values in itertools.product(*entry.get("vary", {}).values())
+            for values in itertools.product(*vary.values())
         ]
         stops = entry.get("curve", ())
         jobs = [(one, seed) for one in varied for seed in self._seeds(system, world)]
@@ -279,11 +322,12 @@ class StudyRunner:
                 self.notes.append(f"{system.label} on {world.key}, seed {job[1]}: {error}")
                 return None
 
-        results = self.cells.many(f"{system.label} on {world.key}", look, jobs)
+        threads = 1 if self._kinds[system.kind].alone else None
+        results = self.cells.many(f"{system.label} on {world.key}", look, jobs, threads)
         several, lines = iter(results), []
         for one in varied:
-            mine = [next(several) for _ in self._seeds(system, world)]
-            there = [found for found in mine if found is not None]
+            mine = {seed: next(several) for seed in self._seeds(system, world)}
+            there = {seed: found for seed, found in mine.items() if found is not None}
             lines.append(self._line(system, world, one, there))
         return lines
 
@@ -297,10 +341,11 @@ class StudyRunner:
         system: StudySystem,
         world: StudyWorld,
         settings: Settings,
-        found: Sequence[Look],
+        by_seed: Mapping[int, Look],
     ) -> TrainedLine:
+        found = list(by_seed.values())
         runs = [looks[max(looks)] for looks, _ in found]
-        row: Row = {**world.words(), "system": system.label, "key": system.key}
+        row: Row = {**world.words(), "system": system.label, "key": system.key, **system.row}
         row |= {k: v for k, v in settings.items() if isinstance(v, str | int | float)}
         row["seeds"] = len(found)
         row["settings"] = system.words.format_map(settings)
@@ -313,7 +358,10 @@ class StudyRunner:
                 some = figures([looks[stop] for looks, _ in found])
                 row |= {f"{metric} after {stop:g}": float(np.mean(v)) for metric, v in some.items()}
         facts = [one for _, one in found]
-        return TrainedLine(row, runs, facts, system=system, world=world, settings=settings)
+        seeds = tuple(by_seed)
+        return TrainedLine(
+            row, runs, facts, system=system, world=world, settings=settings, seeds=seeds
+        )
 
     # --- choosing ---------------------------------------------------------------------------------
 
@@ -416,6 +464,7 @@ class StudyRunner:
                differing(kind.key(job))]  # fmt: skip
 
         def train() -> Arrays:
+            started = time.perf_counter()
             try:
                 looks, facts = kind.train(job)
             except Diverged as error:
@@ -423,14 +472,15 @@ class StudyRunner:
                 return nothing | {"diverged": np.array(str(error))}
             found: dict[str, Any] = {}
             for stop, look in looks.items():
-                found |= _packed(f"{stop:g}", look)
-            text = json.dumps(dict(facts)).encode()
+                found |= packed(f"{stop:g}", look)
+            took = {"seconds": time.perf_counter() - started, "seed": seed}
+            text = json.dumps(took | dict(facts)).encode()
             return found | {"facts": np.frombuffer(text, dtype=np.uint8)}
 
         found = self.cells.kept(key, [f"{stop:g} users" for stop in wanted], train)
         if "diverged" in found:
             raise Diverged(str(found["diverged"]))
-        looks = {stop: _unpacked(f"{stop:g}", found, job) for stop in wanted}
+        looks = {stop: unpacked(f"{stop:g}", found, job) for stop in wanted}
         return looks, json.loads(bytes(found["facts"]))
 
 
@@ -441,7 +491,7 @@ def figures(runs: Sequence[Evaluation]) -> dict[str, Floats]:
     return {name: np.array([one[name] for one in summaries]) for name in names}
 
 
-def _packed(place: str, found: Evaluation) -> dict[str, Any]:
+def packed(place: str, found: Evaluation) -> dict[str, Any]:
     """An evaluation as arrays of a cell."""
     arrays = {
         f"{place} users": found.users,
@@ -452,7 +502,7 @@ def _packed(place: str, found: Evaluation) -> dict[str, Any]:
     return arrays if found.lists is None else {**arrays, f"{place} lists": found.lists}
 
 
-def _unpacked(place: str, found: Arrays, job: Job) -> Evaluation:
+def unpacked(place: str, found: Arrays, job: Job) -> Evaluation:
     start = f"{place} value "
     return Evaluation(
         protocol=job.world.protocol(job.seed),

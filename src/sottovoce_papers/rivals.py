@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -20,9 +21,9 @@ from numpy.typing import NDArray
 
 from sottovoce import config
 from sottovoce.core.recommender import FactorScorer, Scorer
-from sottovoce.data.splitting import Split
 from sottovoce.errors import ConfigError
 from sottovoce.rng import Streams
+from sottovoce_papers.lines import END, Job, Kind, Settings, TrainedSystem
 from sottovoce_papers.rival_loop import (
     Params,
     RivalClients,
@@ -36,8 +37,6 @@ from sottovoce_papers.rival_loop import (
 if TYPE_CHECKING:
     from torch import Tensor
 
-WORST = np.full(1, -1.0)
-"""What is kept of settings that ran off to infinity, so that nobody chooses or tries them again."""
 LAYERS = (64, 32, 16, 8)
 """FedNCF's network: the halves of the first are a user's and an item's part."""
 
@@ -437,34 +436,33 @@ RIVALS: Mapping[str, type[RivalSettings]] = {
 }
 
 
-def rival_of(table: Mapping[str, Any], where: str = "rival") -> RivalSettings:
-    """The rival that a table names, built from the rest of it."""
-    fields = dict(table)
-    name = fields.pop("name", None)
+# --- in studies ----------------------------------------------------------------------------------
+
+
+class RivalKind(Kind):
+    """A rival, `name` among its settings, on the study's device. With `leak` its clients never draw
+    what is in the test part."""
+
+    alone = True
+
+    def key(self, job: Job) -> object:
+        return [rival_of(job.settings), bool(job.settings.get("leak"))]
+
+    def train(self, job: Job) -> TrainedSystem:
+        rival, split, started = rival_of(job.settings), job.split, time.perf_counter()
+        hidden = split.test if job.settings.get("leak") else None
+        world = RivalWorld(split.train, job.cells.device, hidden)
+        scorer = train_rival(rival, world, Streams.from_seed(job.seed).child("rival"))
+        seconds = time.perf_counter() - started
+        sent = float(rival.sent(split.train.n_items) * rival.rounds)
+        facts = {"up": sent, "down": sent, "bound": "no bound", "seconds": seconds}
+        return TrainedSystem({END: job.measure(scorer)}, facts)
+
+
+def rival_of(settings: Settings) -> RivalSettings:
+    """Return the rival that a system's settings name."""
+    fields = {name: value for name, value in settings.items() if name not in ("name", "leak")}
+    name = str(settings.get("name"))
     if name not in RIVALS:
-        raise ConfigError(f"{where}.name must be one of {sorted(RIVALS)}, not {name!r}")
-    return config.build(RIVALS[name], fields, where)
-
-
-# --- how its rates are chosen, and what it then does ---------------------------------------------
-
-
-def cases_of(rival: Mapping[str, Any], grid: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
-    """The settings to choose from."""
-    every = itertools.product(*grid.values())
-    return [{**rival, **dict(zip(grid, values, strict=True))} for values in every]
-
-
-def best_case(
-    cases: Sequence[dict[str, Any]], score: Callable[[dict[str, Any]], float]
-) -> dict[str, Any]:
-    """The case of the highest score, the first of several."""
-    return cases[0] if len(cases) == 1 else max(cases, key=score)
-
-
-def rival_scorer(
-    table: Mapping[str, Any], split: Split, seed: int, device: str, *, leak: bool = False
-) -> Scorer:
-    """A trained rival. With `leak` its clients never draw what is in the test part."""
-    world = RivalWorld(split.train, device, split.test if leak else None)
-    return train_rival(rival_of(table), world, Streams.from_seed(seed).child("rival"))
+        raise ConfigError(f"a rival's name must be one of {sorted(RIVALS)}, not {name!r}")
+    return config.build(RIVALS[name], fields, name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -11,6 +12,7 @@ from typing import Any, Literal
 import numpy as np
 
 from sottovoce.core.interactions import Interactions
+from sottovoce.core.recommender import Scorer
 from sottovoce.data.dataset import Dataset
 from sottovoce.data.shaped import ShapeConfig, generate_shaped
 from sottovoce.data.sources import load
@@ -20,12 +22,14 @@ from sottovoce.data.splitting import (
     leave_one_out,
     validation_split,
 )
-from sottovoce.evaluation.protocol import Protocol, Sampled
+from sottovoce.evaluation.protocol import Evaluation, Protocol, Sampled, evaluate
 from sottovoce.experiment import DataConfig, Experiment
 from sottovoce.rng import Streams
 
 Part = Literal["validation", "test"]
 GENERATED = "generated"
+MADE = ("town", "crowd", GENERATED)
+"""Sources of data that are made from a seed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +72,22 @@ def laid_over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, A
     return merged
 
 
+def expanded(specs: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, dict[str, Any]]]:
+    """Return the data sets of a file by the name of their table. A table with `each` stands for
+    several: one for each combination of the values of `each`, named by them (0: "all")."""
+    found: dict[str, dict[str, dict[str, Any]]] = {}
+    for name, spec in specs.items():
+        bare = {key: value for key, value in spec.items() if key != "each"}
+        each = spec.get("each", {})
+        found[name] = {
+            "-".join([name, *(str(value or "all") for value in values)]): {
+                **bare, **dict(zip(each, values, strict=True))
+            }
+            for values in itertools.product(*each.values())
+        }  # fmt: skip
+    return found
+
+
 class StudyWorld:
     """One data set, and its splits."""
 
@@ -98,8 +118,8 @@ class StudyWorld:
             return self.dataset.interactions
         else:
             table = load(c.source).interactions
-        if c.min_item_users:
-            table = keep_active(table, 1, c.min_item_users)
+        if c.min_user_items or c.min_item_users:
+            table = keep_active(table, max(1, c.min_user_items), c.min_item_users)
         rng = Streams.from_seed(c.draw_seed)
         if c.users:
             table = table.take_users(rng.child("users").choose(table.n_users, c.users))
@@ -116,9 +136,11 @@ class StudyWorld:
 
     @property
     def split_key(self) -> list[object]:
-        """What the split depends on besides the data, for keys of cells."""
+        """What the split and its metrics depend on besides the data, for keys of cells."""
         c = self.config
-        return [c.split, c.hold_out if c.split == "leave-one-out" else c.test_fraction, c.negatives]
+        key: list[object] = [c.split]
+        key += [c.hold_out if c.split == "leave-one-out" else c.test_fraction, c.negatives]
+        return key if c.cutoffs == StudyData().cutoffs else [*key, list(c.cutoffs)]
 
     def split(self, part: Part, seed: int) -> Split:
         """Return what is learnt from and what is held out."""
@@ -141,6 +163,10 @@ class StudyWorld:
         """Return how lists are measured."""
         n, (*also, k) = self.config.negatives, self.config.cutoffs
         return Protocol(k, Sampled(n, seed), tuple(also)) if n else Protocol(k, also=tuple(also))
+
+    def measure(self, scorer: Scorer, split: Split, seed: int) -> Evaluation:
+        """Evaluate a model on a split of these data."""
+        return evaluate(scorer, split.train, split.test, self.protocol(seed), threads=1)
 
     @property
     def title(self) -> str:

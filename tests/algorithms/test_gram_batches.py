@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sottovoce.algorithms.gram.sums import RunningSums
+from sottovoce.algorithms.gram.model import RunningSums
 from sottovoce.algorithms.gram.system import FACTORS, SCALE, GramConfig, Q
 from sottovoce.core.consent import Choice, Consent
 from sottovoce.core.contributions import STEPS, numbers_of

@@ -101,7 +101,7 @@ def test_made_up_people_reach_no_more_than_fans_would(clean):
 
 
 def test_honest_training_is_the_same_bit_for_bit_where_no_cap_is_reached():
-    plain, guarded = federation(), trained(None, Defence(burst=1e4, max_row_norm=1e4))
+    plain, guarded = federation(), trained(None, Defence(burst=1e4))
     plain.run()
     assert np.array_equal(plain.server.items, guarded.server.items)
     assert np.array_equal(plain.devices.cohort.vectors, guarded.devices.cohort.vectors)

@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 
 from sottovoce.baselines import EASE
 from sottovoce.baselines import ease as rooms
-from sottovoce.core.interactions import Interactions
-from sottovoce.core.recency import recency
+from sottovoce.core.interactions import Interactions, recency
 from sottovoce.errors import ConfigError, Diverged
 from sottovoce.rng import Streams
 

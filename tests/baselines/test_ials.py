@@ -7,8 +7,7 @@ import pytest
 from numpy.typing import NDArray
 
 from sottovoce.baselines import IALS, MFNP, ials
-from sottovoce.core.interactions import Interactions
-from sottovoce.core.recency import recency
+from sottovoce.core.interactions import Interactions, recency
 from sottovoce.core.recommender import FactorScorer
 from sottovoce.rng import Streams
 

@@ -16,8 +16,7 @@ from scipy.sparse import csr_array
 from sottovoce.baselines import ItemKNN, UserKNN
 from sottovoce.baselines import knn as neighbors
 from sottovoce.baselines.knn import nearest_rows
-from sottovoce.core.interactions import Interactions
-from sottovoce.core.recency import recency
+from sottovoce.core.interactions import Interactions, recency
 from sottovoce.errors import ConfigError
 from sottovoce.rng import Streams
 

@@ -249,7 +249,7 @@ def test_terms_that_no_device_could_follow_are_not_made(files, say, url, ca, cod
 
 
 def test_the_server_does_not_say_that_nobody_is_missing(files, say, monkeypatch):
-    from sottovoce.cli import standing
+    from sottovoce.cli import serve_status
 
     past = {"round": 0, "attempt": 0, "outcome": "goal", "seconds": 3.26, "missing": []}
     content = {
@@ -258,7 +258,7 @@ def test_the_server_does_not_say_that_nobody_is_missing(files, say, monkeypatch)
         "batches": [{"tier": 0, "devices": 4, "parts": 1, "stored": 1}],
         "rounds": [past | {"reported": 8, "asked": 0}],
     }  # fmt: skip
-    monkeypatch.setattr(standing, "_status_in", lambda folder: content)
+    monkeypatch.setattr(serve_status, "_status_in", lambda folder: content)
     told = say("serve", "status", files / "town")
     assert "round 0.0: goal after 3.3 s, 8 devices in batches" in told
     assert "Round 1 of 4, attempt 0: open\n" in told

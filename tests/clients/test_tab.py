@@ -77,7 +77,6 @@ def test_a_tab_and_agents_make_the_model_of_the_simulation(tmp_path, front, chro
 
 def test_a_visitor_of_a_shop_elsewhere_gets_a_place_by_work(tmp_path, front, chromium):
     """The page has another origin than the federation's server, and nobody was invited."""
-    pytest.importorskip("sottovoce.wire.places", reason="this release opens no places to visitors")
     _, trial = trial_of(tmp_path / "services")
     trial.options = ("--origin", front.url, "--open-places", "10")
     with trial.running():

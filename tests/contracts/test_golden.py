@@ -145,14 +145,7 @@ def link(**settings):
 
 BOTH = ("gender", "age")
 PER_DRAW = {"release": {"per": "draw"}}
-CAPS = {
-    "burst": 0.3,
-    "refill_rounds": 5,
-    "max_row_norm": 0.2,
-    "max_device_norm": 0.5,
-    "max_rows": 9,
-    "min_contributors": 2,
-}
+CAPS = {"burst": 0.3, "refill_rounds": 5}
 LIMITED = [*MIX[:3], {"weight": 3, "share_positives": 1.0, "total_epsilon": 3.0}]
 L1 = {"norm": "l1", "clip": 1.0, "epsilon": 50.0}
 SCALAR = {"norm": "scalar", "clip": 0.1, "epsilon": 8.0, "hiding_epsilon": 4.0}

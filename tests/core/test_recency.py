@@ -5,8 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sottovoce.core.interactions import Interactions
-from sottovoce.core.recency import positions, recency
+from sottovoce.core.interactions import Interactions, positions, recency
 from sottovoce.errors import ConfigError
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from sottovoce.core.interactions import Interactions
 from sottovoce.data.dataset import Dataset
-from sottovoce.data.foursquare_categories import (
+from sottovoce.data.importers.foursquare import (
     LEAVES,
     TOP_CATEGORIES,
     top_category,

@@ -6,7 +6,7 @@ from numpy.typing import NDArray
 
 from sottovoce.config import build
 from sottovoce.data.dataset import Dataset
-from sottovoce.data.foursquare_categories import TOP_CATEGORIES, top_category
+from sottovoce.data.importers.foursquare import TOP_CATEGORIES, top_category
 from sottovoce.data.splitting import Split, temporal_holdout
 from sottovoce.data.town import (
     KINDS,
@@ -114,12 +114,35 @@ def test_histories_tell_gender_and_can_be_made_silent(town: Dataset) -> None:
     assert abs(gender_auc(generate_town(TownConfig(leaning=0.0))) - 0.5) < 0.08
 
 
+def test_ratings_follow_the_venue_and_the_resident(town: Dataset) -> None:
+    table = town.interactions
+    assert table.ratings is not None
+    assert set(np.unique(table.ratings).tolist()) == {1.0, 2.0, 3.0, 4.0, 5.0}
+    assert 0.15 < float((table.ratings < 3).mean()) < 0.35
+    centred = table.ratings - table.ratings.mean()
+    counts = table.item_counts
+    odd = np.arange(table.n_interactions) % 2 == 1
+    seen = counts >= 40
+    halves = [
+        np.bincount(table.items[part], centred[part], table.n_items)[seen]
+        / np.maximum(1, np.bincount(table.items[part], minlength=table.n_items)[seen])
+        for part in (odd, ~odd)
+    ]
+    assert np.corrcoef(*halves)[0, 1] > 0.8, "a venue is as good for others"
+    venue = np.bincount(table.items, centred, table.n_items) / np.maximum(1, counts)
+    rest = centred - venue[table.items]
+    kind = town.item_attributes["kind"].codes[table.items]
+    cell = table.users * (kind.max() + 1) + kind
+    same = np.flatnonzero(cell[1:] == cell[:-1])
+    assert np.corrcoef(rest[same], rest[same + 1])[0, 1] > 0.05, "she likes the kind, or not"
+
+
 def test_residents_do_not_depend_on_the_shards() -> None:
     config = TownConfig(residents=70, venues=120, visits_per_resident=12.0)
     (whole,) = stream_town(config, 1_000)
     parts = list(stream_town(config, 16))
     assert [part.first for part in parts] == [0, 16, 32, 48, 64]
-    for column in ("items", "timestamps"):
+    for column in ("items", "timestamps", "ratings"):
         joined = np.concatenate([getattr(part.interactions, column) for part in parts])
         assert np.array_equal(joined, getattr(whole.interactions, column))
     counts = np.concatenate([part.interactions.counts for part in parts])
@@ -133,6 +156,9 @@ def test_more_residents_leave_the_first_ones_alone() -> None:
     few = next(stream_town(TownConfig(residents=20, venues=100)))
     more = next(stream_town(TownConfig(residents=500, venues=100), 20))
     assert np.array_equal(few.interactions.items, more.interactions.items)
+    assert few.interactions.ratings is not None
+    assert more.interactions.ratings is not None
+    assert np.array_equal(few.interactions.ratings, more.interactions.ratings)
 
 
 def test_shares_within_a_group_are_exact_however_rare_its_venues() -> None:

@@ -20,15 +20,20 @@ HOW_TO = ROOT / "docs" / "how-to"
 SLOW_HOW_TO = frozenset(
     [
         "compare-and-latex",
+        "early-stopping",
         "epsilon-per-user",
+        "new-users",
         "own-component",
+        "pandas",
         "resume-a-run",
         "same-numbers",
+        "serve-a-model",
+        "what-was-sent",
         "several-machines",
         "tune",
     ]
 )
-"""More than ten seconds of a processor each. Their commands are parsed in the ordinary tests."""
+"""More than three seconds of a processor each. Their commands are parsed in the ordinary tests."""
 
 
 def walk(page, folder, changes=None, before=None, *, slow=False):
@@ -131,7 +136,7 @@ def test_the_users_tutorial(tmp_path):
 
 SMALL_SHOP = """
 import json, sys
-from sottovoce.cli.demo_web import serve_shop
+from sottovoce.cli.demo import serve_shop
 serve_shop(None, as_json=True, settings=json.loads(sys.argv[1]))
 """
 FEW = [

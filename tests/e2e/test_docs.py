@@ -12,6 +12,7 @@ from sottovoce.cli import app
 
 ROOT = Path(__file__).parents[2]
 PRIVACY = [ROOT / "docs" / "privacy.md", *sorted((ROOT / "docs" / "privacy").glob("*.md"))]
+SECURITY = ROOT / "SECURITY.md"
 
 
 @pytest.mark.slow
@@ -37,12 +38,12 @@ def test_the_readme_is_short_and_keeps_its_warnings():
 
 
 def test_every_test_that_backs_a_privacy_statement_exists():
-    text = "".join(page.read_text() for page in PRIVACY)
-    cited = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", text)
+    text = "".join(page.read_text() for page in (*PRIVACY, SECURITY))
+    cited = re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", text)
     assert len(PRIVACY) > 1
     assert len(cited) >= 200
     for file, name in cited:
-        assert f"def {name}(" in (ROOT / file).read_text(), f"{file}::{name}"
+        assert f"def {name or 'test_'}" in (ROOT / file).read_text(), f"{file}::{name}"
 
 
 def test_every_promise_that_holds_cites_a_test():
@@ -52,6 +53,13 @@ def test_every_promise_that_holds_cites_a_test():
     rows = [row for row in rows if row != "| promise | test |"]
     assert len(rows) >= 100
     assert all("::test_" in row for row in rows)
+
+
+def test_what_is_protected_cites_tests():
+    section = SECURITY.read_text().split("## What is protected", 1)[1].split("\n## ", 1)[0]
+    rows = [line for line in section.splitlines() if line.startswith("| ")][1:]
+    assert len(rows) == 6
+    assert all("`tests/" in row for row in rows)
 
 
 def test_every_command_is_documented():

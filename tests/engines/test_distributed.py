@@ -261,7 +261,7 @@ def test_bad_words_get_one_sentence(tmp_path):
         (["--transcript"], "transcript needs every message written out in one place"),
         (["--set", "algorithm.cohort_size=1000"], "only"),
         (["--set", "town.residents=1"], "1 users for 2 ranks"),
-        (["--set", "defence.max_rows=3"], "[defence] looks at every device's message"),
+        (["--set", "defence.burst=0.3"], "[defence] looks at every device's message"),
     ):
         process = launched(tmp_path, *words)
         said = process.communicate(timeout=800)[1]

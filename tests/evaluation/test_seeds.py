@@ -5,8 +5,14 @@ import pytest
 from scipy import stats
 
 from sottovoce.evaluation import Evaluation, Protocol, Sampled, compare
-from sottovoce.evaluation.seeds import Spread, over_seeds, spread_content, spreads
-from sottovoce.evaluation.significance import compare_all, holm
+from sottovoce.evaluation.significance import (
+    Spread,
+    compare_all,
+    holm,
+    over_seeds,
+    spread_content,
+    spreads,
+)
 
 
 def judged(values, users=None, seed=None):

@@ -41,9 +41,8 @@ from sottovoce.wire.descriptor import Descriptor
 from sottovoce.wire.directory import Directory
 from sottovoce.wire.frames import PROTOCOL
 from sottovoce.wire.interactions import SEALED_BYTES, Identity
-from sottovoce.wire.invitations import Invitation
+from sottovoce.wire.invitations import Invitation, PlaceRequest
 from sottovoce.wire.passes import Issuer, Pass
-from sottovoce.wire.places import PlaceRequest
 from sottovoce.wire.silo_files import Admission, FederationFile, UserInvitation
 from sottovoce.wire.terms import Terms
 

@@ -53,7 +53,7 @@ from sottovoce.wire import frames, signing, zstd
 from sottovoce.wire import masked as masked_wire
 from sottovoce.wire import reports as report_wire
 from sottovoce.wire import shared as shared_wire
-from sottovoce.wire.places import PlaceRequest, worked
+from sottovoce.wire.invitations import PlaceRequest, worked
 from sottovoce.wire.refusals import RefusalCounts
 from sottovoce.wire.shuffled import encode_part
 from sottovoce.wire.terms import Terms

@@ -18,14 +18,16 @@ from sottovoce_papers.worlds import laid_over
 GRID = {"learning_rate": [0.02, 0.05], "embedding_size": [4], "epochs": [1, 3]}
 INHERITED = {"learning_rate": "bpr", "embedding_size": "bpr"}
 SMALL = {
-    "study": {"seeds": [0, 1]},
+    "study": {"data": ["italy"], "seeds": [0, 1]},
     "data": {"italy": {"source": "town", "min_user_items": 0}},
     "systems": {
         "user-knn": {"grid": {"neighbors": [5, 20]}},
         "item-knn": {"grid": {"neighbors": [5, 20]}},
         "vae": {"grids": [{"hidden_size": [20], "embedding_size": [8], "epochs": [3]}]},
-        "fcf": {"grid": {"embedding_size": [4], "alpha": [4.0], "reg": [10.0]}},
-        "fcf-in-fpl": {"grid": {"embedding_size": [4], "learning_rate": [0.03]}},
+        "fcf": {"grid": {"alpha": [4.0], "rounds": [10, 20]}},
+        "fcf-in-fpl": {"grid": {"rounds": [10, 20]}},
+        "fcf-own": {"grid": {"embedding_size": [4], "alpha": [4.0], "reg": [10.0]}},
+        "fcf-in-fpl-own": {"grid": {"embedding_size": [4], "learning_rate": [0.03]}},
         "bpr": {"grid": GRID},
         "fpl": {
             "grids": [
@@ -66,15 +68,20 @@ def test_table2_has_every_system_and_claim(cells, tmp_path):
     result = small("fpl-table2").run(cells, tmp_path)
     rows = [row for row in result["rows"] if "set" not in row]
     assert [row["system"] for row in rows] == [
-        "Random", "Top-Pop", "User-kNN", "Item-kNN", "VAE", "FCF", "FCF (as in FPL)", "BPR-MF",
-        "sFPL", "sFPL+", "pFPL", "pFPL+",
+        "Random", "Top-Pop", "User-kNN", "Item-kNN", "VAE", "BPR-MF", "FCF", "FCF (as in FPL)",
+        "FCF, own grid", "FCF (as in FPL), own grid", "sFPL", "sFPL+", "pFPL", "pFPL+",
     ]  # fmt: skip
     assert {"P@10", "P@10_paper", "IC@10", "Gini@10_paper"} <= set(rows[0])
     assert len(result["claims"]) == 13  # 10 at the inherited learning rate, 3 at the other
+    settings = {row["system"]: row for row in rows}
+    for name in ("FCF", "FCF (as in FPL)", "sFPL", "pFPL+"):
+        for inherited in ("learning_rate", "embedding_size"):
+            assert settings[name][inherited] == settings["BPR-MF"][inherited]
+    assert settings["FCF"]["reg"] == settings["BPR-MF"]["learning_rate"] / 20
     assert all(isinstance(c["holds"], bool) and c["detail"] for c in result["claims"])
     by_name = {row["system"]: row["P@10"] for row in rows}
     assert by_name["Random"] < by_name["Top-Pop"] < by_name["User-kNN"]
-    assert by_name["FCF (as in FPL)"] < by_name["FCF"]  # no negative signal
+    assert by_name["FCF (as in FPL), own grid"] < by_name["FCF, own grid"]  # no negative signal
     assert "pFPL+" in Path(result["report"]).read_text()
     json.dumps({k: v for k, v in result.items() if k != "tables"})
 
@@ -149,7 +156,7 @@ def test_italy_bias_by_category_is_near_the_published(italy):
     train = italy.worlds[0].split("test", 0).train
     member = fpl.membership(italy.worlds[0])
     source = bias_disparity(train.items[:10].reshape(1, -1), train, member).source
-    printed = installed("fpl-table4")["values"]["italy_bias"]
+    printed = installed("fpl-table4")["values"]["bias"]["foursquare-italy"]
     assert len(source) == len(printed)
     assert np.corrcoef(source, printed)[0, 1] > 0.95
     assert member.any(axis=1).mean() > 0.99

@@ -7,7 +7,7 @@ import pytest
 
 from sottovoce import Experiment, run_experiment
 from sottovoce.evaluation.protocol import Evaluation, Full, Protocol
-from sottovoce.runs.floor import FEWEST_USERS, _said, near_popularity, signs_of
+from sottovoce.runs.standing import FEWEST_USERS, _said, near_popularity, signs_of
 from sottovoce.runs.tables import hints
 
 TOWN = {

@@ -290,7 +290,7 @@ def test_a_backup_of_another_kind_or_federation_is_refused(masks, town, tmp_path
 def test_a_folder_that_is_served_is_not_replaced(masks, tmp_path, ask):
     ask("backup", masks, tmp_path / "b")
     holds = (
-        "import sys, time; from pathlib import Path; from sottovoce.stores.ready import "
+        "import sys, time; from pathlib import Path; from sottovoce.stores.locking import "
         "locked\nwith locked(Path(sys.argv[1])):\n print('holds', flush=True); time.sleep(60)"
     )
     command = [sys.executable, "-c", holds, str(masks / "masker.lock")]

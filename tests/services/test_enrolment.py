@@ -16,9 +16,8 @@ from proxy_world import App as ProxyApp
 from proxy_world import Device, challenge_of, proxied
 from server_world import Fleet, enrolment, new_folder
 
-from sottovoce.services.kit import challenges as challenges_module
 from sottovoce.services.kit.application import Tarpit
-from sottovoce.services.kit.challenges import CHALLENGE_BYTES, SECONDS, Challenges
+from sottovoce.services.kit.questions import CHALLENGE_BYTES, SECONDS, Challenges
 from sottovoce.services.server.checks import Enrolments
 from sottovoce.services.server.places import Places
 from sottovoce.stores.orchestrator_folder import invite as invite_users
@@ -305,7 +304,7 @@ def test_challenges_are_good_once_and_for_a_minute():
     with pytest.raises(Refused, match="come back"):
         asked.spend(asked.new())
     assert "redacted" in repr(asked)
-    assert len(first) == challenges_module.CHALLENGE_BYTES
+    assert len(first) == CHALLENGE_BYTES
 
 
 def test_a_signature_for_the_proxy_is_bound_to_the_challenge():

@@ -3,6 +3,7 @@
 import json
 import secrets
 import struct
+import threading
 import time
 from dataclasses import replace
 
@@ -30,6 +31,7 @@ from sottovoce.core.masking import sum_masks, unmasked
 from sottovoce.errors import KeyTrouble, ServiceError, UsageError
 from sottovoce.parties.helper import GROUPED_ROUNDS, REGAINED_AFTER, Answered
 from sottovoce.privacy.own_epsilon import OwnEpsilon
+from sottovoce.services.kit import application
 from sottovoce.stores import helper_folder as folders
 from sottovoce.stores.keys import operator_token
 from sottovoce.wire.masked import (
@@ -266,6 +268,21 @@ def test_a_helper_that_lacks_what_it_told_last_is_there_and_not_ready(app, folde
     (folder.path / "answered.json").unlink()
     until(lambda: app.ask("GET", "/ready").status == 503)
     assert app.ask("GET", "/health").status == 200
+
+
+def test_a_look_that_hangs_is_the_only_one(app, monkeypatch):
+    """Whoever asks again and again whether it is ready takes one of the operators' places."""
+    monkeypatch.setattr(application, "_READY_SECONDS", 0.0)
+    monkeypatch.setattr(application, "_READY_PATIENCE", 0.01)
+    looks, go_on = [], threading.Event()
+    monkeypatch.setattr(app.service, "require_ready", lambda: looks.append(go_on.wait(60)))
+    try:
+        answers = [app.ask("GET", "/ready") for _ in range(40)]
+        assert {(got.status, got.error) for got in answers} == {(503, "not_ready")}
+    finally:
+        go_on.set()
+    until(lambda: app.ask("GET", "/ready").status == 200)
+    assert 1 <= len(looks) < 10
 
 
 def test_its_log_has_a_line_for_every_sum_and_names_no_device(app, terms, many):

@@ -362,7 +362,6 @@ def secret(folder, name):
 
 def test_who_may_only_look_cannot_act_and_a_rotated_token_ends_soon(tmp_path, ask):
     folder = new_folder(tmp_path)
-    (folder.keys / VIEWER_TOKEN).unlink()
     with ServerProcess(tmp_path) as server, Client(folder, server.port) as client:
         assert asked(client, "").status == 401
         place = ask("serve", "token", tmp_path, "--role", "look")["file"]

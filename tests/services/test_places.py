@@ -25,8 +25,7 @@ from sottovoce.stores import places as stored
 from sottovoce.stores import server as records
 from sottovoce.stores.database import Database, places
 from sottovoce.stores.server_folder import invite
-from sottovoce.wire.invitations import Invitation
-from sottovoce.wire.places import PlaceRequest, worked
+from sottovoce.wire.invitations import Invitation, PlaceRequest, worked
 from sottovoce.wire.refusals import Refused
 
 TOWN, BITS = "little-town", 8

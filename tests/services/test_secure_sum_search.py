@@ -7,7 +7,7 @@ from rounds_world import maker
 from secure_sum_world import SummedWorld, folded
 from server_world import ITEMS, acting
 
-from sottovoce.cli import serve_server, standing
+from sottovoce.cli import serve_status
 from sottovoce.core.messages import MaskSum
 from sottovoce.engines.client import Answer
 from sottovoce.errors import ServiceError
@@ -237,8 +237,8 @@ def test_the_operator_is_told_whom_the_server_suspects(world, tmp_path, monkeypa
     for _ in range(4):
         run_round(here, (5,))
     content = status(here.database)
-    monkeypatch.setattr(standing, "_status_in", lambda folder: content)
-    _, lines = serve_server.server_status(str(tmp_path), None, None)
+    monkeypatch.setattr(serve_status, "_status_in", lambda folder: content)
+    _, lines = serve_status.server_status(str(tmp_path), None, None)
     said = "\n".join(lines)
     assert "A device spoils sums; the server looks for it by sums over groups." in said
     assert "5 (in 3 of 3)" in said

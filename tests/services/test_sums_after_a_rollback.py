@@ -3,6 +3,7 @@ a round, and its noise is independent of the first one's. A helper of the deriva
 knew key, round and group alone, is caught by the same tests."""
 
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -25,7 +26,7 @@ from sottovoce.parties import helper
 from sottovoce.parties.helper import NEVER, NoiseSecret, sum_name
 from sottovoce.stores.aggregator_folder import init_aggregator, init_first
 from sottovoce.stores.helper_folder import init_helper, open_helper
-from sottovoce.stores.noted import note_of
+from sottovoce.stores.noted import note_of, notes_folder
 from sottovoce.stores.sum_folder import read_noise, simulate_noise
 from sottovoce.wire.masked import decode_mask_sum, encode_group_question, encode_question
 from sottovoce.wire.shared import SharedRecord
@@ -307,6 +308,29 @@ def test_a_place_for_notes_that_is_lost_while_it_runs_is_said_once(tmp_path, mon
             assert app.sums(question(folder.introduction.terms, round, devices)).status == 200
         events = [line["event"] for line in app.log.lines]
     assert events == ["not noted", "sum told", "sum told"]
+
+
+def test_where_nothing_is_noted_of_a_folder_that_has_told_sums_the_log_says_so(
+    copied, tmp_path, monkeypatch
+):
+    folder, *_ = copied
+    monkeypatch.setenv("SOTTOVOCE_MARKS", str(tmp_path / "another machine"))
+    with MaskerApp(open_helper(folder.path)) as app:
+        (warned,) = app.log.lines
+    assert (warned["event"], warned["round"]) == ("no note", 3)
+    with MaskerApp(open_helper(folder.path)) as app:
+        assert app.log.lines == [], "from now on it would be noticed here"
+
+
+def test_the_place_for_notes_is_the_same_wherever_a_process_is_started(monkeypatch, tmp_path):
+    monkeypatch.setenv("SOTTOVOCE_MARKS", "marks")
+    with pytest.raises(ConfigError, match=r"\$SOTTOVOCE_MARKS must be a whole path"):
+        masker_folder(tmp_path / "helper").answers()
+    monkeypatch.delenv("SOTTOVOCE_MARKS")
+    monkeypatch.setenv("XDG_STATE_HOME", "state")
+    assert notes_folder() == Path.home() / ".local" / "state" / "sottovoce" / "marks"
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    assert notes_folder() == tmp_path / "sottovoce" / "marks"
 
 
 def test_a_note_within_the_folder_or_a_damaged_one_is_refused(tmp_path, monkeypatch):

@@ -9,7 +9,7 @@ import pytest
 import sqlalchemy as sa
 from waits_world import CATALOGUE, WaitsTown
 
-from sottovoce.cli.standing import status_of
+from sottovoce.cli.serve_status import status_of
 from sottovoce.core.consent import Choice
 from sottovoce.core.waiting import ROUNDS, WAITS
 from sottovoce.errors import ServiceError

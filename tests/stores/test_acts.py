@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from server_world import USERS, acting, new_folder
 
 from sottovoce.errors import UsageError
+from sottovoce.parties.server import Offered
 from sottovoce.stores import operating, versions
 from sottovoce.stores import server as records
 from sottovoce.stores.acts import past_acts
@@ -137,9 +138,9 @@ def test_an_act_without_a_point_says_who_did_what_when(invited, folder):
     assert anna.shut_out([5, 6]) == {"numbers": [6]}, "who is not out yet is shut out"
 
 
-def test_a_version_is_published_only_by_who_saw_which_one_is(invited, monkeypatch):
-    monkeypatch.setattr(records, "kept_versions", lambda link: [0])
+def test_a_version_is_published_only_by_who_saw_which_one_is(invited):
     with invited.writing() as link:
+        versions.keep(link, Offered(0), "2026-01-01T00:00:00Z")
         versions.publish(link, 0)
         records.set_fact(link, records.PUBLISHED, "4")
     with pytest.raises(UsageError, match="version 4 is published by now; nothing was done"):

@@ -11,7 +11,7 @@ from server_world import ITEMS, ServerProcess, new_folder
 
 from sottovoce.errors import ServiceError, UsageError
 from sottovoce.stores import server as roster
-from sottovoce.stores.ready import write_ready_file
+from sottovoce.stores.locking import write_ready_file
 from sottovoce.stores.server_folder import DATABASE_VARIABLE, invite, open_folder
 from sottovoce.wire.catalogue import as_table
 

@@ -46,8 +46,8 @@ from sottovoce.stores.keys import TOKENS, ReportKeys, RoleTokens, proof_by, role
 from sottovoce.stores.server_folder import open_folder
 from sottovoce.web.console import CALLS, Console, ConsoleViews
 from sottovoce.web.entrance import SESSION_SECONDS, Entrance, Guest
-from sottovoce.web.link import ASKS, SERVES, ask_for_link
 from sottovoce.web.page import ALWAYS
+from sottovoce.web.process import ASKS, SERVES, ask_for_link
 
 READS = {
     "/api/state": "",

@@ -267,7 +267,7 @@ def test_the_page_narrow_dark_by_keyboard_and_when_the_server_is_killed(tmp_path
 
 PROGRAM = "import sys; from sottovoce.cli import call; sys.exit(call(sys.argv[1:]))"
 SMALL = (
-    "import sys, json; from pathlib import Path; from sottovoce.cli.demo_web import serve_shop; "
+    "import sys, json; from pathlib import Path; from sottovoce.cli.demo import serve_shop; "
     "given = json.loads(sys.argv[1]); out = given.pop('out', None); "
     "serve_shop(out and Path(out), as_json=True, **given)"
 )

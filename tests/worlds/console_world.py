@@ -24,7 +24,7 @@ from sottovoce.rng import Streams
 from sottovoce.stores import versions
 from sottovoce.stores.acts import account_name
 from sottovoce.testing import random_world
-from sottovoce.web.link import ask_for_link
+from sottovoce.web.process import ask_for_link
 
 GOOD = Quality((60.0, 50.0, 40.0), (40.0, 50.0, 60.0), 1.0)
 WORSE = Quality((55.0, 60.0, 40.0), (45.0, 40.0, 60.0), 1.0)

@@ -23,7 +23,7 @@ from wire_vectors import hpke
 from sottovoce.algorithms.fpl.system import FPLConfig
 from sottovoce.algorithms.gram import quality
 from sottovoce.algorithms.pairwise import factors, kernels
-from sottovoce.core import contributions, masking, portable, recency, shares
+from sottovoce.core import contributions, interactions, masking, portable, shares
 from sottovoce.core.cohort import Cohort
 from sottovoce.core.consent import Choice, Consent, affords, thresholds
 from sottovoce.core.interactions import Interactions
@@ -225,13 +225,13 @@ def has_room(spent, cost, limit):
 @function
 def positions(items, times, n_items):
     """By item, ascending."""
-    return all_f64(recency.positions(history_of(items, times, n_items)))
+    return all_f64(interactions.positions(history_of(items, times, n_items)))
 
 
 @function
 def home_weights(items, times, n_items, memory):
     """By item, ascending, before they are scaled to norm 1."""
-    return all_f64(recency.recency(history_of(items, times, n_items), d(memory)))
+    return all_f64(interactions.recency(history_of(items, times, n_items), d(memory)))
 
 
 @function

@@ -6,8 +6,7 @@ import json
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from sottovoce.errors import MessageError
-from sottovoce.wire.invitations import Invitation
-from sottovoce.wire.places import PlaceRequest, worked
+from sottovoce.wire.invitations import Invitation, PlaceRequest, worked
 
 TOWN, BITS = "town", 12
 CHALLENGE = bytes(range(48))

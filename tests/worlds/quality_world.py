@@ -10,9 +10,9 @@ from scipy.sparse import csr_array
 
 from sottovoce.algorithms.gram import quality
 from sottovoce.algorithms.gram.system import FACTORS, SCALE, Q
+from sottovoce.core.interactions import recency
 from sottovoce.core.links import SecureSum
 from sottovoce.core.messages import SummedReports
-from sottovoce.core.recency import recency
 from sottovoce.errors import DataNotFound
 from sottovoce.experiment import Experiment
 from sottovoce.parties.helper import Helper

@@ -15,7 +15,7 @@ from server_world import quick_rules
 from sottovoce.algorithms.fmf.system import FMFConfig
 from sottovoce.algorithms.fpl.system import FPLConfig
 from sottovoce.algorithms.gram.system import GramConfig
-from sottovoce.cli.standing import status_of
+from sottovoce.cli.serve_status import status_of
 from sottovoce.core.consent import Choice
 from sottovoce.core.links import Direct, Proxied, SecureSum
 from sottovoce.engines.client import Answer as Told
@@ -45,8 +45,8 @@ from sottovoce.stores.keys import (
     RoleTokens,
     authority_pem,
 )
+from sottovoce.stores.locking import write_ready_file
 from sottovoce.stores.operating import LastContacts
-from sottovoce.stores.ready import write_ready_file
 from sottovoce.stores.server import catalogue_name, require_catalogue
 from sottovoce.stores.server_folder import ShufflerSecrets, create_folder, invite, open_folder
 from sottovoce.web.console import Console, ConsoleViews

@@ -2,13 +2,18 @@
 
 import { consent } from "../../../src/sottovoce/web/pages/consent.js";
 import type { BrowserDevice } from "./index.ts";
-import { tab } from "./provider.ts";
+import { type TabOptions, tab } from "./provider.ts";
 
 /** Milliseconds after something has changed: several changes are shown at once. */
 const PAUSE = 200;
 
-/** The centre, drawn into an element; it follows what happens in the device. */
-export async function centre(root: HTMLElement, device: BrowserDevice): Promise<void> {
+/** Draw the centre into an element; it follows what happens in the device. `words` reads the
+ * sentences; by default they lie beside this script. */
+export async function centre(
+  root: HTMLElement,
+  device: BrowserDevice,
+  words: TabOptions["words"] = new URL("words/", import.meta.url),
+): Promise<void> {
   let [waiting, changed] = [false, false];
   let read = (): void => void (changed = true);
   device.addEventListener("change", () => {
@@ -19,7 +24,6 @@ export async function centre(root: HTMLElement, device: BrowserDevice): Promise<
       read();
     }, PAUSE);
   });
-  const words = new URL("words/", import.meta.url);
   const { desk } = await consent(root, tab(device, { words }));
   read = () => void desk.read();
   if (changed) read(); // while it was being drawn

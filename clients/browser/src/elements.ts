@@ -1,11 +1,13 @@
 /**
  * What a shop puts into its page: `<sottovoce-consent>`, the consent centre, and
- * `<sottovoce-recommendations>`, a list that is worked out in this browser. Each has a property
- * `device`, which the page sets. Neither needs an inline script or style.
+ * `<sottovoce-recommendations>`, a list that is computed in this browser. Each has a property
+ * `device`, which the page sets. Neither needs an inline script or style. On a server, where there
+ * are no elements, importing this module does nothing.
  */
 
 import { visible } from "../../../src/sottovoce/web/pages/words.js";
-import type { BrowserDevice } from "./index.ts";
+import { openCentre } from "./frame-page.ts";
+import type { BrowserDevice, Recommended } from "./index.ts";
 import words from "sottovoce:words";
 
 const PAUSE = 200;
@@ -22,7 +24,8 @@ export function say(element: Element, key: string): string {
   return words[languageOf(element)]?.[key] ?? key;
 }
 
-type Draw = (device: BrowserDevice, language: string) => Promise<void>;
+/** The base class; a server that renders pages has none and never makes an element. */
+const Base = (globalThis.HTMLElement ?? class {}) as typeof HTMLElement;
 
 function styled(root: ShadowRoot, rules: string): void {
   const sheet = new CSSStyleSheet();
@@ -30,7 +33,7 @@ function styled(root: ShadowRoot, rules: string): void {
   root.adoptedStyleSheets = [sheet];
 }
 
-abstract class WithDevice extends HTMLElement {
+abstract class WithDevice extends Base {
   readonly root = this.attachShadow({ mode: "open" });
   #device: BrowserDevice | null = null;
   #waiting = false;
@@ -65,20 +68,21 @@ abstract class WithDevice extends HTMLElement {
 }
 
 /** The consent centre: the agent's own page, in a frame of this origin, so that no rule of the
- * shop's style touches it. `src` is its address, if it is not beside this script. */
+ * shop's style touches it. `src` is the address of a page `consent.html` of the shop's own. */
 export class Consent extends WithDevice {
   readonly #frame = document.createElement("iframe");
-  #drawn = false;
+  #drawn: BrowserDevice | null = null;
 
   constructor() {
     super();
     styled(
       this.root,
-      ":host { display: block; height: 44rem } :host([hidden]) { display: none } " +
-        "iframe { border: 0; width: 100%; height: 100% }",
+      ":host { display: block; height: var(--sottovoce-consent-height, 44rem) } " +
+        ":host([hidden]) { display: none } " +
+        "iframe { border: 0; width: 100%; height: 100% } p { margin: 1rem }",
     );
     this.#frame.addEventListener("load", () => {
-      this.#drawn = false;
+      this.#drawn = null;
       this.#draw();
     });
   }
@@ -86,43 +90,88 @@ export class Consent extends WithDevice {
   given(): void {
     if (this.device === null) return;
     this.#frame.title = say(this, "page.title");
-    if (!this.#frame.isConnected) {
-      this.#drawn = false;
-      const beside = new URL("consent.html", import.meta.url);
-      this.#frame.src = new URL(this.getAttribute("src") ?? beside, document.baseURI).href;
-      this.root.replaceChildren(this.#frame);
-    } else {
-      this.#draw();
-    }
+    if (this.#frame.isConnected) return this.#draw();
+    this.#drawn = null;
+    const own = this.getAttribute("src");
+    openCentre(this.#frame, own === null ? null : new URL(own, document.baseURI).href);
+    this.root.replaceChildren(this.#frame);
   }
 
   #draw(): void {
-    const page = this.#frame.contentWindow as (Window & { sottovoce?: Draw }) | null;
-    let draw: Draw | undefined;
-    try {
-      draw = page?.sottovoce;
-    } catch {
-      draw = undefined; // a page of another origin
-    }
-    if (draw === undefined) {
-      console.error("sottovoce-consent: consent.html must come from the origin of this page");
-    } else if (this.device !== null && !this.#drawn) {
-      this.#drawn = true;
-      void draw(this.device, languageOf(this));
-    }
+    const { device } = this;
+    if (device === null || this.#drawn === device) return;
+    this.#drawn = device;
+    const page = this.#frame.contentWindow as Page | null;
+    void found(page).then((draw) => {
+      if (this.#drawn !== device) return undefined;
+      return draw === null ? this.#missing() : draw(device, languageOf(this));
+    });
+  }
+
+  /** Say what is wrong instead of showing some other page of the shop's inside itself. */
+  #missing(): void {
+    const why = document.createElement("p");
+    why.setAttribute("role", "alert");
+    why.textContent =
+      "The consent centre cannot be shown: its page was not found. Serve the files of Sottovoce " +
+      "beside the script, or name consent.html in the attribute src, from the origin of this page.";
+    this.root.replaceChildren(why);
   }
 }
 
+type Draw = (device: BrowserDevice, language: string) => Promise<void>;
+type Page = Window & { sottovoce?: Draw };
+const [LONGEST_WAIT, LOOK] = [10_000, 50];
+
+/** What draws the centre into a frame's page, or null if that page is another one. */
+async function found(page: Page | null): Promise<Draw | null> {
+  for (let waited = 0; page !== null && waited < LONGEST_WAIT; waited += LOOK) {
+    try {
+      if (page.sottovoce !== undefined) return page.sottovoce;
+      if (page.document.getElementById("page") === null) return null;
+    } catch {
+      return null; // a page of another origin
+    }
+    await new Promise((resolve) => setTimeout(resolve, LOOK));
+  }
+  return null;
+}
+
+/** Draws the inside of an entry of the list. */
+export type Card = (item: Recommended) => Node;
+
+const STYLE = `
+  :host { display: block }
+  :host([hidden]) { display: none }
+  ol { display: var(--sottovoce-list-display, block); gap: var(--sottovoce-list-gap, 0);
+       padding-left: var(--sottovoce-list-indent, 2.5rem) }
+  [part~="item"] { color: var(--sottovoce-item-color, revert); font: inherit }
+  [part~="help"] { color: var(--sottovoce-help-color, inherit); font-size: smaller }
+`;
+
 /** What the device recommends. `count` says how many, `href` where each leads, with `{id}` for the
- * item; an event `chosen` tells which was chosen (`detail.id`). */
+ * item; an event `chosen` tells which was chosen (`detail.id`). The property `card` draws an entry
+ * with more than its title: a function from `{ id, title, score }` to a node. */
 export class Recommendations extends WithDevice {
   static readonly observedAttributes = ["count", "href"];
   #turn = 0;
   #drawn = "";
+  #card: Card | null = null;
 
   constructor() {
     super();
-    styled(this.root, ":host { display: block } :host([hidden]) { display: none }");
+    styled(this.root, STYLE);
+  }
+
+  /** What draws the inside of an entry: an image and a price, say. */
+  get card(): Card | null {
+    return this.#card;
+  }
+
+  set card(card: Card | null) {
+    this.#card = card;
+    this.#drawn = "";
+    if (this.isConnected) this.given();
   }
 
   attributeChangedCallback(): void {
@@ -149,9 +198,9 @@ export class Recommendations extends WithDevice {
     parts.part.add(found.length ? "list" : "empty");
     if (found.length) parts.setAttribute("aria-label", say(this, "tab.for_you"));
     else parts.textContent = say(this, "page.recommend_empty");
-    for (const { id, title } of found) {
+    for (const one of found) {
       const item = document.createElement("li");
-      item.append(this.#entry(id, title || id));
+      item.append(this.#entry(one));
       parts.append(item);
     }
     const help = document.createElement("p");
@@ -160,14 +209,16 @@ export class Recommendations extends WithDevice {
     this.root.replaceChildren(parts, help);
   }
 
-  #entry(id: string, title: string): HTMLElement {
+  #entry(one: Recommended): HTMLElement {
+    const [id, title] = [one.id, one.title || one.id];
     const template = this.getAttribute("href");
     const entry = document.createElement(template === null ? "button" : "a");
     if (entry instanceof HTMLAnchorElement) {
       entry.href = (template ?? "").replaceAll("{id}", encodeURIComponent(id));
     } else entry.setAttribute("type", "button");
     entry.part.add("item");
-    entry.textContent = visible(title);
+    if (this.#card === null) entry.textContent = visible(title);
+    else entry.replaceChildren(this.#card({ ...one, title }));
     entry.addEventListener("click", () =>
       this.dispatchEvent(new CustomEvent("chosen", { detail: { id, title }, bubbles: true })),
     );
@@ -175,5 +226,14 @@ export class Recommendations extends WithDevice {
   }
 }
 
-customElements.define("sottovoce-consent", Consent);
-customElements.define("sottovoce-recommendations", Recommendations);
+if (globalThis.customElements !== undefined && !customElements.get("sottovoce-consent")) {
+  customElements.define("sottovoce-consent", Consent);
+  customElements.define("sottovoce-recommendations", Recommendations);
+}
+
+declare global {
+  interface HTMLElementTagNameMap {
+    "sottovoce-consent": Consent;
+    "sottovoce-recommendations": Recommendations;
+  }
+}

@@ -11,22 +11,15 @@
  * (`door.ts`), and nothing at all for somebody who takes no part or has not agreed to the terms.
  */
 
+import * as given from "./arguments.ts";
 import type { Bytes } from "./bytes.ts";
 import * as errors from "./errors.ts";
 import type { LedgerRow } from "./ledger.ts";
+import { makeWorker } from "./self-worker.ts";
 import type { ChoiceChange, ChoiceRecord } from "./store/records.ts";
-import {
-  type Call,
-  type Opening,
-  type Preview,
-  type Recommended,
-  type Status,
-  serveWorker,
-  type Thing,
-  type Told,
-  type WorkerScope,
-} from "./worker.ts";
+import { scriptUrl } from "./trusted.ts";
 import type { Catalogue, Choice } from "./wire/types.ts";
+import type { Call, Opening, Preview, Recommended, Status, Thing, Told } from "./worker.ts";
 
 export type {
   Catalogue,
@@ -64,6 +57,7 @@ export class BrowserDevice extends EventTarget {
     { resolve: (found: unknown) => void; reject: (error: Error) => void }
   >();
   readonly #seen = (): void => void this.#ask("visible", !document.hidden).catch(() => undefined);
+  #warned = false;
   #next = 0;
   /** Why this page has no device any more; empty while it has one. */
   #over = "";
@@ -72,12 +66,19 @@ export class BrowserDevice extends EventTarget {
     super();
     this.#worker = worker;
     worker.onmessage = (message: MessageEvent<Told>) => this.#told(message.data);
-    worker.onerror = () => this.#broken("the worker of this device cannot be started");
+    worker.onerror = () =>
+      this.#broken(
+        "the worker of this device cannot be started: see that worker.js is served beside the " +
+          "bundle, and that worker-src of the page's policy permits it",
+      );
     worker.onmessageerror = () => this.#broken("the worker of this device cannot be understood");
   }
 
   static async open(options: DeviceOptions): Promise<BrowserDevice> {
-    const { worker, ...opening } = options;
+    const { worker, ...opening } = given.opening<DeviceOptions>(options);
+    if (typeof document === "undefined") {
+      throw new errors.Unsupported("openDevice is for pages: there is no document in this worker");
+    }
     const device = new BrowserDevice(worker ?? makeWorker());
     try {
       await device.#ask("open", opening);
@@ -92,98 +93,118 @@ export class BrowserDevice extends EventTarget {
     return device;
   }
 
-  /** She came to these items, now or at a time (whole seconds). Nothing of it leaves by this. */
-  visited(items: string | readonly (string | readonly [string, number | null])[]): Promise<void> {
-    return this.#ask("visited", items);
+  /** Note that the user came to these items, now or at a time (whole seconds since 1970). Nothing
+   * leaves by this. Items that the federation does not know are kept; the developer's console says
+   * once that there are such.
+   * @throws TypeError if something is no item id. */
+  async visited(items: string | readonly given.Visit[]): Promise<void> {
+    const unknown = await this.#ask<readonly string[]>("visited", given.visits(items));
+    if (!unknown.length || this.#warned) return;
+    this.#warned = true;
+    // Without the id: scripts that collect a console's lines would send away what she looked at.
+    console.warn(
+      "sottovoce: visited() named an item that the federation's catalogue does not have; " +
+        "device.things() says which (known: false)",
+    );
   }
 
-  /** Forget that she has these. A report that was prepared with them does not leave. */
-  remove(items: string | readonly string[]): Promise<number> {
-    return this.#ask("remove", items);
+  /** Forget these items, and return how many of them were there. A report that was prepared with
+   * them does not leave.
+   * @throws TypeError if something is no item id. */
+  async remove(items: string | readonly string[]): Promise<number> {
+    return this.#ask("remove", given.itemIds("remove(items)", items));
   }
 
-  /** Change what she permits; the fields that are not named stay as they are. */
-  choose(change: ChoiceChange): Promise<Choice> {
-    return this.#ask("choose", change);
+  /** Change what the user permits, and return the whole choice. Fields that are not named stay as
+   * they are.
+   * @throws UsageError if a field or a value is not possible. */
+  async choose(change: ChoiceChange): Promise<Choice> {
+    return this.#ask("choose", given.choiceChange(change));
   }
 
-  /** She has seen the terms of this digest and agrees to them. */
-  agree(termsDigest: string): Promise<void> {
-    return this.#ask("agree", termsDigest);
+  /** Agree to the terms of this digest, which the user has seen (`status().pending`). */
+  async agree(termsDigest: string): Promise<void> {
+    return this.#ask("agree", given.text("agree(termsDigest)", termsDigest));
   }
 
-  /** What would leave now, made by the door. Nothing of hers is sent. */
+  /** Return what would leave now, as the door makes it. Nothing of the user's is sent. */
   preview(): Promise<Preview> {
     return this.#ask("preview");
   }
 
-  /** The bytes of one message of the latest preview, as they would leave. */
-  body(index: number): Promise<Bytes> {
-    return this.#ask("body", index);
+  /** Return the bytes of one message of the latest preview, as they would leave. */
+  async body(index: number): Promise<Bytes> {
+    return this.#ask("body", given.wholeNumber("body(index)", index, 0));
   }
 
   /** Send exactly what was shown last (or under this name), or nothing. */
-  send(name?: string): Promise<Preview> {
-    return name === undefined ? this.#ask("send") : this.#ask("send", name);
+  async send(name?: string): Promise<Preview> {
+    return name === undefined ? this.#ask("send") : this.#ask("send", given.text("send(name)", name));
   }
 
-  /** Read what is published, now: terms, catalogue, model. */
+  /** Read what the federation publishes, now: terms, catalogue, model. */
   refresh(): Promise<void> {
     return this.#ask("refresh");
   }
 
-  /** Computed here from her whole history and the kept model. */
-  recommend(n = 10): Promise<Recommended[]> {
-    return this.#ask("recommend", n);
+  /** Return the `n` best items for the user, computed in this browser from her history and the
+   * latest model.
+   * @throws TypeError if `n` is not a whole number from 1. */
+  async recommend(n = 10): Promise<Recommended[]> {
+    return this.#ask("recommend", given.wholeNumber("recommend(n)", n, 1));
   }
 
+  /** Return the user's items, latest first. */
   things(): Promise<Thing[]> {
     return this.#ask("things");
   }
 
-  /** Everything that the federation knows, by place. */
+  /** Return all items that the federation knows, in the order of its catalogue. */
   catalogue(): Promise<Catalogue> {
     return this.#ask("catalogue");
   }
 
-  /** Everything that has left, or may have. */
+  /** Return everything that has left this device, or may have. */
   ledger(): Promise<LedgerRow[]> {
     return this.#ask("ledger");
   }
 
-  export(format: "csv" | "ndjson"): Promise<string> {
-    return this.#ask("export", format);
+  /** Return the ledger as a file's content. */
+  async export(format: "csv" | "ndjson"): Promise<string> {
+    return this.#ask("export", given.oneOf("export(format)", format, ["csv", "ndjson"]));
   }
 
-  /** Every choice that she has made. */
+  /** Return every choice that the user has made. */
   choices(): Promise<readonly ChoiceRecord[]> {
     return this.#ask("choices");
   }
 
+  /** Return where this device stands: terms, choice, what was spent, what stands in the way. */
   status(): Promise<Status> {
     return this.#ask("status");
   }
 
-  /** No byte leaves any more, not even a question; or (false) nothing of hers. */
-  stop(everything = true): Promise<void> {
-    return this.#ask("stop", everything);
+  /** Send nothing any more, not even a question; with `false`, only nothing of the user's. */
+  async stop(everything = true): Promise<void> {
+    return this.#ask("stop", given.flag("stop(everything)", everything));
   }
 
+  /** Go on after `stop`. */
   start(): Promise<void> {
     return this.#ask("start");
   }
 
-  /** Forget her history here, or everything: then this is a new device, and the files that
-   * `keepOffline` keeps are gone, too. */
+  /** Delete the history here, or everything: then this is a new device, and the files that
+   * `keepOffline` keeps are deleted as well. */
   async erase(what: "history" | "everything"): Promise<void> {
-    await this.#ask("erase", what);
+    await this.#ask("erase", given.oneOf("erase(what)", what, ["history", "everything"]));
     if (what === "history") return;
     this.#end("this device was closed");
     await forgetOffline();
     this.dispatchEvent(new CustomEvent("change"));
   }
 
-  /** This page does without the device; another tab may go on. */
+  /** Close the device in this page; other tabs go on. */
   async close(): Promise<void> {
     await this.#ask("close").catch(() => undefined);
     this.#end("this device was closed");
@@ -196,12 +217,12 @@ export class BrowserDevice extends EventTarget {
     this.#worker.terminate();
   }
 
-  #ask<T>(call: Call | "open", ...given: unknown[]): Promise<T> {
+  #ask<T>(call: Call | "open", ...asked: unknown[]): Promise<T> {
     if (this.#over) return Promise.reject(new errors.Unsupported(this.#over));
     const id = this.#next++;
     return new Promise((resolve, reject) => {
       this.#waiting.set(id, { resolve: resolve as (found: unknown) => void, reject });
-      this.#worker.postMessage({ id, call, given });
+      this.#worker.postMessage({ id, call, given: asked });
     });
   }
 
@@ -275,44 +296,4 @@ async function forgetOffline(): Promise<void> {
     }).finally(() => port1.close());
   });
   await Promise.all(gone);
-}
-
-/** For pages with Trusted Types (`trusted-types sottovoce`): the addresses that become scripts here. */
-function scriptUrl(address: string): string {
-  const { trustedTypes } = globalThis as { trustedTypes?: Policies };
-  try {
-    policy ??= trustedTypes?.createPolicy("sottovoce", { createScriptURL: (same) => same });
-  } catch {
-    // The page's header does not name this policy; it may not need it either.
-  }
-  return policy?.createScriptURL(address) ?? address;
-}
-
-interface Policies {
-  createPolicy(name: string, rules: Policy): Policy;
-}
-interface Policy {
-  createScriptURL(address: string): string;
-}
-let policy: Policy | undefined;
-
-/** This file is its own worker. */
-function makeWorker(): Worker {
-  const here = import.meta.url;
-  if (new URL(here).origin === location.origin) {
-    return new Worker(scriptUrl(here), { type: "module" });
-  }
-  // A script of another origin is no worker's, but may be imported by one.
-  const source = new Blob([`import ${JSON.stringify(here)};`], { type: "text/javascript" });
-  const address = URL.createObjectURL(source);
-  try {
-    return new Worker(scriptUrl(address), { type: "module" });
-  } finally {
-    setTimeout(() => URL.revokeObjectURL(address), 60_000);
-  }
-}
-
-const scope = globalThis as unknown as { DedicatedWorkerGlobalScope?: unknown };
-if (typeof scope.DedicatedWorkerGlobalScope === "function") {
-  serveWorker(globalThis as unknown as WorkerScope);
 }

@@ -30,6 +30,8 @@ interface Scope {
 }
 
 const scope = globalThis as unknown as Scope;
+/** Whether a page has forgotten everything since one last named files. */
+let forgotten = false;
 
 scope.addEventListener("install", (event) => event.waitUntil(scope.skipWaiting()));
 scope.addEventListener("activate", (event) =>
@@ -39,10 +41,12 @@ scope.addEventListener("activate", (event) =>
 scope.addEventListener("message", (event) => {
   const { keep, forget: everything } = (event.data ?? {}) as { keep?: unknown; forget?: unknown };
   if (everything === "sottovoce") {
+    forgotten = true;
     const gone = forget(() => true).then(() => scope.registration.unregister());
     event.waitUntil(gone.then((found) => event.ports[0]?.postMessage(found)));
   }
   if (!Array.isArray(keep)) return;
+  forgotten = false;
   const own = keep.map((file) => new URL(String(file), scope.location.href));
   const files = own.filter((file) => file.origin === scope.location.origin);
   event.waitUntil(caches.open(KEPT).then((kept) => kept.addAll(files.map(({ href }) => nameOf(href)))));
@@ -58,28 +62,31 @@ scope.addEventListener("fetch", (event) => {
  * network gave last: what cannot be kept is not kept at all. */
 async function answered(request: Request): Promise<Response> {
   const name = nameOf(request.url);
-  const known = await caches.match(name, { cacheName: KEPT });
+  const known = await caches.match(name, { cacheName: KEPT }).catch(() => undefined);
+  let found: Response;
   try {
-    const found = await fetch(request);
-    if (known === undefined) return found;
-    if (found.status >= 500) return known;
-    if (found.status === 200) await replaced(name, found.clone());
-    return found;
+    found = await fetch(request);
   } catch (error) {
     if (known !== undefined) return known;
     throw error;
   }
+  if (known === undefined) return found;
+  if (found.status >= 500) return known;
+  const gone = found.status === 404 || found.status === 410;
+  if (found.status === 200 || gone) {
+    // Whatever becomes of the cache, the page gets what the network gave.
+    await replaced(name, gone ? null : found.clone()).catch(() => forget(() => true)).catch(() => undefined);
+  }
+  return found;
 }
 
-/** A page may have forgotten everything meanwhile: then nothing is kept again. */
-async function replaced(name: string, found: Response): Promise<void> {
+/** Keep what is new, or nothing. A page may forget everything meanwhile: then nothing is kept again. */
+async function replaced(name: string, found: Response | null): Promise<void> {
   if (!(await caches.has(KEPT))) return;
   const kept = await caches.open(KEPT);
-  try {
-    await kept.put(name, found);
-  } catch {
-    await kept.delete(name);
-  }
+  if (found === null) await kept.delete(name);
+  else await kept.put(name, found).catch(() => kept.delete(name));
+  if (forgotten) await caches.delete(KEPT);
 }
 
 async function forget(which: (name: string) => boolean): Promise<void> {

@@ -6,6 +6,7 @@
  * what would leave, sending) does so under a second lock, so that no two act at once.
  */
 
+import type { Visit } from "./arguments.ts";
 import { spentSoFar } from "./budget.ts";
 import { type Bytes, fromHex, toHex } from "./bytes.ts";
 import {
@@ -228,12 +229,17 @@ export class Host {
     this.#hidden = !visible;
   }
 
-  /** She came to these items, now or at a time (in seconds). */
-  visited(items: string | readonly (string | readonly [string, number | null])[]): Promise<void> {
+  /** Keep that the user came to these items, now or at a time (in seconds); return those that a
+   * known catalogue does not have. */
+  async visited(items: string | readonly Visit[]): Promise<readonly string[]> {
     const now = Math.floor(this.around.clock());
     const many = typeof items === "string" ? [items] : items;
     const timed = many.map((one) => (typeof one === "string" ? ([one, now] as const) : one));
-    return this.#changed((store) => store.visited(timed));
+    return this.#changed(async (store) => {
+      await store.visited(timed);
+      const known = new Set((await store.catalogue()).items.map(([id]) => id));
+      return known.size ? timed.map(([id]) => id).filter((id) => !known.has(id)) : [];
+    });
   }
 
   remove(items: string | readonly string[]): Promise<number> {

@@ -10,6 +10,8 @@ class Caches {
   readonly all = new Map<string, Map<string, Response>>();
   /** Whether there is room. */
   full = false;
+  /** Whether no cache can be opened. */
+  broken = false;
 
   async keys() {
     return [...this.all.keys()];
@@ -24,6 +26,7 @@ class Caches {
     return this.all.get(cacheName)?.get(address)?.clone();
   }
   async open(name: string) {
+    if (this.broken) throw new DOMException("the disk does not answer", "UnknownError");
     const held = this.all.get(name) ?? new Map<string, Response>();
     this.all.set(name, held);
     const put = async (address: string | Request, response: Response) => {
@@ -106,6 +109,26 @@ for (const [why, headers, full] of [
   });
 }
 
+test("a script that arrived is given to the page also if no cache can be opened", async () => {
+  answer = () => new Response("old SDK");
+  await told("message", { data: { keep: ["/sottovoce.js"] } });
+  answer = () => new Response("new SDK");
+  kept.broken = true;
+  assert.equal(await asked("/sottovoce.js"), "new SDK");
+  kept.broken = false;
+  answer = down;
+  await assert.rejects(asked("/sottovoce.js"), TypeError, "and what is older is not kept");
+});
+
+test("a file that the server has taken away is not kept", async () => {
+  answer = () => new Response("a page");
+  await told("message", { data: { keep: ["/old.html"] } });
+  answer = () => new Response("gone", { status: 404 });
+  assert.equal(await asked("/old.html"), "gone");
+  answer = down;
+  await assert.rejects(asked("/old.html"), TypeError);
+});
+
 test("what a device reads of its federation passes by, and is not kept", async () => {
   answer = (address) => new Response(address);
   const before = addresses();
@@ -140,6 +163,20 @@ test("it forgets what it keeps, and goes", async () => {
   // The page is open yet: nothing that it loads brings the cache back.
   await asked("/");
   assert.deepEqual([...kept.all.keys()], ["a cache of the shop"]);
+});
+
+test("a file that comes while everything is forgotten is not kept", async () => {
+  answer = () => new Response("a page");
+  await told("message", { data: { keep: ["/"] } });
+  const has = kept.has;
+  kept.has = async (name) => {
+    const there = await has.call(kept, name);
+    await told("message", { data: { forget: "sottovoce" }, ports: [] });
+    return there;
+  };
+  assert.equal(await asked("/"), "a page");
+  kept.has = has;
+  assert.deepEqual(addresses().filter((one) => one.startsWith(ORIGIN)), []);
 });
 
 test("what an earlier one kept is gone", async () => {

@@ -138,6 +138,10 @@ class AlgorithmSettings(Component, ABC):
         """Draws of a device and round, on average, about."""
         return float(plan.triples)
 
+    def most_draws(self, held: NDArray[np.int64], triples: int) -> int:
+        """The most draws of any device in a round, if devices hold so many positives."""
+        return triples
+
     @property
     def counts_senders(self) -> bool:
         """Whether the last number of a row in a report says 1, for its sender."""
@@ -196,7 +200,8 @@ class AlgorithmSettings(Component, ABC):
         return "all"
 
     def most_numbers(self, n_items: int) -> int:
-        """Of a device's message in any round, where it has a number for each one of a sum."""
+        """Return the largest number of values in a device's message in any round, if a message has
+        a number for each value of a sum."""
         return self.model_rows(n_items) * self.width
 
     @property
@@ -606,7 +611,7 @@ class Contributing(FactorModel):
 
     @property
     def batches(self) -> int:
-        """Of a period."""
+        """Batches of a period."""
         return 1
 
     def stage(self, round: int) -> int:
@@ -651,8 +656,8 @@ class Contributing(FactorModel):
 
     @abstractmethod
     def contribution(self, round: int, numbers: int) -> tuple[int, bool]:
-        """Of a round whose sum has so many numbers: how many places a device's vector has, and
-        whether all products of its pairs are summed."""
+        """Return the shape of a contribution to a round whose sum has so many numbers: how many
+        places a device's vector has, and whether all products of its pairs are summed."""
 
     @abstractmethod
     def device_profile(self, view: ModelView, cohort: Cohort, rows: NDArray[np.int64]) -> Profile:

@@ -40,9 +40,10 @@ from sottovoce.rng import Streams
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 Secret = Callable[[int], bytes]
-"""So many bytes that nobody knows."""
+"""Returns so many bytes that nobody knows."""
 Noise = Callable[[int], Sequence[Ints]]
-"""Of a draw, by number: the noise on each of the sums. No two draws have noise in common."""
+"""Returns the noise on each of the sums for a draw, given by its number. No two draws have noise in
+common."""
 _MASKED, _SHARED, _SUMMED = 2_500, 1_500, 10_000
 """Draws with her and as many without, of what is masked, shared and summed."""
 _LOOKED_AT, _SHARED_PLACES, _DRAWN = 2_000, 250, 250
@@ -106,7 +107,7 @@ def guess_shared(form: Callable[[int], Form], entries: Ints, secret: Secret) -> 
 
 
 def _largest(numbers: Ints, most: int) -> Ints:
-    """So many at most, of those that are not 0; one at least."""
+    """Return at most `most` of the numbers that are not 0, and at least one."""
     many = max(1, min(most, np.count_nonzero(numbers)))
     return numbers[np.argsort(-np.abs(numbers), kind="stable")[:many]]
 
@@ -139,7 +140,7 @@ class SumTarget(Redacted):
     added: tuple[Ints, ...]
     """What she adds to each sum, number by number, in steps of the grid."""
     sigmas: tuple[Floats, ...]
-    """Of each of these numbers, the standard deviation of the noise that is claimed."""
+    """For each of these numbers, the standard deviation of the noise that is claimed."""
 
     def __post_init__(self) -> None:
         if [x.shape for x in self.added] != [s.shape for s in self.sigmas]:
@@ -154,7 +155,8 @@ class SumTarget(Redacted):
         return math.sqrt(math.fsum(parts))
 
     def statistic(self, rests: Sequence[Ints]) -> float:
-        """Of what is left of the sums without the others: 0 on average if she is out, μ if in."""
+        """Return the statistic of what is left of the sums without the others: 0 on average if she
+        is out, μ if she is in."""
         parts = [
             float((rest / s * (x / s)).sum())
             for rest, x, s in zip(rests, self.added, self.sigmas, strict=True)
@@ -181,7 +183,7 @@ class Added(Redacted):
     round: int
     numbers: Ints
     sigmas: Floats
-    """Of each number, in its steps."""
+    """The standard deviation of each number, in its steps."""
 
 
 def claimed_noise(algorithm: Contributing, round: int, numbers: int, sigma: float) -> Floats:
@@ -268,7 +270,8 @@ def items_in(
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Questions(Redacted):
-    """Of pairs of items, one hers and one not: which is hers? All her other items are known."""
+    """Questions about pairs of items, one of them the user's: which one is it? All her other items
+    are known."""
 
     history: Interactions
     """Hers first, then with the other item of each pair in the place of the one."""
@@ -277,7 +280,7 @@ class Questions(Redacted):
 
     @classmethod
     def about(cls, own: Ints, n_items: int, most: int, rng: Streams) -> Questions:
-        """So many at most, of a user with these items."""
+        """Draw at most so many questions about a user with these items."""
         strangers = np.setdiff1d(np.arange(n_items), own)
         many = min(len(own), len(strangers), most)
         hers = own[rng.child("hers").choose(len(own), many)]
@@ -300,8 +303,8 @@ def likelihoods(
     sent: BitReports,
     epsilon: float,
 ) -> Floats:
-    """Of each of these histories, the logarithm of how likely it made what one device sent, with
-    this ε for each report."""
+    """Return, for each of these histories, the logarithm of how likely it made what one device
+    sent, with this ε for each report."""
     n, reports = history.n_users, sent.reports[0]
     users = np.arange(n, dtype=np.int64)
     vectors = np.zeros((n, algorithm.config.embedding_size), np.float32)
@@ -316,7 +319,7 @@ def likelihoods(
 
 
 def answers(weights: Floats) -> Floats:
-    """Of each question, by the likelihoods of all histories: 1 where hers was said, ½ where neither
-    was more likely."""
+    """Return the answer to each question by the likelihoods of all histories: 1 if the user's item
+    was named, ½ if neither was more likely."""
     said: Floats = (np.sign(np.round(weights[0] - weights[1:], 9)) + 1.0) / 2.0
     return said

@@ -32,7 +32,7 @@ from sottovoce.rng import Streams
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 DRIFT = frozenset({"drift"})
-"""Whose messages these attacks read."""
+"""The algorithms whose messages these attacks read."""
 ORCHESTRATOR_ALONE = "this is what DRIFT's orchestrator could do, from what it gets"
 AGGREGATED = Remedy(
     "aggregated",
@@ -126,7 +126,7 @@ class DriftTruth(Redacted):
     rows: Ints
     """[n, 3]: message, item, and how many people are behind the row, for rows that are not 0."""
     members: Ints
-    """Who interacted at all."""
+    """Users who interacted at all."""
     n_users: int
 
 
@@ -273,7 +273,7 @@ class Cosine(Redacted):
         self._by_user: dict[int, int] = {}
 
     def take(self, claims: Iterable[Claim], truth: Iterable[Claim], users: int) -> None:
-        """Of one update, which has so many users."""
+        """Count the claims about one update, which has so many users."""
         known, listed = set(truth), list(claims)
         self._claimed += len(listed)
         self._right += sum(c in known for c in listed)

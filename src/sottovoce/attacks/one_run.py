@@ -50,7 +50,8 @@ Floats = NDArray[np.float64]
 Mask = NDArray[np.bool_]
 CONFIDENCE = 0.95
 SHARES = (0.04, 0.2, 1.0)
-"""Of the canaries that are guessed. Each share is tried, and the confidence shared out."""
+"""Shares of the canaries that are guessed. Each share is tried, and the confidence is divided among
+them."""
 LARGEST = 60.0
 """No ε beyond this is looked for."""
 
@@ -89,7 +90,7 @@ class Audit:
     canaries: int
     guesses: int
     right: int
-    """Of the guesses that prove most."""
+    """Right answers among the guesses that prove most."""
     epsilon: float
     """At least this much was given away, at the confidence asked for."""
     claimed: float
@@ -254,8 +255,8 @@ class Counted(NamedTuple):
 
     published: ModelView
     total: Floats
-    """Of every coordinate: reports with bit 1 less those with bit 0, weighed by what a report of
-    their tier is worth."""
+    """For every coordinate, reports with bit 1 less those with bit 0, each weighed by what a report
+    of its tier is worth."""
     own: float
     """What a device that says 1 about everything adds to each of these, on average."""
     spread: float

@@ -34,7 +34,7 @@ from sottovoce.rng import Streams
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 FPL = frozenset({"fpl"})
-"""Whose updates these attacks read."""
+"""The algorithms whose updates these attacks read."""
 NOT_FPL = "it is for FPL's updates"
 ATTACKED = 300
 """Users of a view that are attacked, drawn once and for all."""
@@ -135,12 +135,12 @@ class OpenedSum:
     round: int
     published: ModelView | None
     senders: Ints
-    """Whose updates are in it, as far as they are named."""
+    """Devices whose updates are in it, as far as they are named."""
     devices: int
     item: Ints
     values: Floats
     n_rows: int
-    """Of the model."""
+    """Rows of the model."""
 
     def __repr__(self) -> str:
         return f"<OpenedSum round={self.round} devices={self.devices}>"

@@ -110,7 +110,7 @@ class FedRecAttack:
     facts: Facts
     allowed: Allowed
     norm: float = 1.0
-    """Of each row that a malicious device sends."""
+    """Norm of each row that a malicious device sends."""
     max_rows: int = 60
     """Rows of each malicious device (κ)."""
     biased: bool = True
@@ -157,7 +157,8 @@ class FedRecAttack:
         return self._vectors
 
     def _pull(self, items: Floats, vectors: Floats, rng: Streams) -> Floats:
-        """By which each row should move: the target up, and down what holds the last place."""
+        """Return the direction in which each row should move: the target up, and the item in the
+        last place down."""
         public = self.facts.public
         lacks = np.ones(public.n_users, dtype=bool)
         lacks[public.users[public.items == self.target]] = False

@@ -52,7 +52,7 @@ def times_more(
 
 
 def share_width(share: float, n: float) -> float:
-    """Of Wilson's interval, for a share of n independent observations."""
+    """Return the width of Wilson's interval for a share of n independent observations."""
     z2 = CONFIDENCE_Z**2
     spread = share * (1.0 - share) / n + z2 / (4.0 * n**2)
     return 2.0 * CONFIDENCE_Z * math.sqrt(spread) / (1.0 + z2 / n)

@@ -79,10 +79,11 @@ class Stuffing:
     link: CheckedSum = _CHECKS
     """Which checks a `checked` one passes."""
     weights: tuple[float, ...] = ()
-    """Of a `checked` one: what every item weighs as a partner; without them, so many of the popular
-    ones weigh alike."""
+    """For a `checked` contribution: the weight of every item as a partner; without them the popular
+    items weigh alike."""
     entry: int = 0
-    """Of a `checked` one: what the target weighs; 0: as much as an entry can."""
+    """For a `checked` contribution: the weight of the target; 0 takes as much as an entry can have.
+    """
     demotes: bool = False
 
     def __post_init__(self) -> None:
@@ -238,7 +239,8 @@ def knowing(algorithm: Gram, items: NDArray[np.float32], users: int) -> tuple[fl
 
 
 def pair_norm(second: Ints, size: int) -> float:
-    """Of a contribution of pairs, as it is bounded: that of (diagonal, √2 · upper triangle)."""
+    """Return the norm of a contribution of pairs, as it is bounded: that of (diagonal, √2 · upper
+    triangle)."""
     squares = (second.astype(np.float64) / STEPS) ** 2
     return math.sqrt(float(squares[:size].sum() + 2.0 * squares[size:].sum()))
 

@@ -28,7 +28,7 @@ from sottovoce.errors import ConfigError, SottovoceError
 from sottovoce.registry import Registry
 
 Party = Literal["server", "proxy", "coalition", "orchestrator", "owner", "network", "anyone"]
-"""Who attacks. "network" is whoever reads what passes, "anyone" knows what is published. The
+"""The attacker. "network" is whoever reads what passes, "anyone" knows what is published. The
 "coalition" is a server and all shufflers of a chain but one."""
 M = TypeVar("M")
 CONFIDENCE_Z = power.CONFIDENCE_Z
@@ -224,7 +224,7 @@ class Attack:
     """What this view lacks, in a sentence; empty where the attack can begin."""
     remedy: Remedy = _NO_REMEDY
     grows_with: Unit = "rounds"
-    """Of what more is needed where it has seen too little for a verdict."""
+    """What it needs more of if it has seen too little for a verdict."""
     claimed: Callable[[Any], Claims] | None = None
     """What a guess says of single users, so that it can be tried on one device alone; None where it
     says nothing of one without the others, or where a guess is `Claims`."""

@@ -41,9 +41,8 @@ from sottovoce.baselines import ials
 from sottovoce.baselines.base import BASELINES, Baseline, Progress
 from sottovoce.compiled import njit
 from sottovoce.config import require_number, require_whole
-from sottovoce.core.interactions import Interactions
+from sottovoce.core.interactions import Interactions, recency
 from sottovoce.core.links import LEAST_SIGMA, MOST_SIGMA
-from sottovoce.core.recency import recency
 from sottovoce.core.recommender import FactorScorer, default_threads
 from sottovoce.errors import ConfigError
 from sottovoce.privacy.accountant import DELTA
@@ -53,9 +52,9 @@ from sottovoce.rng import Streams
 STEPS = 1 << 20
 """Whole steps in 1."""
 SHARES = (0.05, 0.9, 0.05)
-"""Of a round's squared norm: for A, for b, and for K."""
+"""Shares of a round's squared norm: for A, for b, and for K."""
 COUNT = 0.1
-"""Of the popularity's squared norm: for the number of users."""
+"""Share of the popularity's squared norm that goes to the number of users."""
 _MARGIN = 1.0 - 1e-6
 """What rounding could add to a norm is taken off before."""
 _UNOBSERVED, _REG = 20.0, 50.0
@@ -92,7 +91,7 @@ class DPALS(Baseline):
     head: int = 0
     """Popular items that get a vector. 0: 6.6 √(users / σ), from 200 to 5,000."""
     popularity_share: float = 0.1
-    """Of the privacy that is paid, what popularity gets; the rounds get the rest alike."""
+    """Share of the privacy cost that popularity gets; the rounds share the rest equally."""
     memory: float = 0.0
     """An item's weight at home falls by e with so many later ones; 0 weighs all alike."""
 

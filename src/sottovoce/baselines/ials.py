@@ -28,8 +28,7 @@ from sottovoce.baselines.base import BASELINES, Baseline, Progress
 from sottovoce.compiled import njit
 from sottovoce.config import require_number, require_whole
 from sottovoce.core.arrays import each, equal_spans, read_only
-from sottovoce.core.interactions import Interactions
-from sottovoce.core.recency import recency
+from sottovoce.core.interactions import Interactions, recency
 from sottovoce.core.recommender import FactorScorer, default_threads
 from sottovoce.rng import Streams
 

@@ -2,7 +2,7 @@
 
 Users:  score(u, i) = Σ sim(u, v) over the k users v nearest to u, where v has i.
 Items:  score(u, i) = Σ sim(i, j) over the k items j nearest to i, where u has j; with `memory`,
-        each term times the weight of u's j (core/recency.py).
+        each term times the weight of u's j (core/interactions.py).
 
 In both the neighbourhood is fixed before one looks at who has what, and sums are not divided by
 anything. A row or column without interactions has no neighbours: a user without positives gets
@@ -22,8 +22,7 @@ from scipy.sparse import csr_array, issparse
 from sottovoce.baselines.base import BASELINES, Baseline, Progress
 from sottovoce.compiled import njit
 from sottovoce.config import require_number
-from sottovoce.core.interactions import Interactions
-from sottovoce.core.recency import recency
+from sottovoce.core.interactions import Interactions, recency
 from sottovoce.errors import ConfigError
 from sottovoce.rng import Streams
 

@@ -60,7 +60,8 @@ class Propagation(torch.autograd.Function):
 
 
 def batch_loss(start: Tensor, final: Tensor, triples: Tensor, reg: float) -> Tensor:
-    """Of triples [3, B], whose numbers are those of nodes: a user, a positive, a negative."""
+    """Return the loss of triples [3, B], whose numbers are those of nodes: a user, a positive, a
+    negative."""
     user, positive, negative = final[triples]
     ranking = F.softplus((user * (negative - positive)).sum(dim=1)).sum()
     return (ranking + 0.5 * reg * start[triples].square().sum()) / triples.shape[1]

@@ -10,7 +10,8 @@ from typing import Annotated, Literal
 import typer
 
 from sottovoce.cli.options import Said, says
-from sottovoce.cli.serve_server import Folder, acting, places_words
+from sottovoce.cli.serve_server import Folder, acting
+from sottovoce.cli.serve_status import places_words
 from sottovoce.errors import UsageError
 
 _AT_ONCE = 100

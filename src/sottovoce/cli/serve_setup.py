@@ -47,7 +47,7 @@ from sottovoce.cli.setting_up import (
 from sottovoce.errors import ServiceError, UsageError
 
 if TYPE_CHECKING:
-    from sottovoce.engines.supervisor import Part
+    from sottovoce.engines.processes import Part
     from sottovoce.stores.server_folder import ServerFolder
 
 _TRIES = 16
@@ -270,8 +270,7 @@ def _go(folder: Path, answers: SetupAnswers, start: bool, as_json: bool, tabs: _
         return
     from signal import SIGHUP
 
-    from sottovoce.engines.processes import told_to_stop
-    from sottovoce.engines.supervisor import Supervisor
+    from sottovoce.engines.processes import Supervisor, told_to_stop
 
     with told_to_stop(SIGHUP) as stop:
         _require_ports_soon(answers, stop)
@@ -312,8 +311,7 @@ def _require_ports_soon(answers: SetupAnswers, stop: Event) -> None:
 
 
 def _parts(folder: Path, answers: SetupAnswers, tabs: _Tabs) -> list[Part]:
-    from sottovoce.engines.processes import sottovoce_command
-    from sottovoce.engines.supervisor import Part
+    from sottovoce.engines.processes import Part, sottovoce_command
 
     def part(name: str, party: str, ready: str, *words: str | Path) -> Part:
         command = sottovoce_command("serve", *words)

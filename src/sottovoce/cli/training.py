@@ -219,7 +219,7 @@ def _run_seeds(
     as_json: bool,
 ) -> None:
     """Every seed with its report, and one for all of them."""
-    from sottovoce.evaluation.seeds import spread_content
+    from sottovoce.evaluation.significance import spread_content
     from sottovoce.runs.compare import compare_runs
     from sottovoce.runs.report import write_run_report
     from sottovoce.runs.seeds import part_folder, run_seeds

@@ -179,7 +179,7 @@ class DrawnField:
     name: str
     drawn: Drawn
     words: str = ""
-    """Of its label and help; its name where that is not given."""
+    """The key of its label and help text; its name if this is empty."""
     least: float = 0.0
     most: float = 1.0
     steps: tuple[tuple[float, str], ...] = ()

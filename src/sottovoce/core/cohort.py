@@ -33,8 +33,8 @@ class Cohort(Redacted):
     """In how many rounds each device has sent so far; none where it is not given. Of contributions:
     in which stages of which period (`privacy.own_epsilon.mark_of`)."""
     beyond: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
-    """Of contributions: what each has told in that period beyond what these stages tell at her ε of
-    today (`privacy.own_epsilon.beyond`); nothing where it is not given."""
+    """For contributions: what each device has told in that period beyond what these stages tell at
+    its user's ε of today (`privacy.own_epsilon.beyond`). Empty if it is not given."""
     items_named: Mapping[str, NDArray[np.int32]] = field(default_factory=dict)
     """Which items a name stands for, of the names in the records' `never_send`."""
     scratch: dict[str, Any] = field(default_factory=dict)

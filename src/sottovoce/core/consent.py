@@ -181,7 +181,7 @@ class Consent(Columns):
         return found
 
     def chose(self, choice: Choice) -> NDArray[np.bool_]:
-        """Who made this choice."""
+        """Return the users who made this choice."""
         mine = np.ones(len(self), dtype=bool)
         for name, by in LISTS.items():
             wanted = np.array([n in getattr(choice, name) for n in getattr(self, by)], dtype=bool)

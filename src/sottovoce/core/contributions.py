@@ -52,7 +52,7 @@ _SPARE = 1.0 - 2.0**-40
 _FILLED = 16.0
 """Most by which a profile is scaled up where its largest numbers are held back."""
 _HALVINGS = 36
-"""Of the range in which that factor lies."""
+"""Halvings of the range in which that factor lies."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -67,7 +67,7 @@ class Profile(Redacted):
     pairs: bool
     """Whether the products of its pairs are what leaves."""
     items: NDArray[np.int32]
-    """Of how many items of each user it tells."""
+    """Number of items of each user that the contribution tells about."""
 
     def __len__(self) -> int:
         return len(self.indptr) - 1
@@ -89,7 +89,7 @@ class Contributions(Redacted):
 
     @property
     def numbers(self) -> int:
-        """Of each device."""
+        """Numbers that each device sends."""
         return numbers_of(self.size, self.pairs)
 
     def whole(self, row: int) -> NDArray[np.int64]:
@@ -145,8 +145,8 @@ def pair_places(
 
 
 def cut(profile: object, scale: NDArray[np.float64], name: str) -> Contributions:
-    """What of each device's profile may leave, given the scale of each. Raises, and nothing
-    leaves, where an algorithm's profile is none."""
+    """Return what may leave of each device's profile, given the scale of each. Raises, so that
+    nothing leaves, if an algorithm's profile is not valid."""
     if type(profile) is not Profile:
         raise MessageError(
             f"{name} gave {type(profile).__name__} in place of a device's Profile; nothing was sent"
@@ -188,7 +188,7 @@ class Grid:
     """What one of them is worth in a sum of entries, in 1 / `STEPS`; 1 where pairs are summed."""
     most: int
     unit: int
-    """Of them to a norm of 1."""
+    """Steps that make a norm of 1."""
     loudness: int = 0
     """What the largest of them times the sum of all is at most; 0 does not limit it."""
 

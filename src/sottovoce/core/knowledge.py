@@ -28,18 +28,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.core.interactions import Interactions
-from sottovoce.core.recency import recency
+from sottovoce.core.interactions import Interactions, recency
 from sottovoce.core.recommender import FactorScorer, Scorer
 
 MEMORY = 8.0
 """Later items after which one weighs less by e."""
 STEPS = 20
-"""Of expectation and maximisation."""
+"""Steps of expectation and maximisation."""
 PLAIN = 1.0
 """Items' worth of doubt that she keeps to any kind."""
 _LEAST = 1e-3
-"""Of all choices, that a group has at least."""
+"""The least share of all choices that a group has."""
 _MOST_THRESHOLD = 4.0
 """Standard deviations of noise that popularity is cut by at most."""
 _TRUST = 2.0
@@ -69,7 +68,7 @@ class Prior:
     users: NDArray[np.float32]
     items: NDArray[np.float32]
     trust: NDArray[np.float32]
-    """Of each user: what it weighs beside a model."""
+    """For each user, the weight of knowledge next to a model."""
 
     def added(self, scorer: FactorScorer, weight: float) -> FactorScorer:
         """A scorer's scores, and so many times the prior, as each user may trust it."""
@@ -99,7 +98,7 @@ def prior(
     noise: float = 0.0,
     memory: float = MEMORY,
 ) -> Prior:
-    """Of each user of `history`; `popularity` has a number for each item."""
+    """Return the prior of each user of `history`; `popularity` has a number for each item."""
     from scipy.sparse import csr_array  # of all that a device loads, knowledge alone needs it
 
     pop = threshold(popularity, noise)

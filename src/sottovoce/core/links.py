@@ -27,18 +27,19 @@ from sottovoce.registry import Component, Registry
 Sight = Mapping[str, Mapping[str, frozenset[str]]]
 """Party → message → fields."""
 LEAST_SIGMA, MOST_SIGMA = 32.0, 2.0**41
-"""Of the noise on sums, in steps of the grid."""
+"""Bounds of the noise on sums, in steps of the grid."""
 MOST_GROUPS = 64
 SHARED_RECORD_BYTES = 560
-"""Beside a device's shares: its key, commitments, the sealed secrets, a signature."""
+"""Bytes that travel with a device's shares: its key, commitments, sealed secrets, a signature."""
 MOST_SHUFFLERS = 16
 """In a chain."""
 HOP_KEY_BYTES, LAYER_BYTES = 32, 48
-"""Of a shuffler's key, and of what a seal to it adds to a report."""
+"""Bytes of a shuffler's key, and bytes that a seal to it adds to a report."""
 HOP = "hop"
 """In a sight table, every shuffler but the first one."""
 SEALED_SEED_BYTES = 176
-"""Of a mask's seed on its way to the proxy: the device's key, the sealed seed, a signature."""
+"""Bytes of a mask's seed on its way to the helper: the device's key, the sealed seed, a signature.
+"""
 
 SUMMED = (
     "The server opens the sum over all devices of a round and sees no single update; the proxy "
@@ -110,7 +111,7 @@ class Link(Component, ABC):
     def message_bytes(
         self, rows: NDArray[np.int64], row_bytes: int, numbers: int
     ) -> NDArray[np.int64]:
-        """Of each device's message: so many rows of the model's `numbers`."""
+        """Return the bytes of a device's message with so many rows of the model's `numbers`."""
         return rows * row_bytes
 
     @property
@@ -320,8 +321,9 @@ class SecureSum(Link):
     while the server looks for a device that spoils sums; otherwise there is one. With 1 it is one
     always; terms then say nothing of it."""
     bits: int = 0
-    """Of a number on its way: 32, 40, 48 or 64. Fewer have room for the sum of fewer devices; 0 is
-    as few as a federation's devices need. With 64 terms say nothing of it."""
+    """Bits of a number on its way: 32, 40, 48 or 64. Fewer bits have room for the sum of fewer
+    devices; 0 takes as few as the federation's devices need. With 64 the terms do not mention it.
+    """
     url: str = ""
     """Address of the proxy, to which the server turns; empty in simulation, like the two below."""
     authority: str = ""
@@ -495,9 +497,9 @@ class CheckedSum(Link):
     min_devices: int = 20
     """Devices below which aggregators say nothing; who is left out does not count."""
     noise_by: str = "helper"
-    """Who adds the noise: "helper", aggregator 1 alone, or "halves", each of the three half of its
-    variance, so that what is published is bounded towards each of them, too, at 1.5 times the
-    variance."""
+    """Which aggregators add the noise: "helper", aggregator 1 alone, or "halves", where each of the
+    three adds half of the variance. What is published is then bounded towards each of them as well,
+    at 1.5 times the variance."""
     largest_pair: int = 127
     """The largest entry of a vector whose pairs are summed, of 256 to its norm. Loudness is what
     holds attackers back; a smaller entry hardly adds to that, and who has fewer head items than
@@ -563,7 +565,7 @@ class CheckedSum(Link):
 
     @property
     def largest(self) -> float:
-        """Of a norm of 1, the most that a catalogue's entry can have."""
+        """The largest value of an entry that a norm of 1 permits."""
         return sum(_PLACE_WEIGHTS) / _PLACE_UNIT
 
     def grid(self, form: Form) -> Grid:
@@ -617,7 +619,8 @@ class CheckedSum(Link):
 
 
 def _weights_to(most: int) -> tuple[int, ...]:
-    """Of the fewest bits that reach every number up to this one: powers of two, and the rest."""
+    """Return the fewest weights of bits that reach every number up to this one: powers of two, and
+    the rest."""
     powers = tuple(1 << k for k in range((most + 1).bit_length() - 1))
     rest = most - sum(powers)
     return tuple(sorted((*powers, rest))) if rest else powers

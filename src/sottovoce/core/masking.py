@@ -37,9 +37,9 @@ BITS = (32, 40, 48, 64)
 """How many a masked number can have."""
 SEED_BYTES = 32
 MOST_NUMBERS = 1 << 34
-"""Of one mask: ChaCha20 counts blocks of eight of them with 32 bits."""
+"""Most numbers of one mask: ChaCha20 counts blocks of eight numbers with 32 bits."""
 _KEYSTREAM_BYTES = 1 << 17
-"""Of a mask that are made and added at a time, so that they stay in a core's cache."""
+"""Bytes of a mask that are made and added at a time, so that they stay in a core's cache."""
 
 
 def seeds_from(root: bytes, users: NDArray[np.int64], round: int) -> list[bytes]:
@@ -56,7 +56,7 @@ def seeds_from(root: bytes, users: NDArray[np.int64], round: int) -> list[bytes]
 
 
 def no_words(numbers: int, bits: int) -> Words:
-    """So many zeros, to which masked numbers of so many bits are added."""
+    """Return zeros to which masked numbers of so many bits are added."""
     if bits == 32:
         return np.zeros(numbers, dtype=np.uint32)
     return np.zeros(numbers, dtype=np.uint64)

@@ -211,7 +211,7 @@ class MaskSum:
     devices: int
     masks: Words
     bits: int = 64
-    """Of a masked number."""
+    """Bits of a masked number."""
 
     def __repr__(self) -> str:
         return f"<MaskSum round={self.round} devices={self.devices}>"

@@ -55,7 +55,7 @@ class Quality:
         return max(0.0, sum((*self.hits, *self.misses)) / len(WHICH))
 
     def rate(self, which: Which) -> Estimate:
-        """Of how many users one of ten is a hit, as a share of them."""
+        """Return the share of users for whom one of ten recommended items is a hit."""
         lead = self._ratio(self._lead(which), 2.0, _BOTH_SIDES)
         return Estimate(*((1.0 + each) / 2.0 for each in lead))
 

@@ -47,7 +47,7 @@ def draw_size(batches: int) -> float:
 
 
 def deviation(done: int, batches: int, factorised: bool) -> float:
-    """Of the noise on the sum of `done` batches out of so many, where 1 is that of a single one."""
+    """Return the deviation of the noise on the sum of `done` batches, in units of one batch."""
     if not factorised:
         return math.sqrt(done)
     return draw_size(batches) * math.sqrt(math.fsum(c * c for c in roots(batches)[:done]))
@@ -59,7 +59,7 @@ class Draws:
     public."""
 
     rounds: tuple[int, ...]
-    """Whose draws it goes back to, this round's first."""
+    """The rounds whose draws it uses again, this round's first."""
     places: tuple[NDArray[np.int64], ...]
     """Where each number stands among the draws of a round, no two in one place."""
     lags: tuple[NDArray[np.int64], ...]

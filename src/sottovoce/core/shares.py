@@ -66,7 +66,8 @@ class Form:
 
     places: int
     weights: tuple[int, ...]
-    """Of the bits of an entry, ascending; none is above 1 plus the sum of those before it."""
+    """Weights of the bits of an entry, ascending; none is above 1 plus the sum of those before it.
+    """
     bound: int
     """What the squares of a vector's entries add up to at most."""
     pairs: bool
@@ -118,7 +119,7 @@ class Form:
 
     @property
     def numbers(self) -> int:
-        """Of the sum."""
+        """Number of values in the sum."""
         return numbers_of(self.places, self.pairs)
 
     def most_devices(self, sigma: float, furthest: float = 40.0) -> int:
@@ -167,7 +168,7 @@ def _powers(whole: NDArray[np.int64], many: int) -> Elements:
 
 
 def drawn(secret: bytes, many: int) -> Elements:
-    """So many uniform numbers below p, from a secret of 32 bytes that serves once."""
+    """Return uniform numbers below p, drawn from a secret of 32 bytes that is used once."""
     more = 0
     while True:
         words = expand(secret, many + 8 + more, 32).astype(np.uint32, copy=False)

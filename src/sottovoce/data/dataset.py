@@ -66,7 +66,7 @@ class Labels:
 
 
 PARTS = ("train", "validation", "test")
-"""Of a published split, the later ones held out."""
+"""Parts of a published split, the later ones held out."""
 VALIDATION, TEST = 1, 2
 
 

@@ -162,7 +162,7 @@ def _alive(process: int) -> bool:
 
 
 def _digest(folder: Path) -> str:
-    """By which ranks on other machines see whether they read the same."""
+    """Return the digest by which ranks on other machines see whether they read the same."""
     told = []
     for name in (EVENTS, USERS, ITEMS, CANDIDATES):
         if (folder / name).is_file():

@@ -37,7 +37,7 @@ class ShapeConfig:
     taste: float = 0.0
     """Standard deviation, over items, of a user's leaning in logarithms of odds."""
     dimensions: int = 6
-    """Of the space of tastes."""
+    """Dimensions of the space of tastes."""
     seed: int = 1
 
     def __post_init__(self) -> None:

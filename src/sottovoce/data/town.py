@@ -9,6 +9,9 @@ generated shard by shard, in any order, on any machine. How a resident chooses:
 
 The leans make attributes readable from histories; district, haunt and taste make the town
 learnable beyond popularity.
+
+Each visited venue has a rating from 1 to 5: the resident's taste for its kind, the quality of the
+venue, and luck. Ratings have random streams of their own, so that visits do not depend on them.
 """
 
 from __future__ import annotations
@@ -43,6 +46,8 @@ _JOB_SHARES = (
 )
 _JOB_LEAN = 1.1
 _MOST = 6.0
+_MEAN_RATING, _TASTE_SHARE, _QUALITY_SHARE, _LUCK_SHARE = 2.9, 0.35, 0.8, 0.6
+"""A rating before it is rounded: its level, and the weights of taste, quality and luck."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +130,7 @@ class _World:
 
     kind: NDArray[np.int64]
     district: NDArray[np.int64]
+    quality: NDArray[np.float64]
     town_start: NDArray[np.int64]
     town_venues: NDArray[np.int64]
     town_mass: NDArray[np.float64]
@@ -156,6 +162,7 @@ def generate_town(
             items=number[items],
             n_items=len(seen),
             timestamps=np.concatenate([_times_of(v) for v in visits]),
+            ratings=np.concatenate([_ratings_of(v) for v in visits]),
             user_ids=_padded("r", np.arange(mine.start, mine.stop), config.residents),
             item_ids=_padded("v", seen, config.venues),
         ),
@@ -250,9 +257,16 @@ def _shard(config: TownConfig, world: _World, first: int, end: int) -> TownShard
     )  # fmt: skip
     indptr = np.concatenate([[0], np.cumsum(counts)])
     kept = np.arange(indptr[-1]) + np.repeat(offsets[:-1] - indptr[:-1], counts)
+    visited = venues[kept]
+    ratings = np.empty(len(visited), dtype=np.float32)
+    _rate(
+        keys, streams.child("ratings").keys(users), indptr, visited,
+        taste - np.log([kind.weight for kind in KINDS]), config.taste,
+        world.kind, world.quality, ratings,
+    )  # fmt: skip
     return TownShard(
         first,
-        Interactions(indptr, venues[kept], config.venues, timestamps=times[kept]),
+        Interactions(indptr, visited, config.venues, timestamps=times[kept], ratings=ratings),
         {
             "gender": Labels(gender.astype(np.int32), GENDERS),
             "age": Labels(age.astype(np.int32), AGE_BANDS),
@@ -276,9 +290,7 @@ def _visit(  # type: ignore[no-untyped-def]
         total = 0.0
         for k in range(kinds):
             draw += uint64(2)
-            radius = np.sqrt(-2.0 * np.log(1.0 - _unit(key, draw)))
-            normal = radius * np.cos(2.0 * np.pi * _unit(key, draw + uint64(1)))
-            total += np.exp(taste[u, k] + spread * normal)
+            total += np.exp(taste[u, k] + spread * _normal(key, draw))
             mass[k] = total
         base, n = offsets[u], 0
         for _ in range(offsets[u + 1] - base):
@@ -297,6 +309,35 @@ def _visit(  # type: ignore[no-untyped-def]
             time = START + np.int64(_unit(key, draw + uint64(3)) * YEAR)
             n = _insert(venues, times, base, n, venue, time)
         counts[u] = n
+
+
+@njit(nogil=True, cache=True)
+def _rate(  # type: ignore[no-untyped-def]
+    taste_keys, luck_keys, indptr, venues, leaning, spread, kind, quality, ratings
+):
+    """Fills the rating of every visited venue. `taste_keys` are those of `_visit`, which give each
+    resident the taste by which she went there."""
+    kinds = leaning.shape[1]
+    taste, share = np.empty(kinds), _TASTE_SHARE / max(1.0, spread)
+    for u in range(len(taste_keys)):
+        for k in range(kinds):
+            taste[k] = leaning[u, k] + spread * _normal(taste_keys[u], uint64(2 * (k + 1)))
+        for at in range(indptr[u], indptr[u + 1]):
+            venue = venues[at]
+            stars = (
+                _MEAN_RATING
+                + share * taste[kind[venue]]
+                + _QUALITY_SHARE * quality[venue]
+                + _LUCK_SHARE * _normal(luck_keys[u], uint64(2 * (venue + 1)))
+            )
+            ratings[at] = min(max(np.rint(stars), 1.0), 5.0)
+
+
+@njit(inline="always")
+def _normal(key, draw):  # type: ignore[no-untyped-def]
+    """Standard normal, a function of the key and of two draws, this one and the next."""
+    radius = np.sqrt(-2.0 * np.log(1.0 - _unit(key, draw)))
+    return radius * np.cos(2.0 * np.pi * _unit(key, draw + uint64(1)))
 
 
 @njit(inline="always")
@@ -351,6 +392,7 @@ def _world(config: TownConfig) -> _World:
     return _World(
         kind,
         district,
+        _streams(config).child("quality").generator().standard_normal(config.venues),
         *_grouped(kind, len(KINDS), popularity),
         *_grouped(local, config.districts * len(KINDS), popularity),
     )
@@ -396,3 +438,7 @@ def _padded(letter: str, numbers: NDArray[np.int64], count: int) -> Vocabulary:
 
 def _times_of(visits: Interactions) -> NDArray[np.int64]:
     return visits.timestamps if visits.timestamps is not None else np.zeros(0, dtype=np.int64)
+
+
+def _ratings_of(visits: Interactions) -> NDArray[np.float32]:
+    return visits.ratings if visits.ratings is not None else np.zeros(0, dtype=np.float32)

@@ -193,7 +193,7 @@ class TorchRanks(Ranks):
             self.waited += time.perf_counter() - begun
 
     def _lost(self, error: RuntimeError) -> RankLost:
-        """Who has stopped, by the store, if anybody had the time to say so."""
+        """Return which rank has stopped, by the store, if one had the time to say so."""
         time.sleep(0.2)  # a rank that stops closes its connections a moment after it has said why
         for rank in range(self.size):
             try:

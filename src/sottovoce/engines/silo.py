@@ -24,7 +24,7 @@ from sottovoce.parties.silo_door import Departed, InteractionDoor
 from sottovoce.rng import Streams
 
 OTHER = "other"
-"""Who holds the items without a category."""
+"""The data owner that holds the items without a category."""
 ONE = "all items"
 """The owner, where there is one."""
 
@@ -37,13 +37,13 @@ class SiloWorld(Redacted):
 
     config: DRIFTConfig
     door: InteractionDoor
-    """Of all users; knows the owners and what they hold."""
+    """The door of all users; it knows the data owners and what they hold."""
     departed: Departed
     """What it let go; the owners learn from nothing else."""
     catalogue: tuple[str, ...]
     """Ids of the items, by number."""
     root: Streams
-    """Of all random numbers, so that every engine gives the same model."""
+    """Root of all random numbers, so that every engine gives the same model."""
 
     def __post_init__(self) -> None:
         if not self.door.has_let_go(self.departed):
@@ -66,7 +66,7 @@ class SiloWorld(Redacted):
         catalogue: tuple[str, ...],
         root: Streams,
     ) -> SiloWorld:
-        """Of everybody's events; the door lets go what may leave."""
+        """Make the world of everybody's events; the door lets out what may leave."""
         return cls(config, door, door.let_out(events, config.epochs), catalogue, root)
 
     @property
@@ -140,7 +140,7 @@ class _BlockLearning:
     _blocks: Blocks
     _step: BlockStep
     _first: Blocks | None
-    """Of the first epoch, where it is still to come and has others."""
+    """Blocks of the first epoch, if it is still to come and has other blocks than later ones."""
 
     def epoch(self) -> None:
         learn(self._model, self._first or self._blocks, self._step)
@@ -218,7 +218,7 @@ class EpochFacts:
     members: int
     """Users who take part."""
     without_blocks: int
-    """Of them, those whose interactions make no block: all positive, say, or all negative."""
+    """Users whose interactions make no block: all positive, say, or all negative."""
     empty_owners: tuple[str, ...]
     """Categories without an item in training; nobody stands for them."""
     withheld: int = 0

@@ -70,7 +70,7 @@ PHASES = (*SECURITY, "blocks", "gradients", "update", "transport", "other")
 fills blocks and lists the rows it needs. Update: the orchestrator looks rows up and moves them.
 Other: the loop itself, and the measuring."""
 KINDS = ("keys", "interaction", "request", "rows", "gradients")
-"""Of messages."""
+"""Kinds of messages."""
 
 Party = tuple[Literal["user", "owner", "orchestrator", "network"], int]
 
@@ -461,7 +461,7 @@ def _joined(
 
 
 def _open_door(users: set[int], table: OwnerTable) -> InteractionDoor:
-    """Of users who take part and refuse nobody."""
+    """Make the door of users who take part and refuse nobody."""
     names = tuple(map(str, table.all_owners()))
     numbers = np.array(sorted(users), dtype=np.int64)
     return InteractionDoor(Consent.uniform(numbers, Choice(), owners=names), names, table)

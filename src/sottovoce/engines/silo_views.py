@@ -35,8 +35,8 @@ SESSION_BYTES = 16
 ORCHESTRATOR = -1
 """As the sender of a packet; owner k is −2 − k, users have their numbers."""
 PRINTED_EVENTS = 20_000
-"""As many interactions are replayed as printed, unless told otherwise: each of its many updates is
-attacked on its own."""
+"""Interactions that are replayed as printed, unless told otherwise: each of their many updates is
+attacked by itself."""
 
 OwnerKind = Callable[[int, Iterable[int], DRIFTConfig, Streams], Owner]
 
@@ -208,7 +208,7 @@ class _Tape(Redacted):
 
 
 def _people(owner: Owner) -> dict[int, set[int]]:
-    """Whose gradients would be in each item's row."""
+    """Return the users whose gradients would be in each item's row."""
     kept = owner.waiting_people() if isinstance(owner, AggregatingOwner) else {}
     found = {item: set(people) for item, people in kept.items()}
     for user, block in owner.asked:

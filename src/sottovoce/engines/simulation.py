@@ -238,9 +238,10 @@ class SimulatedDevices(Devices):
 def joining(
     history: Interactions, rows: NDArray[np.int64], groups: int, shard: Shard = WHOLE
 ) -> NDArray[np.int64]:
-    """In which of so many groups each user comes: these rows in the order of their first
-    interactions (of their numbers, where there are no times, or equal ones), equally many in each.
-    Who is not among them is in none: -1. Of a shard: among the rows of all ranks."""
+    """Return in which of the groups each user joins: these rows in the order of their first
+    interactions (of their numbers if there are no times, or equal ones), equally many in each
+    group. Users outside of `rows` have -1. For a shard, the order is among the rows of all ranks.
+    """
     ranks = shard.ranks
     first = shard.first + np.arange(history.n_users, dtype=np.int64)
     if history.timestamps is not None:
@@ -298,9 +299,9 @@ class Simulation:
     proxy: Shuffler | None = None
     """Between the devices and the server, where randomised reports are what leaves."""
     masker: Helper | None = None
-    """Who knows the masks, where the server sees sums alone."""
+    """The helper that knows the masks, if the server sees sums alone."""
     largest_value: float = 0.0
-    """Of a number in one device's update, in steps of the grid; a masker needs it."""
+    """Largest number in one device's update, in steps of the grid; a helper needs it."""
     masked: bool = True
     """Whether message observers see the masked updates of a secure sum. If not, the server's see
     what it opens, the sum, and that takes a fraction of the time."""
@@ -319,7 +320,7 @@ class Simulation:
     left_out: list[tuple[int, int]] = field(default_factory=list)
     """Rounds and users whose contributions did not pass the checks."""
     ranks: Ranks = ALONE
-    """Of which this process is one, with a share of the devices."""
+    """The ranks of which this process is one, with a share of the devices."""
     busy: float = 0.0
     """Seconds that this rank has worked since somebody last looked, and not waited for others."""
     on_pace: Callable[[int, list[float]], None] | None = None
@@ -355,8 +356,8 @@ class Simulation:
             self._look()
 
     def _asked(self, willing: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Who is asked in this round, of those who were willing at the start: budgets may run out
-        on the way."""
+        """Return who is asked in this round, of those who were willing at the start: budgets may
+        run out on the way."""
         if self.devices.spends:
             willing = self.devices.willing(self.server.round)
         if self.joined is not None:
@@ -416,8 +417,6 @@ class Simulation:
     def _sum_written(self, view: ModelView, rows: NDArray[np.int64]) -> SummedReports:
         """The sum of the devices' messages."""
         written, server = self._written(view, rows), self.server
-        if server.guard.defence.looks_at_devices:  # all of them together
-            return server.sum_reports(list(written))
         sums = (server.sum_reports([part]) for part in written)
         return reduce(lambda one, other: server.add_sums([one, other]), sums)
 
@@ -561,7 +560,7 @@ class Simulation:
         return cast(Contributing, self.server.algorithm).noise_draws(view, self.server.memory)
 
     def _groups(self, masker: Helper, users: list[int]) -> list[list[int]]:
-        """Who is summed with whom."""
+        """Return who is summed with whom."""
         if self.search is None:
             return [users]
         draws = self.server.rng.child("groups", self.server.round)

@@ -72,7 +72,7 @@ class MessageKeeper:
 
     @property
     def share(self) -> float:
-        """Of the devices, about that much is kept."""
+        """The share of devices that is kept, approximately."""
         return self._share
 
     def keep(self, message: object) -> list[object]:
@@ -231,7 +231,7 @@ class Transcript:
 
     folder: Path
     identity: str = ""
-    """Of the run, as in its manifest."""
+    """Identity of the run, as in its manifest."""
     keeper: MessageKeeper = field(default_factory=MessageKeeper)
     _spans: list[list[int]] = field(default_factory=list)
     _open: dict[str, int] = field(default_factory=dict)

@@ -49,16 +49,16 @@ class TrialWorld:
     rules: RoundRules
     cohort_size: int
     root_key: int
-    """Of all random streams, so that the model is the simulation's."""
+    """Root of all random streams, so that the model is the simulation's."""
     cohort: Cohort
     names: Sequence[str]
-    """Of the users."""
+    """Names of the users."""
     catalogue: Sequence[tuple[str, str]]
     """Id and title of every item."""
     defence: Defence = NO_DEFENCE
-    """Of the server, against what devices send."""
+    """The server's defence against what devices send."""
     categories: Sequence[Sequence[str]] = ()
-    """Of every item, where the data name any."""
+    """Categories of every item, if the data name any."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -69,7 +69,7 @@ class Gathered:
     items: NDArray[np.float32]
     vectors: NDArray[np.float32]
     published: ModelView | None = None
-    """By which devices recommend, where that is not the newest model."""
+    """The model by which devices recommend, if that is not the newest."""
     offered: tuple[Mapping[str, Any], ...] = ()
     """Versions so far (`parties.server.Offered`)."""
 
@@ -239,7 +239,7 @@ _PORT = "port"
 
 
 def hop_folder(folder: Path, hop: int) -> Path:
-    """Of a trial's shuffler at this place in the chain, from 0."""
+    """Return the folder of a trial's shuffler at this place in the chain, counted from 0."""
     return folder / (f"{PROXY}-{hop + 1}" if hop else PROXY)
 
 

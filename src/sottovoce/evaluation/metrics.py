@@ -113,8 +113,8 @@ class UserMetric(Metric):
         """One finite number for each user."""
 
     def gain(self, rank: NDArray[np.int64]) -> Floats | None:
-        """Of test items found at these ranks (from 1) among sampled negatives; a user gets the mean
-        of her items. None where the metric needs whole lists."""
+        """Return the gain of test items found at these ranks (from 1) among sampled negatives; a
+        user gets the mean of her items. None if the metric needs whole lists."""
         return None
 
     def overall(

@@ -316,6 +316,33 @@ def bias_bars(
     return figure_files(path)
 
 
+def stacked_bars(
+    path: Path,
+    parts: Sequence[str],
+    bars: Mapping[str, Sequence[float]],
+    *,
+    x_label: str,
+    title: str = "",
+) -> Figures:
+    """Draw a horizontal bar for each name, made of `parts` one behind the other."""
+    _need(bars)
+    place, begun = np.arange(len(bars), dtype=np.float64), np.zeros(len(bars))
+    with drawing(path, title, (7.2, 1.6 + 0.6 * len(bars))) as (figure, axes):
+        for index, part in enumerate(parts):
+            width = np.array([values[index] for values in bars.values()])
+            axes.barh(
+                place, width, 0.6, left=begun, label=part, color=PALETTE[index % len(PALETTE)]
+            )
+            begun += width
+        axes.set_yticks(place, list(bars))
+        axes.invert_yaxis()
+        axes.grid(axis="y", visible=False)
+        axes.set_xlabel(x_label)
+        handles, labels = axes.get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False)
+    return figure_files(path)
+
+
 def histogram(path: Path, values: ArrayLike, *, x_label: str) -> Figures:
     """How many devices sent how much. Few distinct whole numbers get a bar each, and if all sent
     the same, there is one."""
@@ -522,8 +549,8 @@ def _legend(figure: Figure, axes: Axes) -> None:
 
 
 def legend_columns(labels: Sequence[str], inches: float) -> int:
-    """Of a legend below a figure of this width: four at most, and no more than there is room for.
-    A letter takes about 0.085 inches, and a line with the gap behind it 0.7."""
+    """Return the columns of a legend below a figure of this width: four at most, and no more than
+    there is room for. A letter takes about 0.085 inches, and a line with the gap behind it 0.7."""
     for most in (4, 3, 2):
         rows = -(-len(labels) // most)
         parts = [labels[k : k + rows] for k in range(0, len(labels), rows)]

@@ -151,7 +151,7 @@ class Given:
     negatives: NDArray[np.int32]
     name: str = "given"
     digest: str = ""
-    """Of the whole table, where this is a shard of it."""
+    """Digest of the whole table, if this is a shard of it."""
     ties: ClassVar[str] = "ties against the system"
 
     def __post_init__(self) -> None:
@@ -188,7 +188,7 @@ def listed(*numbers: int) -> str:
 
 
 def negatives_digest(table: NDArray[np.int32]) -> str:
-    """By which a protocol names a table of negatives."""
+    """Return the digest by which a protocol names a table of negatives."""
     return hashlib.blake2b(table.tobytes(), digest_size=4).hexdigest()
 
 
@@ -247,7 +247,7 @@ class Evaluation:
     """Where the users are a rank's share, the ranks. Figures and counts are then over all of them,
     and all of them ask for one at the same time."""
     seeds: Mapping[int, Evaluation] = field(default_factory=dict)
-    """By seed, those of which this is the mean (`evaluation.seeds`); empty where it is one."""
+    """The evaluations of single seeds, if this one is their mean; empty otherwise."""
 
     def __repr__(self) -> str:
         return f"<Evaluation {self.protocol.describe()}; {len(self):,} users here>"
@@ -392,7 +392,7 @@ def _joined(
 
 
 def _nobody(protocol: Protocol) -> _Part:
-    """Of a rank none of whose users has test items."""
+    """Return the empty evaluation of a rank none of whose users has test items."""
     full, known = isinstance(protocol.candidates, Full), user_metrics(protocol.metrics).items()
     told = [name for name, one in known if full or one.gain(np.ones(1, np.int64)) is not None]
     lists = np.zeros((0, max(protocol.cutoffs)), np.int32) if full else None

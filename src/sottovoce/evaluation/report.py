@@ -115,7 +115,7 @@ def write_report(
         style=Markup(style),  # our own files
     )  # fmt: skip
     path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f".{path.name}.draft")
+    draft = path.with_name(f".{path.name}.{os.getpid()}.draft")  # others may write the same page
     try:
         draft.write_text(page, encoding="utf-8")
         os.replace(draft, path)

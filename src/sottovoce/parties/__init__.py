@@ -1,1 +1,1 @@
-"""Who decides what: rules of each party, without a network or a disk."""
+"""The rules of each party, without a network or a disk."""

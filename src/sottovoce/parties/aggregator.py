@@ -163,7 +163,7 @@ class Aggregating:
         return noise_on(scaled, self.noise_secret.of_sum(name), round, draws)
 
     def spans(self, round: int, numbers: int) -> Spans:
-        """Of the whole noise that is promised, in steps of the sum."""
+        """Return the noise spans of the whole noise that is promised, in steps of the sum."""
         spans = noise_spans(self.algorithm, self.release)
         if spans is None:
             raise MessageError("a checked sum is for contributions, to which aggregators add noise")
@@ -196,7 +196,7 @@ def check_room(form: Form, sigma: float, devices: int) -> None:
 
 
 def left_out(parts: Sequence[Elements]) -> NDArray[np.bool_]:
-    """Whose checks do not open to 0, from all aggregators' parts."""
+    """Return which devices' checks do not open to 0, from all aggregators' parts."""
     if len(parts) != AGGREGATORS or len({one.shape for one in parts}) != 1:
         raise WrongSum("the aggregators' parts of the checks do not fit each other")
     return np.asarray(added(parts).any(axis=1))

@@ -1,20 +1,17 @@
 """What a server does against devices that want to push an item.
 
-Each cap bounds what one device, or one round, can do to an item's row, whatever was sent:
+Both caps bound what one device, or one round, can do to an item's row, whatever was sent:
 
 * `burst` and `refill_rounds`: what one device adds to one item counts up to an L2 norm of `burst`,
-  and an allowance that is used up comes back over so many rounds (`allowances`). Honest devices
+  and an allowance that is used up comes back over so many rounds (`Allowances`). Honest devices
   draw their negatives anew in every round and keep their weight; one that pushes the same item
-  every time is left with about what a fan would bring. This is the cap that counts.
-* `max_row_norm`, `max_device_norm`, `max_rows`: of one device's row, and of its whole update. A low
-  limit for rows makes every item a vote by heads, which few malicious devices win where an item has
-  few honest contributors: it helps the attacker.
-* `min_contributors`: a row that fewer devices sent is not folded, so that no handful of devices
-  owns an item in a round. It is no help where malicious devices are more than the threshold.
+  every time is left with about what a fan would bring.
 * `max_sum_norm`: where only sums are seen, a summed row is no longer than this multiple of the
   median row's. It slows an attack down. It does not stop one: a single device can fill it alone.
 
-All of them are the server's. Limits that devices are asked to keep (`link.clip`) bind honest ones.
+Both are the server's. Limits that devices are asked to keep (`link.clip`) bind honest ones. A limit
+on every row of a device was tried and is not here: it makes every item a vote by heads, which few
+malicious devices win if an item has few honest contributors.
 
 Clipping works on whole numbers of the grid, row by row, so the sum stays the same in any order and
 however messages are batched. A message below all caps is folded bit for bit.
@@ -33,7 +30,6 @@ from numpy.typing import NDArray
 from sottovoce.compiled import njit
 from sottovoce.config import require_number, require_whole
 from sottovoce.core.messages import GRID, DeviceReports, SummedReports, add_sums, add_up
-from sottovoce.errors import ConfigError
 from sottovoce.rng import mix
 
 # Kernels carry no types (numba infers them).
@@ -129,7 +125,7 @@ def _fill(keys, empty_at, some, when):
 
 _LARGEST = 2.0**20
 _ITEM_BITS = 31
-"""Of the number of a pair (device, item); the rest is the device's."""
+"""Bits of an item's number in a pair (device, item); the rest is the device's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,92 +136,22 @@ class Defence:
     """The largest L2 norm that one device may add to one item at once."""
     refill_rounds: int = 50
     """Rounds in which a burst that is used up comes back."""
-    max_row_norm: float = 0.0
-    """The largest L2 norm of one device's update of one item."""
-    max_device_norm: float = 0.0
-    """The largest L2 norm of one device's whole update."""
-    max_rows: int = 0
-    """Rows of a device; the message of one that sends more is not folded."""
-    min_contributors: int = 0
-    """Devices that must have sent an item's row for it to be folded."""
     max_sum_norm: float = 0.0
     """The largest L2 norm of an item's summed row, as a multiple of the median of the round."""
 
     def __post_init__(self) -> None:
         require_whole("defence.refill_rounds", self.refill_rounds, 1)
-        norms = ("burst", "max_row_norm", "max_device_norm", "max_sum_norm")
-        for name in norms:
+        for name in ("burst", "max_sum_norm"):
             require_number(f"defence.{name}", getattr(self, name), 0.0, _LARGEST, above=False)
-        for name in ("max_rows", "min_contributors"):
-            require_whole(f"defence.{name}", getattr(self, name), 0)
 
     @property
     def looks_at_devices(self) -> bool:
         """Whether it needs single messages, which a secure sum hides."""
-        per_device = self.burst, self.max_row_norm, self.max_device_norm
-        return any((*per_device, self.max_rows, self.min_contributors))
+        return self.burst > 0
 
     def guard(self) -> Guard:
         """What a server keeps of it while it runs."""
         return Guard(self)
-
-    def defended(
-        self,
-        round: int,
-        batches: Sequence[DeviceReports],
-        width: int,
-        allowances: Allowances | None = None,
-    ) -> SummedReports:
-        """`add_up` under the caps of devices; the cap of sums is for the sum of all. A device's
-        rows come in one batch. A burst needs the allowances that all rounds share; a `Guard` has
-        them."""
-        kept = [self._capped(batch) for batch in batches]
-        if self.burst:
-            if allowances is None:
-                raise ConfigError("defence.burst needs a memory of earlier rounds; use a guard")
-            kept = [_within(batch, round, allowances) for batch in kept]
-        total = add_up(round, kept, width)
-        if self.min_contributors:
-            item = np.concatenate([np.zeros(0, np.int32), *(batch.item for batch in kept)])
-            senders = np.bincount(item, minlength=int(total.item.max(initial=-1)) + 1)
-            enough = senders[total.item] >= self.min_contributors
-            total = replace(total, item=total.item[enough], sums=total.sums[enough])
-        if self.max_rows:  # whose message is not folded counts, too
-            devices = sum(len(np.unique(batch.sender)) for batch in batches)
-            total = replace(total, devices=devices)
-        return total
-
-    def defended_sum(self, total: SummedReports) -> SummedReports:
-        """A sum under the cap of sums; the other caps need single messages."""
-        if not self.max_sum_norm or not len(total.item):
-            return total
-        norms = row_norms(total.sums)
-        sent = norms[norms > 0]
-        if not len(sent):
-            return total
-        return replace(total, sums=_cut(total.sums, norms, self.max_sum_norm * np.median(sent)))
-
-    def allowances(self) -> Allowances:
-        """Nothing used up."""
-        return Allowances(self.burst, self.burst / self.refill_rounds)
-
-    def _capped(self, batch: DeviceReports) -> DeviceReports:
-        if self.max_rows and len(batch):
-            _, place, rows = np.unique(batch.sender, return_inverse=True, return_counts=True)
-            fits = rows[place] <= self.max_rows
-            if not fits.all():
-                batch = replace(
-                    batch,
-                    sender=batch.sender[fits],
-                    item=batch.item[fits],
-                    values=batch.values[fits],
-                )
-        values = batch.values
-        if self.max_row_norm and len(batch):
-            values = _cut(values, row_norms(values), self.max_row_norm * GRID)
-        if self.max_device_norm and len(batch):
-            values = _cut_devices(batch, values, self.max_device_norm * GRID)
-        return batch if values is batch.values else replace(batch, values=values)
 
 
 class Guard:
@@ -233,7 +159,8 @@ class Guard:
 
     def __init__(self, defence: Defence) -> None:
         self.defence = defence
-        self._left = defence.allowances() if defence.burst else None
+        burst = defence.burst
+        self._left = Allowances(burst, burst / defence.refill_rounds) if burst else None
 
     def copy(self) -> Guard:
         """For a round that may have to be done again."""
@@ -245,12 +172,22 @@ class Guard:
     def sum_reports(
         self, round: int, batches: Sequence[DeviceReports], width: int
     ) -> SummedReports:
-        """A round's messages, checked by the server before, as what it folds. Each round once."""
-        return self.defence.defended(round, batches, width, self._left)
+        """Add up messages that the server has checked, as `add_up` does, under the cap of devices.
+        All of a device's rows come in one batch, and each message comes once."""
+        if self._left is not None:
+            batches = [_within(batch, round, self._left) for batch in batches]
+        return add_up(round, batches, width)
 
     def sum_opened(self, total: SummedReports) -> SummedReports:
-        """The same where the server sees the sum alone."""
-        return self.defence.defended_sum(total)
+        """Put the cap of sums on a sum."""
+        if not self.defence.max_sum_norm or not len(total.item):
+            return total
+        norms = row_norms(total.sums)
+        sent = norms[norms > 0]
+        if not len(sent):
+            return total
+        limit = self.defence.max_sum_norm * np.median(sent)
+        return replace(total, sums=_cut(total.sums, norms, limit))
 
 
 def row_norms(values: NDArray[np.int64]) -> NDArray[np.float64]:
@@ -279,16 +216,6 @@ def _within(batch: DeviceReports, round: int, left: Allowances) -> DeviceReports
     values = batch.values.copy()
     values[over] = np.trunc(values[over] * shares[over, None]).astype(np.int64)
     return replace(batch, values=values)
-
-
-def _cut_devices(
-    batch: DeviceReports, values: NDArray[np.int64], limit: float
-) -> NDArray[np.int64]:
-    # In the order of items, so that the rounding of a sum does not depend on that of messages.
-    order = np.lexsort((batch.item, batch.sender))
-    _, place = np.unique(batch.sender, return_inverse=True)
-    squares = np.bincount(place[order], weights=row_norms(values)[order] ** 2)
-    return _cut(values, np.sqrt(squares)[place], limit)
 
 
 def defended_groups(

@@ -95,7 +95,7 @@ class Devices(Redacted):
     """The histories without what is never sent. All that leaves is worked out from these."""
     _seen: Cohort | None = None
     contents: Contents | None = None
-    """Of what was reported last, where that was one device's report; for its user's eyes."""
+    """The contents of the last report, if it was one device's report; for its user's eyes."""
 
     @classmethod
     def behind_door(
@@ -514,7 +514,7 @@ class Devices(Redacted):
     def _keep_contents(
         self, rows: NDArray[np.int64], items: NDArray[np.integer], weight: NDArray[Any]
     ) -> None:
-        """Of one device's report, which has so much of each of these items."""
+        """Keep the contents of one device's report, with the weight of each item."""
         self.contents = None
         if len(rows) == 1:
             own = self._shown().history.row(int(rows[0]))
@@ -577,9 +577,9 @@ def cut_profile(
     users: NDArray[np.int64],
     scale: NDArray[np.float64],
 ) -> Contributions:
-    """What of these users' profiles may leave, given the scale of each: where sums are checked, in
-    whole numbers that can be. How those are rounded may depend on draws, what they add up to at
-    most does not."""
+    """Return what may leave of these users' profiles, given the scale of each. If sums are checked,
+    these are whole numbers. How they are rounded may depend on draws; what they add up to at most
+    does not."""
     if link.checking is None:
         return cut(profile, scale, algorithm.config.name)
     grid = link.checking.grid(_shared(link.checking, algorithm, view))

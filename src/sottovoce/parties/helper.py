@@ -71,9 +71,9 @@ class Answered(NamedTuple):
     round: int
     """The last one of which something was told."""
     name: bytes
-    """Of its set, or of its groups."""
+    """Name of the set, or of its groups."""
     spent: int = 0
-    """Of the room for rounds in groups, in parts of `REGAINED_AFTER`."""
+    """Part of the allowance for rounds in groups that was used, in parts of `REGAINED_AFTER`."""
 
     @property
     def grouped_rounds_left(self) -> int:
@@ -191,7 +191,7 @@ def noise_of(
 
 
 def noise_spans(algorithm: FactorModel, release: Release) -> Callable[[int, int], Spans] | None:
-    """Of a round and its numbers: which noise they get; None where that is the link's to say."""
+    """Return which noise the numbers of a round get; None if the link decides."""
     own = release.contributing
     if own is None or own.parts:  # devices add their own
         return None

@@ -25,7 +25,7 @@ class Booked:
     what: str
     bytes: int
     epsilon: float
-    """Of the user whom it costs most."""
+    """Cost for the user whom it costs most."""
 
     def __repr__(self) -> str:
         return f"<Booked {self.what}, redacted>"

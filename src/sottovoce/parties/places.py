@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from sottovoce.errors import ConfigError
-from sottovoce.wire.places import MOST_BITS
+from sottovoce.wire.invitations import MOST_BITS
 
 HOUR, DAY = 3600, 86400
 CALM = 100

@@ -46,10 +46,10 @@ _UNSEEN = 0.01
 than this chance."""
 
 _STEPS = 20.0
-"""Of leniency; in each the chance of a sum to be spoiled grows e times."""
+"""Steps of leniency; in each the chance of a sum to be spoiled grows e times."""
 _SLACK = 1.01
-"""By which the bound on an honest device's chance is raised: a step of leniency is 100 times the
-largest sum of a group of two or more, and to exchange one of its devices changes a sum by no more
+"""Factor by which the bound on an honest device's chance is raised. A step of leniency is 100 times
+the largest sum of a group of two or more; exchanging one of its devices changes a sum by no more
 than the 200th part of that."""
 
 Shuffle = Callable[[list[int]], object]
@@ -76,7 +76,7 @@ class Mark:
 
     @property
     def chance(self) -> float:
-        """Of an honest device to get so far, ever; an upper bound."""
+        """An upper bound on an honest device's chance to ever get this far."""
         high, low = max(self.bold, self.patient), min(self.bold, self.patient)
         worth = high + math.log1p(math.exp(low - high)) - math.log(2.0)
         return math.exp(-max(0.0, worth))
@@ -113,7 +113,7 @@ class Search:
     unseen: float = 1.0
     """The chance of a device to have been in none of their sums."""
     halvings: int = 1
-    """Of the devices of a round, where there is one sum."""
+    """How often the devices of a round are halved if there is one sum."""
     marks: Mapping[int, Mark] = field(default_factory=dict)
 
     def __repr__(self) -> str:

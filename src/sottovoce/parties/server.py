@@ -211,7 +211,7 @@ class Server:
     guard: Guard = field(default_factory=NO_DEFENCE.guard)
     """Caps on what devices can do to the model, and what it remembers of them."""
     published: ModelView | None = None
-    """By which devices recommend, where that is not the newest model."""
+    """The model by which devices recommend, if that is not the newest."""
     offered: list[Offered] = field(default_factory=list)
     """Versions so far, published or held back."""
 

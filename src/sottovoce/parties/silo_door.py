@@ -29,7 +29,8 @@ from sottovoce.core.redacted import Redacted
 from sottovoce.errors import ConsentError, DataError
 
 SEALED_BYTES = 53
-"""Of an interaction as `privacy.interactions` seals it; simulation does without that library."""
+"""Bytes of an interaction as `privacy.interactions` seals it; simulation does not need that
+library."""
 KIND = "interactions"
 """What the ledger calls what owners have read; the owner's name follows, after a colon."""
 _KEY = object()
@@ -50,11 +51,11 @@ class Departed(Redacted):
     door makes one. Private."""
 
     events: Events
-    """Of those who take part. Where nobody may be told of an event, only its user and its turn are
-    left of it."""
+    """The events of users who take part. If nobody may be told of an event, only its user and its
+    turn are left."""
     told: Addressed
     numbers: tuple[int, ...]
-    """Of the owners, as `told` counts them."""
+    """Numbers of the data owners, as `told` counts them."""
     epochs: int
     read: Read
     door: object
@@ -84,8 +85,8 @@ class Departed(Redacted):
 
 
 class InteractionDoor(Redacted):
-    """Of all users that have a consent record here; a device is a cohort of one. Of a user without
-    a record nothing leaves."""
+    """The door of all users that have a consent record here; a device is a cohort of one. Nothing
+    leaves of a user without a record."""
 
     def __init__(
         self,
@@ -132,7 +133,7 @@ class InteractionDoor(Redacted):
         return {u: UserAtDoor(u, self) for u in np.flatnonzero(self._joined).tolist()}
 
     def let_out_one(self, could: Iterable[Interaction]) -> list[Interaction]:
-        """Of what could leave, what does. `close` writes it into the ledger."""
+        """Return what leaves of what could leave. `close` writes it into the ledger."""
         left = [
             message
             for message in could
@@ -144,7 +145,7 @@ class InteractionDoor(Redacted):
         return left
 
     def close(self, epochs: int) -> None:
-        """So many epochs are over: what was let go one by one gets its rows in the ledger."""
+        """Write the ledger rows of messages that were let out one by one in these epochs."""
         counts = np.zeros((2, self.n_users, len(self.owners)), dtype=np.int64)
         for (positive, user, owner), count in self._said.items():
             counts[int(positive), user, self._place[owner]] = count
@@ -175,7 +176,7 @@ class InteractionDoor(Redacted):
         return _blank(events, counts == 0), Addressed(pointer, told.owner[sent])
 
     def let_out(self, events: Events, epochs: int = 1) -> Departed:
-        """Of all events of all users, those messages that their users permit. Every epoch sends its
+        """Return those messages of all users' events that the users permit. Every epoch sends its
         messages anew, and each of them is booked."""
         require_whole("epochs", epochs, 1)
         events, told = self.would_leave(events)

@@ -250,7 +250,7 @@ class BoundRelease(ABC):
         return self.rng.child(round).key
 
     def scales(self) -> NDArray[np.float64]:
-        """Of each device's noise on one number; 0 where there is none."""
+        """Return the scale of each device's noise on one number; 0 if there is none."""
         return np.zeros(len(self.users))
 
     def add_noise(

@@ -73,9 +73,9 @@ _AHEAD = 5
 _REACH = 13
 """Standard deviations that the cells cover."""
 _LOW_BITS = 38
-"""Of L, m of them before the point."""
+"""Low bits of L; m of them stand before the point."""
 _FINE_BITS = 12
-"""Of draws that are put together, behind the point."""
+"""Bits behind the point of draws that are put together."""
 _COIN_BITS = 25
 """Coins of so many bits are enough for nearly all L."""
 
@@ -307,8 +307,9 @@ def _table(
 ) -> tuple[
     NDArray[np.uint64], NDArray[np.uint64], NDArray[np.uint64], NDArray[np.int64], int, float
 ]:
-    """Of all cells: the high and the low words of the thresholds P(H ≤ j) · 2^128, and the coins
-    that keep any L; by the highest eight bits of a word, where to begin to look; m; and σ."""
+    """Return the tables of all cells: the high and low words of the thresholds P(H ≤ j) · 2^128,
+    the coins that keep any L, where to begin to look by the highest eight bits of a word, m, and σ.
+    """
     shift = max(0, math.floor(math.log2(sigma)) - _AHEAD)
     cell = (1 << shift) / sigma
     cells = math.ceil(_REACH / cell)

@@ -236,9 +236,9 @@ def share_subsets(
 
 
 def wanted(share: NDArray[np.float64], held: NDArray[np.int64]) -> NDArray[np.int64]:
-    """So many positives of each user may ever be sent. Rounded down, so that π is a bound: with one
-    positive and π = 0.6, none may leave. The small number makes up for π being stored in single
-    precision."""
+    """Return how many positives of each user may ever be sent. It is rounded down, so that π is a
+    bound: with one positive and π = 0.6 none may leave. The small number makes up for π being
+    stored in single precision."""
     return np.floor(share * held + 1e-3).astype(np.int64)
 
 

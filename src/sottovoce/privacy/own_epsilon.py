@@ -210,7 +210,7 @@ class OwnEpsilon(Release):
         return own, ASKED["total_epsilon"]
 
     def cost(self, choice: Choice) -> float | None:
-        """Of a period, under this choice."""
+        """Return the cost of a period under this choice."""
         own = min(choice.epsilon, self.epsilon)
         return own if choice.takes_part and own >= EPSILONS[0] else None
 
@@ -393,7 +393,7 @@ def _levels(values: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.int64]]:
 
 
 def share_of(stages: int, shares: Sequence[float]) -> float:
-    """Of 1/noise² in these stages, given by their bits; 1 of all."""
+    """Return the share of 1/noise² in these stages, given by their bits; 1 for all stages."""
     share = math.fsum(one for k, one in enumerate(shares) if stages >> k & 1)
     return 1.0 if abs(share - 1.0) <= 1e-12 else share
 

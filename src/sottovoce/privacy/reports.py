@@ -32,7 +32,7 @@ from sottovoce.privacy.base import RELEASES, BoundRelease, Release, Sends
 from sottovoce.rng import Streams
 
 SEALED_BYTES = 52
-"""Of one report on the wire: four, and 48 of its seal."""
+"""Bytes of one report on the wire: 4 for the report, 48 for its seal."""
 MOST_TIERS = 255
 MOST_REPORTS = 10_000
 REPORTS = (

@@ -335,7 +335,7 @@ class BoundClipped(BoundRelease):
         return np.asarray(numbers) * (self.level if rows is None else self.level[rows])
 
     def scales(self) -> NDArray[np.float64]:
-        """Of each device's noise on one number; 0 where there is none."""
+        """Return the scale of each device's noise on one number; 0 if there is none."""
         if self.settings.norm == "l2":
             return np.zeros(len(self.users))
         levels, which = np.unique(self.level, return_inverse=True)

@@ -15,8 +15,7 @@ from sottovoce.evaluation import plots
 from sottovoce.evaluation.metrics import bias_disparity
 from sottovoce.evaluation.protocol import Evaluation, evaluate
 from sottovoce.evaluation.report import Block, FigureBlock, Section, TextBlock, write_report
-from sottovoce.evaluation.seeds import over_seeds, spread_content
-from sottovoce.evaluation.significance import Comparison, compare_all
+from sottovoce.evaluation.significance import Comparison, compare_all, over_seeds, spread_content
 from sottovoce.evaluation.tables import Cell, Column, Table, Value
 from sottovoce.runs.costs import honest_notes
 from sottovoce.runs.folder import new_figures

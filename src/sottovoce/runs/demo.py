@@ -12,8 +12,8 @@ import numpy as np
 from sottovoce.attacks.views import Result
 from sottovoce.core import ledger as ledgers
 from sottovoce.core.consent import Choice
+from sottovoce.core.interactions import positions
 from sottovoce.core.ledger import Totals
-from sottovoce.core.recency import positions
 from sottovoce.errors import FolderInUse
 from sottovoce.evaluation.protocol import Evaluation
 from sottovoce.evaluation.tables import Table

@@ -16,7 +16,7 @@ from sottovoce.core.ledger import COUNTS, Totals
 from sottovoce.core.messages import ModelView
 from sottovoce.core.recommender import FactorScorer, Scorer, recommend
 from sottovoce.data.dataset import Dataset
-from sottovoce.data.foursquare_categories import with_top_categories
+from sottovoce.data.importers.foursquare import with_top_categories
 from sottovoce.data.splitting import Split
 from sottovoce.errors import CorruptData, DataError, RunError, UsageError
 from sottovoce.experiment import Experiment, PreparedExperiment

@@ -20,7 +20,7 @@ from typing import Any
 from sottovoce.engines.observers import Report
 from sottovoce.errors import CorruptData, RunError, UsageError
 from sottovoce.evaluation.protocol import Evaluation, listed
-from sottovoce.evaluation.seeds import over_seeds, spread_content
+from sottovoce.evaluation.significance import over_seeds, spread_content
 from sottovoce.experiment import MOST_SEEDS, Experiment
 from sottovoce.runs.folder import FINISHED, RunFolder, check_writable, environment
 from sottovoce.runs.topology import Engine, RunOutcome

@@ -14,12 +14,11 @@ from scipy.special import stdtrit
 from sottovoce.baselines import BASELINES
 from sottovoce.evaluation.metrics import METRICS
 from sottovoce.evaluation.protocol import Evaluation
-from sottovoce.evaluation.seeds import spreads
-from sottovoce.evaluation.significance import Comparison, compare_all
+from sottovoce.evaluation.significance import Comparison, compare_all, spreads
 from sottovoce.evaluation.tables import Cell, Column, Table, Value
 from sottovoce.privacy.accountant import rounded_up
-from sottovoce.runs.floor import near_popularity
 from sottovoce.runs.read import FinishedRun, LedgerLine, Recommendation, Sums, choice_groups
+from sottovoce.runs.standing import near_popularity
 from sottovoce.runs.train import DeviceOutcome, RunOutcome, SiloOutcome
 
 Row = Mapping[str, Value | Cell]

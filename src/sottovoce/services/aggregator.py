@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -33,21 +33,11 @@ from sottovoce.parties.aggregator import (
     said_of,
 )
 from sottovoce.parties.helper import check_groups, sum_name
-from sottovoce.services.kit.answers import (
-    JSON,
-    OCTETS,
-    Receive,
-    Scope,
-    Send,
-    answer,
-    answer_json,
-    bears,
-)
-from sottovoce.services.kit.application import Handler, Hosting, HttpApplication
+from sottovoce.services.kit.answers import JSON, OCTETS, Receive, Scope, Send, answer
+from sottovoce.services.kit.application import Handler, Hosting
 from sottovoce.services.kit.connections import Limits
-from sottovoce.services.kit.metrics import Figure, by
 from sottovoce.services.kit.serving import Parts, Service, Start
-from sottovoce.services.kit.told import CopyAlarm, ToldSums
+from sottovoce.services.kit.told import CopyAlarm, TellingApplication, ToldSums
 from sottovoce.stores.aggregator_folder import (
     AggregatorFolder,
     AggregatorIntroduction,
@@ -76,7 +66,7 @@ from sottovoce.wire.shared import (
 from sottovoce.wire.terms import Terms
 
 PART_BYTES = 32 << 20
-"""Of submissions that come together, unless one is larger."""
+"""Bytes of submissions that travel together, unless one is larger."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -234,7 +224,7 @@ class Opening:
         return told
 
     def _about(self, about: About) -> tuple[_Using, Form, bytes]:
-        """By which terms a question goes, what devices share in its round, and what their records
+        """Return the terms of a question, what devices share in its round, and what their records
         are bound to."""
         using = self.kept.named(about.terms)
         terms = using.rules.terms
@@ -275,41 +265,32 @@ def _place(bound: bytes) -> bytes:
     return hashlib.sha256(bound).digest()
 
 
-class AggregatorApplication(HttpApplication[AggregatorLimits]):
+class AggregatorApplication(TellingApplication[AggregatorLimits]):
     name, prefix = "the aggregator", "aggregator_"
-    logs_refusals = True
+    tells = "a part", "parts", "Parts of sums"
 
-    def __init__(self, hosting: Hosting[AggregatorLimits], answering: Opening, server: str) -> None:
-        """`server` is the token of the federation's server."""
-        super().__init__(hosting)
-        self._answering, self._server_token = answering, server
-        # One at a time: what was told last decides what may be told next.
-        self._questions = self._executor(self._limits.waiting)
-        told, longest = self._telling, LONGEST_QUESTION
+    def __init__(self, hosting: Hosting[AggregatorLimits], opening: Opening, server: str) -> None:
+        super().__init__(hosting, opening, server, hosting.limits.waiting)
+        self._opening = opening
+        answers = self._answers
         self._serve(
             {
                 "/v1/shares": ("POST", self._take),
-                "/v1/coins": ("POST", told(answering.coin, longest)),
-                "/v1/checks": ("POST", told(answering.checks, longest)),
-                "/v1/parts": ("POST", told(answering.part, longest)),
+                "/v1/coins": ("POST", answers(opening.coin)),
+                "/v1/checks": ("POST", answers(opening.checks)),
+                "/v1/parts": ("POST", answers(opening.part)),
                 "/v1/terms": ("POST", self._terms),
             }
         )
 
     async def _take(self, scope: Scope, receive: Receive, send: Send) -> None:
-        payload = await self._asked(scope, receive, self._answering.longest)
-        bad = await self._questions(lambda: self._answering.take(payload))
+        payload = await self._asked(scope, receive, self._opening.longest)
+        bad = await self._questions(lambda: self._opening.take(payload))
         await answer(send, 200, [JSON], json.dumps({"bad": bad}).encode())
 
-    async def _terms(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """The names of the terms that are kept here: the server asks before it goes by others."""
-        await self._asked(scope, receive, 0)
-        names = await self._questions(self._answering.kept.names)
-        await answer_json(send, {"terms": [name.hex() for name in names]})
-
-    def _telling(self, tell: Callable[[bytes], bytes], longest: int) -> Handler:
+    def _answers(self, tell: Callable[[bytes], bytes]) -> Handler:
         async def told(scope: Scope, receive: Receive, send: Send) -> None:
-            payload = await self._asked(scope, receive, longest)
+            payload = await self._asked(scope, receive, LONGEST_QUESTION)
             try:
                 found = await self._questions(lambda: tell(payload))
             except Missing as error:
@@ -319,24 +300,6 @@ class AggregatorApplication(HttpApplication[AggregatorLimits]):
             await answer(send, 200, [OCTETS], found)
 
         return told
-
-    async def _asked(self, scope: Scope, receive: Receive, longest: int) -> bytes:
-        if not bears(scope, self._server_token):
-            raise Refused("unknown_server", "only the server of the federation may ask for this")
-        return await self._body(scope, receive, longest)
-
-    def require_ready(self) -> None:
-        super().require_ready()
-        self._answering.require_ready()
-
-    def figures(self) -> Iterator[Figure]:
-        answering = self._answering
-        yield Figure("round", "Last round of which a part was told.", answering.round)
-        yield Figure("parts", "Parts of sums told.", answering.told.times, counts=True)
-        yield from answering.told.figures()
-        with self._tally.settled() as counts:
-            refused = dict(sorted(counts.items()))
-        yield by("reason", "refused", "Questions refused, by reason.", refused)
 
 
 @dataclass(frozen=True, slots=True)

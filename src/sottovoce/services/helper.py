@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -28,21 +27,11 @@ from sottovoce.parties.helper import (
     sum_told,
 )
 from sottovoce.privacy.central import Spans
-from sottovoce.services.kit.answers import (
-    JSON,
-    OCTETS,
-    Receive,
-    Scope,
-    Send,
-    answer,
-    answer_json,
-    bears,
-)
-from sottovoce.services.kit.application import Hosting, HttpApplication
+from sottovoce.services.kit.answers import JSON, OCTETS, Receive, Scope, Send, answer
+from sottovoce.services.kit.application import Hosting
 from sottovoce.services.kit.connections import Limits
-from sottovoce.services.kit.metrics import Figure, by
 from sottovoce.services.kit.serving import Parts, Service, Start
-from sottovoce.services.kit.told import CopyAlarm, ToldSums
+from sottovoce.services.kit.told import CopyAlarm, TellingApplication, ToldSums
 from sottovoce.stores.helper_folder import HelperFolder, HelperIntroduction, open_helper
 from sottovoce.stores.sum_folder import KeptTerms
 from sottovoce.wire.masked import (
@@ -189,7 +178,8 @@ def _sent(question: MaskSumQuestion) -> list[list[bytes]]:
 
 
 def _numbers(question: MaskSumQuestion, terms: Terms) -> int:
-    """Of each mask. The devices have signed how many, where the terms do not say it."""
+    """Return the numbers of each mask. The devices have signed how many, if the terms do not say
+    it."""
     if terms.contributes != (question.numbers is not None):
         raise Refused("malformed", "the question is not one for these terms")
     numbers = terms.n_rows * terms.width if question.numbers is None else question.numbers
@@ -211,16 +201,13 @@ def _bound(question: MaskSumQuestion, terms: Terms) -> bytes:
     return binding(terms, *where)
 
 
-class HelperApplication(HttpApplication[HelperLimits]):
+class HelperApplication(TellingApplication[HelperLimits]):
     name, prefix = "the helper", "masker_"
-    logs_refusals = True
+    tells = "a sum", "sums", "Sums"
 
     def __init__(self, hosting: Hosting[HelperLimits], answering: Answering, server: str) -> None:
-        """`server` is the token of the federation's server."""
-        super().__init__(hosting)
-        self._answering, self._server_token = answering, server
-        # One at a time: what was told last decides what may be told next.
-        self._questions = self._executor(self._limits.waiting)
+        super().__init__(hosting, answering, server, hosting.limits.waiting)
+        self._answering = answering
         self._serve(
             {
                 "/v1/sums": ("POST", self._sum),
@@ -230,9 +217,7 @@ class HelperApplication(HttpApplication[HelperLimits]):
         )
 
     async def _sum(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if not bears(scope, self._server_token):
-            raise Refused("unknown_server", "only the server of the federation may ask for a sum")
-        payload = await self._body(scope, receive, LONGEST_QUESTION)
+        payload = await self._asked(scope, receive, LONGEST_QUESTION)
         try:
             told = await self._questions(lambda: self._answering.answer(payload))
         except Unopened as error:
@@ -242,33 +227,10 @@ class HelperApplication(HttpApplication[HelperLimits]):
             return
         await answer(send, 200, [OCTETS], told)
 
-    async def _terms(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """The names of the terms that are kept here: the server asks before it goes by others."""
-        if not bears(scope, self._server_token):
-            raise Refused("unknown_server", "only the server of the federation may ask for this")
-        await self._body(scope, receive, 0)
-        names = await self._questions(self._answering.kept.names)
-        await answer_json(send, {"terms": [name.hex() for name in names]})
-
     async def _seeds(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if not bears(scope, self._server_token):
-            raise Refused("unknown_server", "only the server of the federation may ask for this")
-        payload = await self._body(scope, receive, LONGEST_QUESTION)
+        payload = await self._asked(scope, receive, LONGEST_QUESTION)
         which = await self._questions(lambda: self._answering.unopened(payload))
         await answer(send, 200, [JSON], json.dumps({"which": which}).encode())
-
-    def require_ready(self) -> None:
-        super().require_ready()
-        self._answering.require_ready()
-
-    def figures(self) -> Iterator[Figure]:
-        answering = self._answering
-        yield Figure("round", "Last round of which a sum was told.", answering.round)
-        yield Figure("sums", "Sums told.", answering.told.times, counts=True)
-        yield from answering.told.figures()
-        with self._tally.settled() as counts:
-            refused = dict(sorted(counts.items()))
-        yield by("reason", "refused", "Questions refused, by reason.", refused)
 
 
 @dataclass(frozen=True, slots=True)

@@ -310,7 +310,8 @@ _COUNT_SECONDS = 2.0
 
 
 class Rounds(Protocol):
-    """Who holds the rounds with the data owners, beside the service, on the same store."""
+    """The process that holds the rounds with the data owners, next to the service, on the same
+    store."""
 
     entrance: str
     """HOST:PORT at which data owners come in from this machine; empty if there is none."""

@@ -26,10 +26,10 @@ from sottovoce.services.kit.answers import (
     table_of,
 )
 from sottovoce.services.kit.application import Hosting, HttpApplication, Pulse
-from sottovoce.services.kit.challenges import Challenges
 from sottovoce.services.kit.connections import Limits, Room, Share, sender_of
 from sottovoce.services.kit.cors import NO_ORIGINS, Origins
 from sottovoce.services.kit.metrics import Figure, by
+from sottovoce.services.kit.questions import Challenges
 from sottovoce.services.kit.serving import Beside, Parts, Service, Start
 from sottovoce.services.kit.writer import GroupWriter
 from sottovoce.services.shuffler_handover import Forwarder, Goal
@@ -369,7 +369,7 @@ class ShufflerService(Service[ShufflerFolder, ShufflerLimits]):
     goal: Goal = field(default_factory=dict)
     hold_seconds: float = 60.0
     origins: Sequence[str] = ()
-    """Of pages that may be devices."""
+    """Origins of pages that may be devices."""
 
     name = "the shuffler"
     port = 8444

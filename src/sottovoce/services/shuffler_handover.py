@@ -89,7 +89,7 @@ class Forwarder:
         self.hop = self._introduction.hop
         """Its place in the chain, from 0."""
         self.size = SEALED_BYTES
-        """Of a record that is handed over."""
+        """Bytes of a record that is handed over."""
         self._behind = "the server"
         self._digest = ""
         self._next_wipe = 0.0  # a process that was killed may have left something
@@ -305,7 +305,8 @@ class Forwarder:
         self._log.info("terms changed", digest=now.terms)
 
     def names(self) -> list[bytes]:
-        """Of the terms that are followed, and of those that the operator has agreed to since."""
+        """Return the names of the terms that are followed, and of those that the operator has
+        agreed to since."""
         return [self.terms_name, *map(terms_name, self._folder.agreed())]
 
     def _follow(self, terms: Terms) -> None:

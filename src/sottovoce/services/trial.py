@@ -188,7 +188,7 @@ class HttpsTrial:
         wait_for(started, lambda: folder.running() is not None)
 
     def start_helper(self) -> None:
-        """Who knows the masks, at the address that the terms name; also after it was stopped."""
+        """Start the helper at the address that the terms name, also after it was stopped."""
         logs = self.folder / "logs"
         self.proxy = start_helper(self.folder, open_folder(self.folder / "server"), logs)
 

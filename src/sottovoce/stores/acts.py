@@ -50,7 +50,7 @@ _NAMED = 20
 
 
 class Unseen(Enum):
-    """Of an operator who has not said what he saw."""
+    """An operator who has not said what he saw."""
 
     UNSEEN = "unseen"
 
@@ -64,7 +64,7 @@ class _Unchanged(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Actor:
-    """Who acts, for the log."""
+    """The operator who acts, for the log."""
 
     who: str
     """The account on this machine; at the console the name given to a link, and the account that
@@ -78,13 +78,13 @@ class Actor:
 
     @classmethod
     def here(cls) -> Actor:
-        """Who gives a command on this machine."""
+        """Return the operator who gives a command on this machine."""
         return cls(account_name(os.geteuid()), "command")
 
     @classmethod
     def at_console(cls, name: str, account: int | None) -> Actor:
-        """Who gives this name. Anybody can give any: so the account that opened the link is
-        beside it, unless it has that name."""
+        """Return the operator who gives this name at the console. Anybody can give any name, so the
+        account that opened the link is named with it, unless it has that name."""
         _require_text("a name", name, LONGEST_NAME)
         opened = "unknown" if account is None else account_name(account)
         known = not name or (account is not None and name == opened)
@@ -92,7 +92,7 @@ class Actor:
 
 
 def account_name(account: int) -> str:
-    """Of an account of this machine."""
+    """Return the name of an account of this machine."""
     try:
         return pwd.getpwuid(account).pw_name[:LONGEST_NAME]
     except KeyError:

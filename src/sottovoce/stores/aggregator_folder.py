@@ -166,7 +166,7 @@ def token_file(number: int) -> str:
 
 
 def aggregator_token(keys: Path, number: int) -> str:
-    """By which aggregator `number` knows the server."""
+    """Return the token by which aggregator `number` knows the server."""
     return read_secret(keys / token_file(number)).decode("ascii", "replace").strip()
 
 

@@ -42,10 +42,10 @@ _NEW_TERMS, _NEW_CATALOGUE = "amendment_terms", "amendment_catalogue"
 WAITING = (_AMENDMENT, _NEW_TERMS, _NEW_CATALOGUE)
 """The facts of a change that waits."""
 _PAST = "terms:"
-"""Of facts, before the number of terms that were in force, or are."""
+"""Key of facts with terms that were or are in force, in front of their number."""
 GATHERING = "gathering"
-"""Of a fact: how many devices were asked before the terms were changed. There until a round opens
-under the new ones."""
+"""Key of the fact that says how many devices were asked before the terms were changed. It is there
+until a round opens under the new terms."""
 _SETTLED = ("url", "authority", "key", "urls", "authorities", "keys", "chain")
 """Settings of a link by which others are known: they are somebody else's to change."""
 
@@ -59,10 +59,10 @@ class Proposed:
     before: str
     """Digest of the terms that it changes."""
     digest: str
-    """Of the terms as they will be."""
+    """Digest of the terms as they will be."""
     changes: tuple[tuple[str, Any, Any], ...]
     n_items: int
-    """As many as there will be."""
+    """Number of items as it will be."""
     catalogue: bool
     """Whether the catalogue changes, too."""
     state: Literal["asked", "ready"] = "asked"
@@ -267,7 +267,8 @@ def apply(link: sa.Connection, before: Terms, root_key: int, at: str) -> int | N
 
 
 def _gather(link: sa.Connection) -> None:
-    """Who has not agreed is not asked, and not waited for; who agrees says that it is there."""
+    """Wait for agreements. A device that has not agreed is not asked and not waited for; agreeing
+    says that it is there."""
     records.set_fact(link, GATHERING, str(records.count_devices(link)[1]))
     missed = sa.func.coalesce(sa.func.nullif(devices.c.missed, 0), 1)
     known = devices.c.public_key.is_not(None)

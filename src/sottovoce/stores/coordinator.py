@@ -16,7 +16,7 @@ import numpy as np
 import sqlalchemy as sa
 from numpy.typing import NDArray
 
-from sottovoce.core.messages import DeviceReports, ModelView, SummedReports, cut
+from sottovoce.core.messages import ModelView, SummedReports, cut
 from sottovoce.errors import ConfigError, ServiceError, UsageError
 from sottovoce.parties.defence import Defence
 from sottovoce.parties.server import NO_DEFENCE, Offered, RoundRules, Server, quality_trouble
@@ -57,7 +57,7 @@ class Plan:
     rounds: int
     """To run at first; an operator may raise it later."""
     root_key: int
-    """Of the server's random streams: the first model, and who is asked."""
+    """Root of the server's random streams: the first model, and who is asked."""
     rules: RoundRules
     defence: Defence = NO_DEFENCE
     """Caps on what devices can do to the model."""
@@ -299,7 +299,7 @@ class Coordinator:
         return Event("amended", round, 0, 0)
 
     def _objection(self, terms: Terms) -> Waits | None:
-        """Who of those that keep terms of their own does not keep these; None: nobody is left."""
+        """Return which party that keeps terms of its own does not keep these; None if all do."""
         return None
 
     def _carried(self, link: sa.Connection, round: int) -> None:
@@ -478,10 +478,9 @@ class Coordinator:
         """Everything that is stored for the round, into the server; what of it was left out."""
         n_items, width = server.items.shape
         total: list[SummedReports] = []
-        waiting: list[DeviceReports] = []
         limit = self._plan.value_limit
         for part in records.bodies(link, now.round, now.attempt):
-            waiting += [
+            reports = [
                 cut(
                     decode_report(
                         body, sender=number, n_items=n_items, width=width, round=now.round
@@ -490,12 +489,7 @@ class Coordinator:
                 )
                 for number, body in part
             ]
-            # How many devices sent a row is known when all are here.
-            if not self._plan.defence.min_contributors:
-                total = [server.add_sums([*total, server.sum_reports(waiting)])]
-                waiting = []
-        if waiting:
-            total.append(server.sum_reports(waiting))
+            total = [server.add_sums([*total, server.sum_reports(reports)])]
         server.fold(server.add_sums(total))
         return {}
 

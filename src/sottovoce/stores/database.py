@@ -22,7 +22,7 @@ from sottovoce.stores.stamps import stamp, unstamp
 SCHEMA = 4
 """The format of the tables. A database of another one is refused."""
 MOST_ROUNDS = 2**31 - 1
-"""Of a federation: models name rounds in 32 bits."""
+"""Most rounds of a federation: models name rounds in 32 bits."""
 
 _metadata = sa.MetaData()
 meta = sa.Table(

@@ -59,7 +59,7 @@ ASKS_FIRST = "asks-first"
 
 
 def first_roots(root_key: int | None) -> dict[str, bytes]:
-    """Of a new store, by name; a trial gives a root key."""
+    """Return the root keys of a new store, by name; a trial gives a root key."""
     if root_key is None:
         return {_DRAWS: secrets.token_bytes(SECRET_BYTES), _COINS: secrets.token_bytes(NOISE_BYTES)}
     return {_DRAWS: streams_of(root_key).root_bytes(), _COINS: noise_root(root_key)}
@@ -188,7 +188,7 @@ class SentReports:
 
     number: int
     epsilon: float
-    """Of each."""
+    """Cost of each."""
     batch: int
     """The fewest devices whose reports a proxy hands on together; 0 where there was none."""
     reports: int
@@ -244,7 +244,7 @@ class Contact:
     what: str
     """`enrolment` or `check-in`."""
     bytes: int
-    """Of this user's part in it."""
+    """Bytes of this user's part in it."""
     epsilon: float
     """0: no history is in it. That the device is there, its party knows from then on."""
     at: int
@@ -376,14 +376,15 @@ class CohortStore(PersonalStore):
         return [(i, t) for i, t in self.file.rows("SELECT id, title FROM catalogue ORDER BY item")]
 
     def categories(self) -> list[tuple[str, ...]]:
-        """Of every item of the catalogue, by item number."""
+        """Return the categories of every item of the catalogue, by item number."""
         found: list[list[str]] = [[] for _ in range(len(self.catalogue()))]
         for item, name in self.file.rows("SELECT item, name FROM categories ORDER BY 1, 2"):
             found[item].append(name)
         return [tuple(names) for names in found]
 
     def former_titles(self) -> list[tuple[str, ...]]:
-        """Of every item of the catalogue, by item number: other titles that it had here before."""
+        """Return, for every item of the catalogue by item number, other titles that it had here
+        before."""
         had = titles_had(self.file)
         return [
             tuple(one for one in had.get(item, ()) if one != title)

@@ -153,8 +153,8 @@ def has_room(store: CohortStore, terms: Terms, costs: Sequence[tuple[int, float]
 
 
 def _by_noise(store: CohortStore) -> list[dict[float, int]]:
-    """Of each of the store's users: how many releases without an ε of their own have left, or may
-    have, by the noise on sums (0 for none)."""
+    """Return, for each user of the store, how many releases without an ε of their own have left, or
+    may have, by the noise on sums (0 for none)."""
     book = RoundBook(store.file)
     noise = {era: _noise_then(content) for era, content in book.all_terms()}
     found: dict[int, dict[float, int]] = {number: {} for number in store.users.tolist()}

@@ -97,7 +97,7 @@ class RoundBook:
             self.file.hold("model", ("model",), view.round)
 
     def model_round(self) -> int | None:
-        """Of the model that is kept."""
+        """Return the round of the model that is kept."""
         sql = "SELECT round FROM model"
         found: int | None = self.file.held("model", ("model",), lambda: self.file.value(sql))
         return found
@@ -187,7 +187,7 @@ class RoundBook:
         return None if row is None else Round(*row)
 
     def changed_since(self, choice: int) -> NDArray[np.int64]:
-        """Who has chosen anew since that choice."""
+        """Return who has chosen anew since that choice."""
         sql = "SELECT DISTINCT number FROM consent WHERE version > ?"
         return np.array([n for (n,) in self.file.rows(sql, [choice])], dtype=np.int64)
 
@@ -275,7 +275,7 @@ class RoundBook:
         )
 
     def costs(self, entry: Round) -> list[tuple[int, float]]:
-        """Whose reports are in this round, and what they cost."""
+        """Return whose reports are in this round, and what they cost."""
         sql = (
             "SELECT number, iif(reports > 0, reports * report_epsilon, epsilon) FROM ledger"
             f" WHERE {_ROUND} ORDER BY number"
@@ -326,7 +326,7 @@ class RoundBook:
         ]
 
     def has_left(self, era: int, round: int) -> NDArray[np.int64]:
-        """Whose reports have left in any attempt at a round, or may have."""
+        """Return whose reports have left in any attempt at a round, or may have."""
         sql = (
             "SELECT DISTINCT l.number FROM ledger l JOIN rounds r USING (era, round, attempt)"
             f" WHERE l.era = ? AND l.round = ? AND r.state IN {_GONE}"

@@ -81,9 +81,12 @@ def notes_folder() -> Path:
     """Return the folder for the notes of this user's parties."""
     named, base = os.environ.get(ENVIRONMENT), os.environ.get("XDG_STATE_HOME")
     if named:
+        if not Path(named).is_absolute():  # it would be another place with each working directory
+            raise ConfigError(f"${ENVIRONMENT} must be a whole path, and {named!r} is none")
         return Path(named)
-    try:
-        state = Path(base) if base else Path.home() / ".local" / "state"
+    try:  # the specification of $XDG_STATE_HOME has paths ignored that are not whole
+        whole = base and Path(base).is_absolute()
+        state = Path(base or "") if whole else Path.home() / ".local" / "state"
     except RuntimeError:
         raise ConfigError(
             f"this user has no home; name a folder for what is noted with ${ENVIRONMENT}"

@@ -31,9 +31,10 @@ from sottovoce.wire.invitations import MAX_NUMBER
 from sottovoce.wire.refusals import SHUT_OUT_BY_OPERATOR, WITHDRAWN
 
 PAUSED = "paused"
-"""Of a fact: that the operator wants no new round for now."""
+"""Key of the fact that the operator wants no new round for now."""
 AWAY, TROUBLE = "away", "trouble"
-"""Of facts: which other party rounds wait for, why they do not move on otherwise; since when."""
+"""Keys of facts: which other party rounds wait for, or why they do not move on otherwise, and since
+when."""
 Which = Literal["all", "active", "silent", "shut-out", "invited"]
 """Devices of one state. Silent ones have been asked in vain so often that they are not asked."""
 _LONGEST_QUERY, _MOST_ROWS = 200, 100_000
@@ -173,7 +174,7 @@ def _minute(at: float) -> str:
 
 
 def _unheard(changed: str) -> sa.ColumnElement[bool]:
-    """Of contacts: none since the terms were changed at that time."""
+    """Condition on contacts: none since the terms were changed at that time."""
     last = sa.func.substr(contacts.c.last_contact, 1, _TO_THE_MINUTE)
     return sa.or_(contacts.c.last_contact.is_(None), last <= changed[:_TO_THE_MINUTE])
 
@@ -364,7 +365,7 @@ def round_lines(link: sa.Connection, offset: int, limit: int) -> tuple[int, list
 
 
 def missing_in(link: sa.Connection, round: int, attempt: int) -> records.Numbers | None:
-    """Who was asked in an attempt that is over and did not report; None where it is not over."""
+    """Return who was asked in an attempt and did not report; None if the attempt is not over."""
     query = sa.select(rounds.c.missing).where(rounds.c.round == round, rounds.c.attempt == attempt)
     found = link.execute(query).scalar()
     return None if found is None else records.unpacked(found)

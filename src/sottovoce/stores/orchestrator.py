@@ -110,7 +110,7 @@ class SiloRound:
     """Those whose answer was refused."""
     seconds: float
     version: int
-    """Of the model after it."""
+    """Version of the model after it."""
 
 
 def stored_rows(kind: str, numbers: Sequence[int], rows: NDArray[np.float32]) -> list[bytes]:

@@ -25,9 +25,9 @@ from sottovoce.stores.keys import (
     read_private_key,
     write_new_files,
 )
+from sottovoce.stores.locking import ServiceFolder
 from sottovoce.stores.orchestrator import DATABASE, OrchestratorStore
 from sottovoce.stores.private import private_folder
-from sottovoce.stores.ready import ServiceFolder
 from sottovoce.wire.interactions import Identity
 from sottovoce.wire.passes import Issuer
 from sottovoce.wire.silo_files import (

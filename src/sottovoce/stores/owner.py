@@ -44,7 +44,7 @@ from sottovoce.wire.passes import Pass
 # A data owner's door for users: offers of sessions, and sessions, in memory alone.
 
 ID_BYTES = 16
-"""Of an offer or a session."""
+"""Bytes of the id of an offer or a session."""
 MOST_OFFERS, MOST_OFFERS_EACH, MOST_SESSIONS = 1 << 14, 8, 1 << 17
 """At a time, in memory; beyond it the oldest goes. A user has one session."""
 ANOTHER = "somebody else is known here under the number of this pass"

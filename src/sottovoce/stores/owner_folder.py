@@ -30,9 +30,9 @@ from sottovoce.stores.keys import (
     replace_file,
     write_new_files,
 )
+from sottovoce.stores.locking import ServiceFolder
 from sottovoce.stores.owner import DataOwner
 from sottovoce.stores.private import private_folder
-from sottovoce.stores.ready import ServiceFolder
 from sottovoce.wire.interactions import Identity
 from sottovoce.wire.silo_files import (
     Admission,

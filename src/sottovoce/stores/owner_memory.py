@@ -340,7 +340,7 @@ class SummingMemory(OwnerMemory):
 
 
 def memory_of(number: int, settings: DRIFTConfig, store: OwnerStore) -> OwnerMemory:
-    """Of the kind that the settings ask for."""
+    """Return the memory of the kind that the settings ask for."""
     kind = SummingMemory if settings.release == "aggregated" else OwnerMemory
     return kind(number, settings, store)
 
@@ -353,7 +353,7 @@ def _older_copy(why: str) -> SetBack:
 
 
 def _within(rows: NDArray[Any], bound: float) -> NDArray[np.bool_]:
-    """Of each row, whether all its numbers are."""
+    """Return which rows have all their numbers within the bound."""
     within: NDArray[np.bool_] = (np.abs(rows) <= bound).all(axis=-1)
     return within
 

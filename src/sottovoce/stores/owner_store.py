@@ -34,8 +34,8 @@ from sottovoce.stores.stamps import stamp, unstamp
 # Blocks as a data owner's store holds them: packed, and stamped for their place.
 
 DRAWN = 1 << 31
-"""Beside an item's or a user's number: the item was drawn for her and not touched. Numbers are
-smaller."""
+"""Mark next to an item's or a user's number: the item was drawn for the user and not touched.
+Numbers are smaller."""
 
 
 def packed(
@@ -116,7 +116,7 @@ class SumTables:
         )
 
     def put_vectors(self, vectors: Mapping[int, Row], users: Iterable[int]) -> None:
-        """Of these users."""
+        """Store the vectors of these users."""
         rows = [
             (user, stamp(vectors[user].astype("<f4").tobytes(), "vectors", user)) for user in users
         ]

@@ -52,7 +52,7 @@ class RequestSent:
     messages: int
     """All sealed messages in it."""
     bytes: int
-    """Of the request's body; of this user's part in it."""
+    """Bytes of this user's part in the request's body."""
     epsilon: float
     """Infinite if whoever gets it reads it; 0 if no history is in it. That the user is there, its
     party knows from then on."""

@@ -17,12 +17,13 @@ from sottovoce.stores.server import KeyInUse, only_number
 from sottovoce.wire.invitations import MAX_NUMBER
 
 RULES, _CHALLENGE_KEY = "places", "challenge_key"
-"""Of facts: the rules, and the key of challenges that all processes of a federation know as
+"""Keys of facts: the rules, and the key of challenges that all processes of a federation know as
 theirs."""
 
 
 def place_rules(link: sa.Connection) -> PlaceRules | None:
-    """By which devices come without an invitation; None where no operator ever opened places."""
+    """Return the rules by which devices come without an invitation; None if no operator ever opened
+    places."""
     found = records.fact(link, RULES)
     return None if found is None else config.build(PlaceRules, json.loads(found), RULES)
 

@@ -199,7 +199,7 @@ def check_shape(view: ModelView, terms: Terms) -> None:
 
 
 def digest(view: ModelView, numbers: NDArray[np.int64] | None, summed: bool) -> bytes:
-    """Of what was asked for."""
+    """Return the digest of what was asked for."""
     asked = hashlib.blake2b(b"summed" if summed else b"single", digest_size=16)
     asked.update(np.ascontiguousarray(view.items, dtype="<f4").tobytes())
     if numbers is not None:

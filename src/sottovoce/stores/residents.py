@@ -38,7 +38,7 @@ from sottovoce.wire.reports import encode_report
 from sottovoce.wire.terms import Terms
 
 Secret = Callable[[int], bytes]
-"""So many bytes that nobody can guess."""
+"""Returns so many bytes that nobody can guess."""
 _AT_ONCE = 64
 """Devices whose messages are made together."""
 GO_ON = "go-on"

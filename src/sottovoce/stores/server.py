@@ -40,11 +40,12 @@ RECEIPT_ROUNDS = 3
 AT_ONCE = 500
 """Rows that are asked for or written together."""
 PUBLISHED = "published"
-"""Of a fact: the version by which devices recommend, where that is not always the newest model."""
+"""Key of the fact that names the version by which devices recommend, if that is not always the
+newest model."""
 LAST_CALL = "last_call"
 """The fact with the attempt in which no device begins a report any more (`call_last`)."""
 VERSION = "version:"
-"""Of facts, before the number of a version that is kept."""
+"""Key of facts of versions that are kept, in front of their number."""
 
 _OVER = ("closed", "abandoned")
 """States of an attempt that is over."""
@@ -165,7 +166,7 @@ class Submission:
     mark: bytes
     body: bytes
     joined: bool = False
-    """Of a device that came after the round was opened, and is asked from now on."""
+    """Whether the device came after the round was opened, and is asked from now on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -536,7 +537,7 @@ _INVITED = sa.select(devices.c.number).where(
     devices.c.token_hash == sa.bindparam("token"), _WELCOME
 )
 WHY = "shut_out_why:"
-"""Of a fact, before the number of a device that the server itself has shut out."""
+"""Key of facts that say why the server itself has shut a device out, in front of its number."""
 
 
 def token_hash(token: bytes) -> bytes:

@@ -50,8 +50,8 @@ from sottovoce.stores.keys import (
     replace_file,
     write_new_files,
 )
+from sottovoce.stores.locking import locked, running
 from sottovoce.stores.private import close_to_others, private_folder
-from sottovoce.stores.ready import locked, running
 from sottovoce.stores.server import published_catalogue
 from sottovoce.wire.catalogue import (
     Categories,
@@ -92,20 +92,20 @@ class Introduction:
     """The server's certificate authority, as PEM; empty for a plaintext server on loopback."""
     federation: str
     verifying_key: str
-    """By which admissions are known (Ed25519); hexadecimal."""
+    """Key by which admissions are known (Ed25519); hexadecimal."""
     token: str
-    """By which whoever is behind it knows the proxy: the server, or the next shuffler of a chain;
-    hexadecimal. A secret."""
+    """Token by which the party behind it (the server, or the next shuffler of a chain) knows the
+    shuffler; hexadecimal. A secret."""
     hop: int = 0
     """Its place in the chain, from 0."""
     accepts: str = ""
-    """By which it knows the shuffler before it; hexadecimal. A secret."""
+    """Token by which it knows the shuffler before it; hexadecimal. A secret."""
 
     def __repr__(self) -> str:
         return f"<Introduction to {self.federation}, redacted>"
 
     def to_table(self) -> dict[str, Any]:
-        """Of the first shuffler as it was before there were chains."""
+        """Return the table of the first shuffler."""
         table = {"protocol": PROTOCOL, **asdict(self)}
         return table if self.hop else {k: v for k, v in table.items() if k not in _BEHIND}
 

@@ -105,7 +105,7 @@ class HomeCopy(Redacted):
     model: ModelView | None
     catalogue: list[tuple[str, str]]
     lasting: Streams
-    """By which it was drawn what may ever leave."""
+    """Streams by which it was drawn what may ever leave."""
     prepared: Prepared | None
     """The latest message of this device, where the store still has it."""
 
@@ -312,7 +312,7 @@ class DeviceSession(Agreeing):
         return None if entry is None else Prepared.of(entry)
 
     def inside(self, prepared: Prepared) -> Inside:
-        """What of its one user is in the latest report, and what it costs: for her eyes."""
+        """Return what of its one user is in the latest report, and what it costs: for her eyes."""
         with self.store.file.snapshot():
             entry = self._entry(prepared.round, prepared.attempt)
             ((number, cost),) = self._book.costs(entry)

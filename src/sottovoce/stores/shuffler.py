@@ -45,11 +45,11 @@ SCHEMA = 2
 KEPT_ROUNDS = 2
 """Rounds after which it is forgotten who has sent; until then a replay is known as one."""
 _PLACE_BITS = 62
-"""Of a random place in a batch."""
+"""Bits of a random place in a batch."""
 _ROWS, _PARTS = 256, 4
 """Submissions and parts of a batch that are read or deleted at once."""
 _ROW_BYTES = 1 << 16
-"""Of records that are stored together."""
+"""Bytes of records that are stored together."""
 _SEEN = "SELECT mark FROM seen WHERE round = ? AND account = ?"
 _MARK_BYTES = 16
 
@@ -208,7 +208,7 @@ class ShufflerStore:
             )
 
     def generation(self, account: bytes) -> int | None:
-        """Of the account's key; None where there is no such account."""
+        """Return the generation of the account's key; None if there is no such account."""
         sql = "SELECT generation FROM accounts WHERE account = ?"
         found = self._reader.value(sql, [account])
         return None if found is None else int(found)

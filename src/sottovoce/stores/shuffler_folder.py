@@ -34,9 +34,9 @@ from sottovoce.stores.keys import (
     replace_file,
     write_new_files,
 )
+from sottovoce.stores.locking import ServiceFolder
 from sottovoce.stores.noted import Marks
 from sottovoce.stores.private import private_folder
-from sottovoce.stores.ready import ServiceFolder
 from sottovoce.stores.server_folder import (
     Introduction,
     read_introduction,

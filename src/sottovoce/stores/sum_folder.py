@@ -45,10 +45,9 @@ from sottovoce.stores.keys import (
     replace_file,
     write_new_files,
 )
-from sottovoce.stores.locking import lock
+from sottovoce.stores.locking import ServiceFolder, lock
 from sottovoce.stores.noted import note_of
 from sottovoce.stores.private import private_folder
-from sottovoce.stores.ready import ServiceFolder
 from sottovoce.stores.stamps import stamp
 from sottovoce.wire.frames import PROTOCOL
 from sottovoce.wire.refusals import Refused
@@ -68,7 +67,7 @@ class SumIntroduction:
 
     terms: Terms
     token: str
-    """By which it knows the server; hexadecimal. A secret."""
+    """Token by which it knows the server; hexadecimal. A secret."""
 
     who: ClassVar[str]
     """How sentences call it, what it is of, and with which command it is served."""
@@ -101,7 +100,7 @@ class SumIntroduction:
         write_new_files(path.parent, {path.name: self.content()})
 
     def content(self) -> bytes:
-        """Of its file."""
+        """Return the content of its file."""
         return _json(self.to_table())
 
     def to_table(self) -> dict[str, Any]:
@@ -234,6 +233,8 @@ class Answers:
         """Why what is told cannot be noted outside the folder."""
         self.set_back = 0
         """How often the folder lacked what the note says."""
+        self.lacks_note = note is not None and not note.exists() and self.last != NEVER
+        """Whether sums were told of which nothing is noted here, as on another machine."""
         with self._alone():
             self._catch_up()
             self._write_note(self.last)
@@ -317,7 +318,7 @@ class AgreedTerms(Generic[I, R]):
 
     introduction: I
     name: bytes
-    """Of the terms, in questions."""
+    """Name of the terms, in questions."""
     rules: R
 
 

@@ -24,7 +24,8 @@ from sottovoce.stores.database import (
 )
 
 WAITING_BYTES, LEAST_WAITING = 16 << 20, 16
-"""Of messages that wait to be added up: so many bytes, or so many messages if they are long."""
+"""Limits of messages that wait to be added up: so many bytes, or so many messages if they are long.
+"""
 _REMEMBERED = 1000
 """Rounds of which it is remembered who was left out."""
 _OFFENCES, MOST_OFFENCES = "offences", 3
@@ -195,7 +196,7 @@ def leave_out(
 
 
 def who_is_out(link: sa.Connection, round: int, attempt: int) -> dict[int, str]:
-    """Who was left out of a round, ascending, and for which reason."""
+    """Return who was left out of a round, ascending, and for which reason."""
     query = sa.select(left_out.c.number, left_out.c.reason).where(*_is(left_out, round, attempt))
     rows = link.execute(query.order_by(left_out.c.number))
     return {row.number: row.reason for row in rows}
@@ -233,7 +234,7 @@ def forgive(link: sa.Connection, numbers: Sequence[int]) -> None:
 
 
 def seeds(link: sa.Connection, round: int, attempt: int) -> dict[int, bytes]:
-    """Who is in the sum, ascending, with their sealed seeds."""
+    """Return who is in the sum, ascending, with their sealed seeds."""
     rows = link.execute(
         sa.select(summed_seeds.c.number, summed_seeds.c.sealed)
         .where(*_is(summed_seeds, round, attempt))

@@ -23,12 +23,13 @@ class Line:
     """Something that left, or may have."""
 
     name: str
-    """By which it is asked for: the round and attempt of a report under its terms, or a number."""
+    """Name by which it is asked for: the round and attempt of a report under its terms, or a
+    number."""
     when: int
     what: str
     """The kind of a release, or of a request."""
     party: str
-    """Who got a request; empty for reports, which go where the terms say."""
+    """Party that got a request; empty for reports, which go where the terms say."""
     terms: int
     """Under which ones a report left; -1 for other requests."""
     round: int
@@ -38,12 +39,12 @@ class Line:
     reports: int
     """Randomised ones in it."""
     items: int
-    """Of hers, that are in it."""
+    """Number of the user's items that are in it."""
     state: str
-    """Of a report: left, arrived or refused."""
+    """State of a report: left, arrived or refused."""
     reason: str
     sha256: str
-    """Of the bytes that left, where they are known."""
+    """Checksum of the bytes that left, if they are known."""
 
     @property
     def is_report(self) -> bool:

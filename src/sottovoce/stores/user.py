@@ -47,7 +47,7 @@ class Person:
     given: Pass | None
     """None before she is enrolled."""
     departure: str
-    """Of the whole federation: empty, asked or done."""
+    """State of leaving the whole federation: empty, asked or done."""
 
     def __repr__(self) -> str:
         return "<Person, redacted>"

@@ -121,7 +121,7 @@ Event = tuple[int, int, bool, int]
 
 
 class UserDoor:
-    """Of all users of a store."""
+    """The door of all users of a store."""
 
     def __init__(self, store: UserStore) -> None:
         self.store = store
@@ -486,7 +486,7 @@ class UserDoor:
         )
 
     def _not_arrived(self, departure: Departure, sequences: Sequence[int]) -> None:
-        """Of these it is known after all."""
+        """Note that these messages are known not to have arrived after all."""
         self.store.file.write_many(
             f"UPDATE messages SET unanswered = unanswered - 1 WHERE {_OF} AND sequence = ?",
             [(departure.user, departure.owner, sequence) for sequence in sequences],

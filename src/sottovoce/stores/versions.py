@@ -22,11 +22,11 @@ AFTER_ROLLBACK = (
     "an operator went back to version {}, which stays published until another one is published"
 )
 KEPT = 8
-"""So many versions are kept, and the published one in any case."""
+"""Versions that are kept, and the published one in any case."""
 _PINNED = "published_pinned"
 """The fact with the version to which the operator went back, and which stays published."""
 _CHOSEN_IN = "published_in"
-"""Of a fact: the round in which the operator last chose what is published."""
+"""Key of the fact with the round in which the operator last chose what is published."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class ModelVersion:
     held_back: str = ""
     """Why it was not published; empty where it was, also by the operator."""
     quality: Quality | None = None
-    """By what devices have said of it; None where nobody was asked."""
+    """Quality by what devices have said about it; None if nobody was asked."""
     against: int | None = None
     """The version that was published then."""
 
@@ -124,11 +124,10 @@ def _key(version: int) -> str:
 
 
 def _version(link: sa.Connection, version: int) -> ModelVersion:
-    table = json.loads(records.fact(link, _key(version)) or "{}")
-    quality = table.get("quality")
+    table = json.loads(str(records.fact(link, _key(version))))
+    quality = table["quality"]
     found = None if quality is None else Quality.from_table(quality)
-    made, held_back = table.get("made", ""), table.get("held_back", "")
-    return ModelVersion(version, made, held_back, found, table["against"])
+    return ModelVersion(version, table["made"], table["held_back"], found, table["against"])
 
 
 def _write(link: sa.Connection, kept: ModelVersion) -> None:

@@ -33,7 +33,7 @@ from sottovoce.errors import UsageError
 from sottovoce.services.copies.copying import backup_place, make_backup
 from sottovoce.services.kit.serving import Also, listen
 from sottovoce.services.server import operator
-from sottovoce.services.server.health import PartyHealth
+from sottovoce.services.server.asking import PartyHealth
 from sottovoce.services.server.process import RunningServer
 from sottovoce.stores import amending, operating
 from sottovoce.stores import server as records
@@ -44,9 +44,8 @@ from sottovoce.stores.server_folder import DATABASE
 from sottovoce.web import calls as take
 from sottovoce.web.calls import Refusal, call
 from sottovoce.web.entrance import Entrance, Guest, PageSession, same
-from sottovoce.web.link import ASKS, NONCE_BYTES, SERVES
 from sottovoce.web.page import JSON, PAGED, PageApplication, as_json
-from sottovoce.web.process import HOST, LIMITS, PageConnection
+from sottovoce.web.process import ASKS, HOST, LIMITS, NONCE_BYTES, SERVES, PageConnection
 from sottovoce.wire.catalogue import items_of
 from sottovoce.wire.exactly import settings as exact_settings
 from sottovoce.wire.exactly import short

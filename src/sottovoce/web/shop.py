@@ -14,7 +14,7 @@ from sottovoce.data.dataset import Dataset
 from sottovoce.stores.server_folder import ServerFolder
 from sottovoce.web.calls import call
 from sottovoce.web.desk import RECOMMENDED
-from sottovoce.web.link import ask_for_link
+from sottovoce.web.process import ask_for_link
 
 SHOP_CALLS = (
     call("GET places", "places"),

@@ -20,7 +20,7 @@ from sottovoce.errors import CorruptData, MessageError, UsageError
 Items = Sequence[tuple[str, str]]
 """Id and title, by place."""
 Categories = Sequence[Sequence[str]]
-"""Of every item, by place; empty where a federation names none."""
+"""Categories of every item, by place; empty if a federation names none."""
 _SPARE = "~spare-"
 LONGEST_NAME = 500
 """Bytes of an item's id or title or of a category, at most."""
@@ -71,7 +71,7 @@ def require_fit(after: bytes, before: bytes = b"{}") -> None:
 
 
 def _names(table: Mapping[str, Any]) -> dict[str, None]:
-    """Of items, titles and categories, each once; what has no title is gone."""
+    """Return items, titles and categories, each once; what has no title is left out."""
     found = {item: None for item, _ in table.get("items", ())}
     found |= {title: None for _, title in table.get("items", ()) if title}
     return found | dict.fromkeys(table.get("categories", {}).get("names", ()))

@@ -29,7 +29,7 @@ class OwnerEntry:
     number: int
     name: str
     url: str
-    """Of its service for users, as https://HOST:PORT."""
+    """Address of its service for users, as https://HOST:PORT."""
     public: bytes
     """Its long-term key (X25519)."""
     authority: str

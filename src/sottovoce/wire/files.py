@@ -28,7 +28,7 @@ class DocumentFile:
 
     _kind: ClassVar[str]
     _from: ClassVar[str]
-    """Who makes such files, and gives another one."""
+    """What makes such files, for the message that asks for another one."""
     _secret: ClassVar[bool] = False
     _protocols: ClassVar[tuple[int, ...]] = DRIFT_PROTOCOLS
     """The versions of the protocol under which this content was written."""

@@ -88,13 +88,13 @@ class MaskSumQuestion:
     model: bytes
     """Name of the model that all have learnt from."""
     records: tuple[SealedSeed, ...]
-    """Of the whole round, a group after the other."""
+    """Records of the whole round, one group after another."""
     sizes: tuple[int, ...]
-    """Of the groups; one where there are none."""
+    """Sizes of the groups; one size if there are no groups."""
     group: int = 0
-    """Whose sum is asked for."""
+    """The group whose sum is asked for."""
     numbers: int | None = None
-    """Of a contribution; None where they are those of the model."""
+    """Numbers of a contribution; None if they are those of the model."""
 
     def __repr__(self) -> str:
         return f"<MaskSumQuestion round={self.round} devices={len(self.records)}>"
@@ -226,7 +226,7 @@ def decode_masked(
 
 
 def sealed_seed(payload: bytes) -> SealedSeed:
-    """Of a device's message, whose numbers are not looked at."""
+    """Return the sealed seed of a device's message without reading its numbers."""
     return SealedSeed.of(payload[-SEALED_SEED_BYTES:])
 
 
@@ -241,7 +241,7 @@ def encode_question(
     records: Sequence[SealedSeed],
     numbers: int | None = None,
 ) -> bytes:
-    """Of a round with one sum; or whether these seeds can be opened."""
+    """Encode the question for a round with one sum, or whether these seeds can be opened."""
     head = MASK_QUESTION.pack(round, attempt, len(records), terms_name(terms), model)
     if numbers is not None:
         named = round, attempt, len(records), terms_name(terms), model
@@ -257,7 +257,7 @@ def encode_group_question(
     groups: Sequence[Sequence[SealedSeed]],
     group: int,
 ) -> bytes:
-    """Of a round with several: it names all of them, and asks for one."""
+    """Encode the question for a round with several groups: it names all and asks for one."""
     count = sum(map(len, groups))
     head = MASK_GROUPS.pack(round, attempt, count, terms_name(terms), model)
     sizes = b"".join(_GROUP.pack(len(one)) for one in groups)

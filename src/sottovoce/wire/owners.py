@@ -94,7 +94,7 @@ def _split(body: bytes, start: int) -> list[bytes]:
 
 @dataclass(frozen=True, slots=True)
 class OwnerCard:
-    """Who answers at an address. Public."""
+    """The public card of a data owner: who answers at an address."""
 
     federation: str
     number: int

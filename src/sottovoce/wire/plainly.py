@@ -47,7 +47,7 @@ def is_printed(terms: Terms) -> bool:
 
 
 def onlookers(terms: Terms, *, gateway: bool = False) -> list[Onlooker]:
-    """Who sees what of somebody who takes part. A `gateway` sends one sum of all its users."""
+    """Return who sees what of a participant. A `gateway` sends one sum of all its users."""
     if terms.reporting is not None:
         found = _of_reports(terms)
     elif terms.link.checking is not None:
@@ -151,7 +151,7 @@ def agreed_to(terms: Terms, *, gateway: bool = False) -> list[Said]:
 
 
 def _places(terms: Terms) -> list[Said]:
-    """Who is reached where, as far as the terms name it."""
+    """Return which party is reached where, as far as the terms name it."""
     link, found = terms.link, []
     if link.mixing is not None and link.mixing.url:
         places = [link.mixing.url, *(hop.url for hop in link.mixing.chain)]

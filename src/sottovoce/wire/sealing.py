@@ -26,7 +26,8 @@ from sottovoce.errors import KeyTrouble, MessageError
 
 REPORT_BYTES = 4
 SEALED_BYTES = LAYER_BYTES + REPORT_BYTES
-"""Of one report that is sealed to the server alone: an ephemeral key, the report, and the tag."""
+"""Bytes of one report that is sealed to the server alone: an ephemeral key, the report, and the
+tag."""
 KEY_BYTES, KEY_ID_BYTES = 32, 32
 
 _SUITE = Suite(KEM.X25519, KDF.HKDF_SHA256, AEAD.AES_128_GCM)

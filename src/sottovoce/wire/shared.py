@@ -99,7 +99,7 @@ class SharedRecord:
 
     @property
     def name(self) -> bytes:
-        """By which the submission is known."""
+        """The name of the submission."""
         return hashlib.sha256(self.content).digest()
 
     def __repr__(self) -> str:
@@ -126,7 +126,7 @@ class About(NamedTuple):
     model: bytes
     """Name of the model that all have learnt from."""
     numbers: int
-    """Of the sum."""
+    """Number of values in the sum."""
 
     @classmethod
     def of(cls, terms: Terms, round: int, attempt: int, model: bytes, numbers: int) -> About:
@@ -144,9 +144,9 @@ class SetQuestion:
     about: About
     names: tuple[bytes, ...]
     coins: tuple[bytes, ...] = ()
-    """Of all aggregators, once they are known."""
+    """Coins of all aggregators, once they are known."""
     kept: NDArray[np.bool_] | None = None
-    """Who is not left out, once that is known."""
+    """Which submissions are kept, once that is known."""
 
     def __repr__(self) -> str:
         return f"<SetQuestion round={self.about.round} devices={len(self.names)}>"

@@ -77,8 +77,8 @@ def terms_name(terms: Terms) -> bytes:
 
 
 def record_bytes(link: Proxied, hop: int) -> int:
-    """Of a report on its way from the shuffler at place `hop`, from 0, to whoever is behind it; the
-    first one passes it on as devices send it."""
+    """Return the bytes of a report that leaves the shuffler at place `hop`, counted from 0. The
+    first shuffler passes reports on as devices send them."""
     return SEALED_BYTES + LAYER_BYTES * (link.shufflers - 1 - hop)
 
 
@@ -164,14 +164,14 @@ class BatchPart:
     key: bytes
     """Name of the key to which its reports are sealed."""
     devices: int
-    """Of the whole batch."""
+    """Devices of the whole batch."""
     part: int
     parts: int
     mark: bytes
     """The batch's own, drawn by the shuffler."""
     body: bytes
     size: int = SEALED_BYTES
-    """Of a report."""
+    """Bytes of a report."""
 
     @property
     def reports(self) -> int:

@@ -78,7 +78,7 @@ class Application(DocumentFile):
 
     name: str
     url: str
-    """Of its service for users, as https://HOST:PORT."""
+    """Address of its service for users, as https://HOST:PORT."""
     public: bytes
     """Its long-term key (X25519)."""
     authority: str
@@ -147,7 +147,7 @@ class UserInvitation(DocumentFile):
     issuer: bytes
     """The issuer's public key."""
     url: str
-    """Of the orchestrator's service for users, as https://HOST:PORT."""
+    """Address of the orchestrator's service for users, as https://HOST:PORT."""
     ca: str
     """The certificate (PEM) that this service is trusted by; empty for plaintext on loopback."""
     token: bytes

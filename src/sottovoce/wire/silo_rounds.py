@@ -268,6 +268,7 @@ class GradientsSent:
 
 
 def _check_named(owner: int, message: RowRequest | Gradients) -> None:
-    """Of nobody's rows are those that owners send that add up; items are always there."""
+    """Check which rows are named. Rows of users are absent if data owners send sums; rows of items
+    are always there."""
     if message.owner != owner or not len(message.items):
         raise MessageError("a request or gradients name their owner and items, or there are none")

@@ -159,12 +159,12 @@ class Terms:
 
     @property
     def bits(self) -> int:
-        """Of a number that is masked."""
+        """Bits of a masked number."""
         return (self.secure_sum and self.secure_sum.bits) or BITS[-1]
 
     @property
     def most_numbers(self) -> int:
-        """Of a device's masked message in any round."""
+        """The largest number of values in a device's masked message in any round."""
         return self.algorithm.most_numbers(self.n_items)
 
     @property

@@ -56,7 +56,7 @@ Purpose = Literal["recommend", "leave", "vector", "enrol"]
 _COUNT = struct.Struct("<I")
 _MAC_BYTES = 32
 QUESTION_BYTES = USER_QUESTION.size + PASS_BYTES + _MAC_BYTES
-"""Of a question without content."""
+"""Bytes of a question without content."""
 _PURPOSE = b"sottovoce users 1\0"
 _ANSWER = "the orchestrator's answer"
 Floats = NDArray[np.float32]
@@ -283,7 +283,7 @@ def longest_rows(items: int, size: int) -> int:
 
 
 def decode_item_rows(body: bytes, most: int, size: int) -> Floats:
-    """Of at most so many items, each of `size` numbers."""
+    """Decode rows of at most `most` items, each of `size` numbers."""
     items, width = ITEM_ROWS.unpack(body)
     if width != size or items > most or len(body) != longest_rows(items, size):
         raise MessageError(f"{_ANSWER} cannot be read")

@@ -16,8 +16,8 @@ _WINDOW = 23
 
 
 _MOST_BLOCKS, _SMALL_BLOCK = 1 << 16, 256
-"""Of so many blocks, or of blocks of so many bytes, no more are read: to count a message of nothing
-but empty ones takes time."""
+"""A message with more blocks than this, or with as many small ones, is refused: counting a message
+of nothing but empty blocks takes time."""
 _MAGIC = bytes.fromhex("28b52ffd")
 _BROKEN = "what was compressed is broken, is not whole, or has something behind it"
 

@@ -60,7 +60,8 @@ class Confidence:
     """λ."""
 
     def rows_sent(self, held: NDArray[np.int64], n_items: int) -> RowCounts:
-        """Of devices that hold so many items: theirs, and all others if these count."""
+        """Return the rows that devices with so many items send: their own items, and all others if
+        these count."""
         others = n_items - held if self.other else np.zeros_like(held)
         return RowCounts(held.astype(np.int32), others.astype(np.int32))
 

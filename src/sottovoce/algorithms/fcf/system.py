@@ -56,7 +56,8 @@ _UNKNOWN = (
     "says which, in its manifest)"
 )
 _HARDLY_MOVED = 0.5
-"""Of a number of the model, in all rounds: vectors are then nearly as they were drawn."""
+"""Distance that a number of the model has moved in all rounds, below which vectors are nearly as
+they were drawn."""
 _ALIKE = 0.9
 """Share of scores' variance in common from which lists are nearly everybody's."""
 

@@ -23,7 +23,7 @@ from sottovoce.core.recommender import Scorer, top_n
 FEWEST = 5
 """Whoever has fewer items holds none out."""
 NUMBERS = 2 * len(WHICH)
-"""Of a contribution: hits and misses by each of `WHICH`."""
+"""Numbers of a contribution: hits and misses by each of `WHICH`."""
 _EACH = math.sqrt(1.0 / len(WHICH))
 _SPREAD = 2654435761
 """Shuffles items that came at once, alike on all devices (Knuth's multiplier)."""

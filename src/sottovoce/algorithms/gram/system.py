@@ -41,19 +41,18 @@ from numpy.typing import NDArray
 from sottovoce.algorithms.base import ALGORITHMS, AlgorithmSettings, Contributing, Schedule
 from sottovoce.algorithms.gram import model, quality
 from sottovoce.algorithms.gram.kernels import add_factors, sum_pairs
-from sottovoce.algorithms.gram.sums import RunningSums
+from sottovoce.algorithms.gram.model import RunningSums
 from sottovoce.config import require_number, require_whole
 from sottovoce.core.arrays import read_only
 from sottovoce.core.cohort import Cohort
 from sottovoce.core.consent import Consent
 from sottovoce.core.contributions import STEPS, Contributions, Profile, numbers_of, places_of
-from sottovoce.core.interactions import Interactions
+from sottovoce.core.interactions import Interactions, positions, recency
 from sottovoce.core.knowledge import Prior
 from sottovoce.core.links import Link
 from sottovoce.core.messages import Aggregate, ModelView, SummedReports
 from sottovoce.core.quality import Quality
 from sottovoce.core.ranks import ALONE, Ranks
-from sottovoce.core.recency import positions, recency
 from sottovoce.core.recommender import FactorScorer
 from sottovoce.core.running import Draws, deviation, draw_size
 from sottovoce.data.dataset import Labels
@@ -91,7 +90,8 @@ class GramConfig(AlgorithmSettings):
     most_head: int = 1000
     """Most items in the head: a contribution has half as many numbers as its square."""
     batches: int = 1
-    """Of a period: in how many groups users come, one after the other, each counted once."""
+    """Batches of a period: groups in which users come one after the other, each user counted once.
+    """
     pairs_from: int = 0
     """The first batch in which pairs are summed, of all who have joined by then: before, too little
     is known of which items matter."""
@@ -101,10 +101,11 @@ class GramConfig(AlgorithmSettings):
     held_out: float = 0.1
     """Which part of her items, the latest, a user holds out then; at least one."""
     noise: Literal["independent", "factorised"] = "independent"
-    """Of several batches: whether each has noise of its own, or later ones take back most of what
+    """With several batches: whether each has noise of its own, or later ones take back most of what
     earlier ones added (`core.running`), which pays at the end and costs at the beginning."""
     model_bits: int = 8
-    """Of each number that is published (`model.rounded`); 32: as it is."""
+    """Bits of each number that is published (`model.rounded`); with 32 numbers are published as
+    they are."""
     support: float = 0.0
     """What pairs may say of an item at most, as a multiple of the root of its popularity for each
     user, so that few devices cannot push it by few pairs. 0: by the link, `model.SUPPORT` over
@@ -131,14 +132,14 @@ class GramConfig(AlgorithmSettings):
 
     @property
     def shares(self) -> tuple[float, ...]:
-        """Of the stages, in 1/noise²."""
+        """Return the shares of the stages, in 1/noise²."""
         first, last = self.popularity_share or FIRST_SHARE, self.quality_share
         learnt = (first, 1.0 - first) if first < 1.0 else (1.0,)
         return (*((1.0 - last) * share for share in learnt), last) if last else learnt
 
     @property
     def rounds(self) -> int:  # type: ignore[override]
-        """Of a period."""
+        """Return the rounds of a period."""
         return len(self.shares) * self.batches
 
     @property
@@ -150,7 +151,8 @@ class GramConfig(AlgorithmSettings):
         return self.batches - self.pairs_from * (stage > 0)
 
     def deviation(self, done: int, stage: int = 0) -> float:
-        """Of the noise on the sum of so many batches, where 1 is that of a single release."""
+        """Return the deviation of the noise on the sum of so many batches, in units of a single
+        release."""
         return deviation(done, self.held(stage), self.factorised)
 
     def on_data(
@@ -240,9 +242,9 @@ class Gram(Contributing):
     versioned: ClassVar[bool] = True
     config: GramConfig
     sigma: float
-    """Of the noise of a period that sums have, for a contribution of norm 1."""
+    """Deviation of the noise that a period's sums have, for a contribution of norm 1."""
     parts: int = 0
-    """Of which it is made up, where devices add it."""
+    """Parts of which the noise is made up, if devices add it."""
     counted: float = COUNTED
     """The square of what the count has of round 0's norm; less where entries are capped."""
     support: float = 0.0
@@ -344,7 +346,8 @@ class Gram(Contributing):
         more: int,
         rng: Streams,
     ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """Of new items nothing is known yet; and a period begins, which begins with nothing."""
+        """Carry the model over to a catalogue with more items. Nothing is known of new items yet,
+        and a period begins with nothing."""
         new = self.server_init(more, rng)
         return np.concatenate([items, new]), self.server_memory(n_items + more)
 
@@ -564,7 +567,7 @@ class Gram(Contributing):
         return prior.added(pairs, model.KNOWLEDGE)
 
     def _sent_weights(self, history: Interactions) -> NDArray[np.float64]:
-        """Of each entry in what is sent: more, the later it came."""
+        """Return the weight of each entry in what is sent: more, the later it came."""
         if not self.config.recency:
             return np.ones(history.n_interactions)
         many = np.repeat(history.counts, history.counts)

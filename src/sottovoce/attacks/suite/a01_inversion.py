@@ -67,7 +67,7 @@ _SMALL = 1 << 50
 class InversionGuess(Redacted):
     claims: Claims
     users: Ints
-    """Who was attacked."""
+    """Users who were attacked."""
     rounds: Ints
     rows: int
     """How many rows were looked at."""
@@ -172,7 +172,8 @@ def _guess_masked(view: View) -> InversionGuess:
 
 
 def _smallest(message: MaskedReports, width: int) -> list[UpdateRows]:
-    """Of each masked update the rows that look most like one draw: those with the least bias."""
+    """Return the rows of each masked update that look most like one draw: those with the least
+    bias."""
     found = []
     for sender, one in zip(message.sender.tolist(), message.masked, strict=True):
         table = one.view(np.int64).reshape(-1, width)

@@ -127,8 +127,8 @@ def _judge_sums(guess: list[LoneRows], truth: Truth) -> Result:
 
 
 def _judged(name: str, party: Party, guess: list[LoneRows], truth: Truth) -> Result:
-    """Whose a vector is goes by the true vectors that are nearest: before the round where
-    `truth.own["vectors"]` has them by round, else at the end."""
+    """Judge guesses of vectors. A vector is taken for that of the user whose true vector is
+    nearest: before the round if `truth.own["vectors"]` has them by round, else at the end."""
     none = np.zeros(0, dtype=np.int64)
     users, items = [none], [none]
     for lone in guess:

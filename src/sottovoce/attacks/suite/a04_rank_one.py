@@ -42,7 +42,7 @@ from sottovoce.core.redacted import Redacted
 PROMISE = "My data stay on my device, so nobody learns what I liked."
 _MOST_ITEMS = 200
 _AT_LEAST = 0.01
-"""Of |x|, that a row must differ by; a positive's differs by about 1 + α."""
+"""Share of |x| by which a row must differ; a positive's differs by about 1 + α."""
 _ROUNDING = 16.0 / GRID
 
 

@@ -28,7 +28,7 @@ from sottovoce.rng import Streams
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 PAIRS = 20_000
-"""Of reports that are looked at, of one device and of two."""
+"""Pairs of reports that are looked at, half of them from one device and half from two."""
 MOST_ROUNDS, MOST_TARGETS, AT_ONCE = 5, 300, 64
 _RNG = Streams.from_seed(5)
 _LINK: Final = "Nobody can tell which of the reports are from the same device as mine."
@@ -144,8 +144,8 @@ def _linked(
 
 
 def _owners(batch: Batch, sent: list[BitReports], draw: np.random.Generator) -> Ints:
-    """Who sent the report at each place. Of equal reports nobody can say it, so they are given to
-    their senders at random."""
+    """Return who sent the report at each place. Equal reports are given to their senders at random,
+    because nobody can tell them apart."""
     mine = [b for b in sent if b.round == batch.round]
     if len(mine) != 1:
         raise DataError("truth.own['bits'] must have the reports of every round once")
@@ -175,8 +175,8 @@ class Mixed(NamedTuple):
     batch: Batch
     """In the order in which the honest one handed it on."""
     senders: NDArray[np.int64]
-    """Who sent what stood at each place when the honest one got it. (Of the first shuffler nobody
-    else knows it; the attacker is told, as if he had watched its line.)"""
+    """Who sent the report at each place when the honest shuffler got it. (For the first shuffler
+    nobody else knows it; the attacker is told, as if he had watched its line.)"""
     told: tuple[int, ...] = ()
     """Places of one report of some devices, which the attacker is told (A13)."""
 
@@ -252,8 +252,8 @@ def _effects(
     question: MemberPairs,
     inside: NDArray[np.bool_],
 ) -> tuple[Floats, Floats]:
-    """Of each pair: by how much better the reports fit if she has the one item than if she has the
-    other; of all reports, and of her own alone."""
+    """Return, for each pair, by how much better the reports fit if the user has the one item than
+    if she has the other: for all reports, and for her own alone."""
     users, gone, new = (c[inside] for c in (question.users, question.members, question.strangers))
     told, own = np.zeros(len(users)), np.zeros(len(users))
     for start in range(0, len(users), AT_ONCE):

@@ -180,7 +180,8 @@ def _lengths_need(view: View) -> str:
 
 
 def _lengths(view: View) -> Ints:
-    """Of all gradients, as they came: every second message of an owner to the orchestrator."""
+    """Return the lengths of all gradients as they came: every second message of an owner to the
+    orchestrator."""
     said: dict[int, int] = {}
     found = []
     for packet in view.messages(TlsPacket):

@@ -520,6 +520,53 @@ def _ceiling(p: Floats, truth: Ints, tests: int) -> float:
     return 0.5 + NormalDist().inv_cdf(1 - ERROR / 2 / tests) * spread
 
 
+# --- the attacker of UC-FedRec's paper -----------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedOutcome:
+    """What the attacker of UC-FedRec's paper comes to."""
+
+    auc: float | None
+    """Of two classes, or the mean of each against the rest; None of a single class."""
+    accuracy: float
+    """The share of private users guessed right; micro-F1 is the same number."""
+
+
+PUBLISHED_WIDTH, PUBLISHED_BATCH, PUBLISHED_PASSES = 128, 64, 200
+"""Hidden units, users in a step and passes over all users. The paper does not name them."""
+
+
+def infer_as_published(
+    representations: Table, labels: Labels, private: Table, rng: Streams, *, attribute: str
+) -> PublishedOutcome:
+    """Attack as UC-FedRec's paper describes its attackers: one network of two layers, trained by
+    plain descent at rate 0.01 on the rows as they are. It learns from those who share the attribute
+    and guesses it of the others, as the attackers of `infer` do, and is weaker than these. Needs
+    scikit-learn."""
+    table, codes, hidden = _checked(representations, labels, private)
+    sizes = np.bincount(codes[~hidden], minlength=len(labels.values))
+    known = np.flatnonzero(sizes)
+    asked = hidden & (codes >= 0)
+    _require_enough(attribute, sizes, int((sizes >= LEAST_OF_CLASS).sum()), int(asked.sum()))
+    place = np.full(len(labels.values), -1, dtype=np.int64)
+    place[known] = np.arange(len(known))
+    order = np.lexsort((codes, *table.T[::-1]))
+    taught, tested = order[~hidden[order]], order[asked[order]]
+    with _one_thread_each():
+        model = import_module("sklearn.neural_network").MLPClassifier(
+            (PUBLISHED_WIDTH,), solver="sgd", alpha=0.0, batch_size=PUBLISHED_BATCH,
+            learning_rate_init=0.01, momentum=0.0, max_iter=PUBLISHED_PASSES, tol=0.0,
+            n_iter_no_change=PUBLISHED_PASSES,
+            random_state=rng.child("published attacker", attribute).key & 0xFFFFFFFF,
+        )  # fmt: skip
+        model.fit(table[taught].astype(np.float32), place[codes[taught]])
+        p = model.predict_proba(table[tested].astype(np.float32)).astype(np.float64)
+    truth = place[codes[tested]]
+    ranked = auc(p[truth >= 0], truth[truth >= 0])
+    return PublishedOutcome(ranked, float((p.argmax(axis=1) == truth).mean()))
+
+
 _NAME: Final = "attribute inference"
 _PROMISE: Final = "What I hide of myself cannot be guessed, even from my device's own numbers."
 _RNG = Streams.from_seed(8)

@@ -23,7 +23,7 @@ _PROMISE: Final = "My device helps to train the filters, and nobody reads from t
 UC: Final = frozenset({"uc"})
 NO_FILTERS: Final = "Only UC-FedRec with attributes has filters."
 MOST_NUMBERS = 50_000_000
-"""Of a filter's changes that are looked at, over all devices."""
+"""Numbers of a filter's changes that are looked at, over all devices."""
 
 
 class FilterRows(NamedTuple):

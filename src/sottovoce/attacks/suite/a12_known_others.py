@@ -87,8 +87,8 @@ def _symmetric(numbers: Ints, size: int) -> Floats:
 def alignment(
     made: Contributions, rests: Floats, rows: Ints, sigma: float
 ) -> tuple[Floats, Floats]:
-    """Of each of these users, over one round: ⟨rest/σ², x⟩ and ‖x/σ‖². `rests` is what is left of
-    the sum, as a vector, or where pairs are summed as a symmetric matrix."""
+    """Return, for each of these users over one round, ⟨rest/σ², x⟩ and ‖x/σ‖². `rests` is what is
+    left of the sum, as a vector, or as a symmetric matrix if pairs are summed."""
     along, squares = np.zeros(len(rows)), np.zeros(len(rows))
     for at, row in enumerate(rows.tolist()):
         mine = slice(int(made.indptr[row]), int(made.indptr[row + 1]))

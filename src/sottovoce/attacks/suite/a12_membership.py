@@ -46,7 +46,8 @@ from sottovoce.rng import Streams
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 LEAST_ITEMS = 4
-"""Of a target in training, so that there is a half to know and a half to guess."""
+"""Items in training that a target has at least, so that there is a half to know and a half to
+guess."""
 MOST_TARGETS = 3_000
 LEAST_CONTROL = 50
 """Users who did not take part, from which on they are the control."""
@@ -79,7 +80,8 @@ class Home:
         return replace(self, model=ModelView(self.model.round, items))
 
     def score(self, known: Interactions, users: Ints, items: Ints, rng: Streams) -> Floats:
-        """Of each pair of a user and an item, by vectors that are fitted to the known items."""
+        """Return a score for each pair of a user and an item, by vectors that are fitted to the
+        known items."""
         found, place = np.zeros(len(users)), np.argsort(users, kind="stable")
         edges = np.searchsorted(users[place], np.arange(0, known.n_users + _AT_ONCE, _AT_ONCE))
         for part in range(len(edges) - 1):
@@ -257,7 +259,7 @@ def _spread(users: Ints, values: Floats) -> float:
 
 
 def _hidden_half(train: Interactions, rng: Streams) -> NDArray[np.bool_]:
-    """Of every user's items a random half, rounded down."""
+    """Return a random half of every user's items, rounded down."""
     order = rng.child("halves").generator().random(train.n_interactions)
     place = np.lexsort((order, train.users))
     within = np.arange(train.n_interactions) - train.indptr[train.users]

@@ -85,8 +85,9 @@ class ShadowPairs(NamedTuple):
         return np.array(won)
 
     def score(self, clues: Floats) -> Floats:
-        """Of what another model says [targets, clues]: higher for members. Each target is held
-        against what half of all shadow models say of her with and half of them without her."""
+        """Return scores, higher for members, of what another model says [targets, clues]. Each
+        target is held against what half of all shadow models say about her with her data and half
+        without."""
         middle = self.clues.mean(axis=(0, 1))
         found: Floats = (clues - middle) @ self.direction()
         return found
@@ -202,7 +203,7 @@ def _balanced(asks: Mask, part: Mask) -> Mask:
 
 
 def _few_enough(others: Mask, train: Interactions, again: Again, targets: int) -> tuple[Mask, str]:
-    """As many of the others as `WORK` allows, and what is to be said of it."""
+    """Return as many of the others as `WORK` allows, and what to say about it."""
     there = np.flatnonzero(others)
     if again.work <= WORK:
         return others, ""

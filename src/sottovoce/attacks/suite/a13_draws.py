@@ -32,7 +32,7 @@ Ints = NDArray[np.int64]
 _BACK_1 = np.uint64(pow(0xBF58476D1CE4E5B9, -1, 1 << 64))
 _BACK_2 = np.uint64(pow(0x94D049BB133111EB, -1, 1 << 64))
 TOLD_ROUNDS, TOLD_DEVICES = 2, 50
-"""Of which a draw each is told."""
+"""Rounds and devices whose draws the attacker is told."""
 CHECKS = 6
 """Draws after the first that must be in the batch for a state to be kept."""
 WORDS_PER_SECOND = 5e8
@@ -44,7 +44,7 @@ class ToldWord(NamedTuple):
 
     round: int
     tier: int
-    """Of the batch; -1 where there is none."""
+    """Tier of the batch; -1 if there is none."""
     word: int
 
 
@@ -194,8 +194,8 @@ def _members_need(view: View) -> str:
 
 
 def _group_by_members(view: View) -> list[tuple[Mixed, list[Ints]]]:
-    """Of each batch, for each report that the attacker is told of, the places of those that go with
-    it: where the device whose report stood at its place had its others before."""
+    """Return, for each report of each batch that the attacker is told of, the places of the reports
+    that go with it: where the device whose report stood at its place had its others before."""
     return [
         (mixed, [_others(mixed.senders == mixed.senders[place], place) for place in mixed.told])
         for mixed in view.own["mixed"]

@@ -42,12 +42,12 @@ _UPLOAD: Final = (
 _GUESSES = 10
 """Items that are claimed of a user."""
 _TURNS = 20
-"""Of the power method. An upload has hardly more than one direction."""
+"""Turns of the power method. An upload has hardly more than one direction."""
 
 
 class UploadGuess(NamedTuple):
     users: Ints
-    """Who was attacked."""
+    """Users who were attacked."""
     scores: Floats
     """[users, items]: higher where she has it."""
 
@@ -116,7 +116,7 @@ def _no_uploads(view: View) -> str:
 
 
 def _farthest(guess: UploadGuess) -> Claims:
-    """Of each user the few items whose rows went farthest."""
+    """Return the few items of each user whose rows moved farthest."""
     best = np.argsort(-guess.scores, axis=1, kind="stable")[:, :_GUESSES]
     farther = np.take_along_axis(guess.scores, best, axis=1) > 0
     users = np.repeat(guess.users[:, None], best.shape[1], axis=1)

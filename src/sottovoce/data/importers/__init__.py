@@ -96,7 +96,7 @@ def import_into(
 def _understood(
     path: Path | str | None, kind: str, asked: ImportOptions
 ) -> tuple[Importer, Archive, Request]:
-    """Who reads it, where it lies, and what is asked."""
+    """Return which importer reads it, where it lies, and what is asked."""
     keep, country = asked.get("keep", "last"), asked.get("country")
     columns, delimiter = asked.get("columns") or {}, asked.get("delimiter")
     header, names = asked.get("header", True), tuple(asked.get("names", ()))

@@ -51,12 +51,12 @@ class Request:
     """Which of repeated (user, item) events counts."""
     country: str | None = None
     columns: Mapping[str, str] = field(default_factory=dict)
-    """Of a plain table: which column plays which role."""
+    """Which column of a plain table plays which role."""
     delimiter: str | None = None
     header: bool = True
     """Whether a table's first line names its columns."""
     names: tuple[str, ...] = ()
-    """Of a table without such a line: names for its columns."""
+    """Names for the columns of a table without a line of names."""
     skip_bad: bool = False
     """Whether rows that cannot be read are left out, and counted."""
     dates: DayOrder | None = None
@@ -77,7 +77,7 @@ class Imported:
     decided: Mapping[str, str]
     """What was found out about the files, and what was done with what did not fit."""
     parts: Mapping[str, int] = field(default_factory=dict)
-    """Of a ready split, the interactions of each part."""
+    """Interactions of each part of a ready split."""
 
 
 class Importer(Component, ABC):

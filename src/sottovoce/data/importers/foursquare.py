@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import re
+import tomllib
+import unicodedata
+from dataclasses import replace
+from importlib.resources import files
+from typing import Final
+
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from sottovoce.data.assembly import RawTables
+from sottovoce.data.dataset import Dataset
 from sottovoce.data.importers.base import IMPORTERS, Download, Request
 from sottovoce.data.importers.files import (
     INT,
@@ -72,8 +80,8 @@ def _in_country(archive: Archive, venues: pa.Table, country: str) -> pa.Table:
         code = {name.lower(): c for name, c in codes.items()}.get(country.lower(), code)
     kept = venues.filter(pc.equal(venues["country"], code))
     if kept.num_rows == 0:
-        known = ", ".join(sorted(pc.unique(venues["country"]).to_pylist())[:12])
-        raise DataError(f"{archive.path} has no venue in {country!r}; codes look like: {known}")
+        known = ", ".join(sorted(pc.unique(venues["country"]).to_pylist()))
+        raise DataError(f"{archive.path} has no venue in {country!r}; it has the countries {known}")
     return kept
 
 
@@ -91,3 +99,54 @@ class Foursquare(Download):
 
     def read(self, archive: Archive, request: Request) -> RawTables:
         return read_tist2015(archive, request.country)
+
+
+# --- categories -----------------------------------------------------------------------------------
+
+# Foursquare's old category tree (about 2012 to 2014), flattened to its nine top categories. It was
+# written from knowledge of the tree and not compared with an official copy; docs/data.md has a
+# check. The TIST2015 files name only the leaf category of a venue; the papers report by top
+# category. Names are matched loosely (case, accents, punctuation), because the files have damaged
+# letters.
+
+
+LEAVES: Final[dict[str, list[str]]] = tomllib.loads(
+    (files("sottovoce.data") / "foursquare_categories.toml").read_text(encoding="utf-8")
+)
+"""The known leaf names by top category."""
+TOP_CATEGORIES: Final = tuple(LEAVES)
+
+
+def top_category(leaf: str) -> str | None:
+    """The top category of a leaf name (or of a top name); None if it is not known."""
+    return _INDEX.get(_folded(leaf))
+
+
+def with_top_categories(dataset: Dataset) -> Dataset:
+    """The same data set with leaf categories replaced by top ones; unknown leaves are left out."""
+    if dataset.item_categories is None:
+        return dataset
+    tops = {leaf: top_category(leaf) for row in dataset.item_categories for leaf in row}
+    rolled = tuple(
+        tuple(dict.fromkeys(top for leaf in row if (top := tops[leaf]) is not None))
+        for row in dataset.item_categories
+    )
+    return replace(dataset, item_categories=rolled)
+
+
+def _folded(leaf: str) -> str:
+    plain = unicodedata.normalize("NFKD", leaf).encode("ascii", "ignore").decode()
+    return re.sub(r"[^a-z0-9]+", " ", plain.lower()).strip()
+
+
+def _stripped(leaf: str) -> str:
+    # Some copies lost their accented letters altogether: "Café" reads "Caf" and control characters.
+    return _folded(leaf.encode("ascii", "ignore").decode())
+
+
+_INDEX: Final[dict[str, str]] = {
+    key: top
+    for top, leaves in LEAVES.items()
+    for leaf in (*leaves, top)
+    for key in (_folded(leaf), _stripped(leaf))
+}

@@ -64,7 +64,7 @@ class AskedNode(Asked):
 
 @dataclass(frozen=True, slots=True)
 class ReportedSoFar:
-    """Whose reports a round has so far."""
+    """The reports that a round has so far."""
 
     devices: int
     numbers: NDArray[np.int64]
@@ -175,11 +175,11 @@ class Conductor(RoundLoop):
         return len(pool) >= (self.plan.rules.min_devices if self.server.round == 0 else 1)
 
     def _unheard(self, opened: ConductedRound) -> NDArray[np.int64]:
-        """Whose reports an open round lacks when a run takes it up again."""
+        """Return the devices whose reports an open round lacks when a run takes it up again."""
         return opened.numbers
 
     def _look(self, *, force: bool = False) -> None:
-        """Who is online."""
+        """Look which nodes are online."""
         if not self._is_time_to_look(force):
             return
         online = {seen.node: seen for seen in self.transport.online()}

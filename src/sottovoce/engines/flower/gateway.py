@@ -138,7 +138,7 @@ class Site:
     host: str = "0.0.0.0"
     access_log: Path = Path("/var/log/nginx/sottovoce-gateway.log")
     nodes_per_address: int = 8
-    """So many may be behind one address without being slowed down."""
+    """Nodes that may be behind one address without being slowed down."""
     report_bytes: int = 64 * 2**20
     """The longest answer of a node."""
 

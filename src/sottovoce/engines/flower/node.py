@@ -42,8 +42,8 @@ class Outgoing:
 
 
 def answer_question(hosted: DeviceSession, question: CohortQuestion) -> Outgoing:
-    """Who is willing now, if whoever runs the gateway has agreed to the terms. Learns how the last
-    round went, and keeps the model if one came along."""
+    """Answer which users are willing now, if whoever runs the gateway has agreed to the terms.
+    Learns how the last round went, and keeps the model if one came along."""
     try:
         hosted.meet(question.terms)
         hosted.require_agreed()

@@ -170,7 +170,7 @@ class SiloConductor(RoundLoop):
             self.transport.wait(min(LOOK_SECONDS, until - now))
 
     def _look(self) -> None:
-        """Who is online. A node whose key was not admitted is not spoken to."""
+        """Look which nodes are online. A node whose key was not admitted is not spoken to."""
         if not self._is_time_to_look():
             return
         online = sorted(self.transport.online(), key=lambda seen: seen.since)

@@ -34,7 +34,7 @@ from sottovoce.stores.private import private_file, private_folder
 
 _LOOK_SECONDS = 1.0
 _STARTING_SECONDS = 20.0
-"""In which a run that was started takes up its work."""
+"""Seconds in which a run that was started takes up its work."""
 _AGAIN, _AGAIN_AT_MOST = 5.0, 300.0
 """Seconds until another run follows one that failed."""
 

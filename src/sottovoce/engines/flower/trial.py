@@ -64,7 +64,7 @@ class FlowerTrial:
                 self.helper.stop()
 
     def start_helper(self) -> None:
-        """Who knows the masks; also after it was stopped."""
+        """Start the helper, also after it was stopped."""
         self.helper = start_helper(self.folder, open_folder(self._server), self.folder / "logs")
 
     def round(self) -> int:

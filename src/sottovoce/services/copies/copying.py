@@ -42,9 +42,8 @@ from sottovoce.services.copies.of_server import SERVER
 from sottovoce.services.copies.of_shuffler import SHUFFLER
 from sottovoce.services.copies.of_silos import ORCHESTRATOR, OWNER
 from sottovoce.services.copies.of_stores import DEVICE, USER, store_kind
-from sottovoce.stores.locking import NEW
+from sottovoce.stores.locking import NEW, locked, running
 from sottovoce.stores.private import others_may, sync_folder
-from sottovoce.stores.ready import locked, running
 from sottovoce.stores.server_folder import SETUP
 
 _SERVICES = (SERVER, AGGREGATOR, HELPER, SHUFFLER, OWNER, ORCHESTRATOR)

@@ -77,7 +77,7 @@ CHANGED_TERMS = (
 
 @dataclass(frozen=True, slots=True)
 class Whose:
-    """Whose folder it is."""
+    """The federation and party that a folder belongs to."""
 
     federation: str
     """Empty where it is part of none yet."""
@@ -86,7 +86,7 @@ class Whose:
 
     @classmethod
     def of(cls, federation: str, *told: bytes) -> Whose:
-        """By what never changes in the folder."""
+        """Return the owner of a folder by what never changes in it."""
         named = hashlib.blake2b(digest_size=16, person=b"sottovoce copy")
         for one in told:
             named.update(len(one).to_bytes(8, "little") + one)

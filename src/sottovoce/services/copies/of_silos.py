@@ -15,7 +15,7 @@ from sottovoce.wire.passes import Issuer
 from sottovoce.wire.silo_files import FederationFile
 
 _MORE_USERS, _MORE_OWNERS, _MORE_VERSIONS = 1000, 100, 1_000_000
-"""So many numbers are left out where nobody can say how many were given since the copy was made."""
+"""Numbers that are left out if nobody can say how many were given since the copy was made."""
 
 
 # --- a data owner ---------------------------------------------------------------------------------

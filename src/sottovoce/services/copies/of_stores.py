@@ -17,7 +17,7 @@ from sottovoce.stores.user import UserStore, releases
 
 
 def store_kind(folder: Path) -> FolderKind:
-    """Of a folder that holds a store."""
+    """Return the kind of a folder that holds a store."""
     with open_store(folder, readonly=True) as store:
         return USER if isinstance(store, UserStore) else DEVICE
 

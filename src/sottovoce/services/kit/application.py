@@ -66,7 +66,7 @@ T = TypeVar("T")
 
 
 class BoundedExecutor:
-    """So many things at once; whoever brings more is told to come back."""
+    """An executor with a limit: whoever brings more is told to come back."""
 
     def __init__(self, name: str, limit: int, threads: int = 1) -> None:
         """`name` is the service's."""
@@ -112,7 +112,7 @@ class Hosting(Generic[L]):
     """What every application is given."""
 
     tokens: RoleTokens
-    """Of those who operate the service."""
+    """Tokens of those who operate the service."""
     tally: RefusalCounts
     limits: L
     failed: Callable[[ServiceError], None] = lambda error: None
@@ -128,7 +128,7 @@ class HttpApplication(ABC, Generic[L]):
     name: ClassVar[str]
     """In a sentence, as "the server"."""
     prefix: ClassVar[str] = ""
-    """Of the names of its figures."""
+    """Prefix of the names of its metrics."""
     logs_refusals: ClassVar[bool] = False
     """Whether the log has them, by reason. Where devices ask themselves it has not: even when one
     was refused is not for a log."""
@@ -143,6 +143,7 @@ class HttpApplication(ABC, Generic[L]):
         self._origins, self._for_pages = NO_ORIGINS, frozenset[str]()
         """Pages whose browsers may talk to some of these."""
         self._next_look, self._trouble = 0.0, ""
+        self._looking: asyncio.Future[None] | None = None
         self.requests = RequestCounts()
         self.failed: Callable[[ServiceError], None] = lambda error: None
         """Told if a request finds that the disk cannot be used."""
@@ -245,12 +246,15 @@ class HttpApplication(ABC, Generic[L]):
         await answer(send, 200, [TEXT, (b"cache-control", b"no-store")], b"ready")
 
     async def _look(self) -> str:
-        """Return why the service is not ready; empty if it is."""
-        look = asyncio.ensure_future(self._operators(self.require_ready))
+        """Return why the service is not ready; empty if it is. A look that hangs is waited for
+        again, and no other one begun: strangers would fill the room of operators with them."""
+        look = self._looking
+        if look is None or look.done():
+            look = self._looking = asyncio.ensure_future(self._operators(self.require_ready))
+            look.add_done_callback(_forget)
         try:
             await asyncio.wait_for(asyncio.shield(look), _READY_PATIENCE)
         except TimeoutError:
-            look.add_done_callback(_forget)
             return f"{self.name} waits for its disk or database"
         except (ServiceError, Refused):
             return f"{self.name} cannot use its disk or database now"

@@ -35,7 +35,8 @@ _STEP, _STEP_SECONDS = 64 << 10, 4.0
 slowest line that is waited for."""
 _HOUSEHOLD_DIGITS = 14
 _PREFIX_BYTES = 8
-"""Of an IPv6 address: a household or a rented machine has a /64 and all addresses in it."""
+"""Bytes of an IPv6 address that count: a household or a rented machine has a /64 and all addresses
+in it."""
 
 
 def neighbourhood(host: str) -> str:
@@ -52,7 +53,7 @@ def neighbourhood(host: str) -> str:
 
 
 def sender_of(scope: dict[str, Any]) -> Hashable:
-    """Who sends this request, as far as its connection tells."""
+    """Return who sends this request, as far as its connection tells."""
     found: Hashable = scope.get("sender")
     if found is None and scope.get("client"):
         return neighbourhood(scope["client"][0])
@@ -256,7 +257,7 @@ class Limits:
     connections: int = 4000
     """In all, from when they are accepted. The idle ones give way to others."""
     per_address: int = 1000
-    """Of these, of one IPv4 address or one /64 of IPv6. Many devices can be behind one."""
+    """Most connections of one IPv4 address or one /64 of IPv6. Many devices can be behind one."""
     behind: tuple[str, ...] = ()
     """Addresses and networks of reverse proxies: behind each are many visitors, so there is no
     limit per address for them, and what they hold is not cut for others."""
@@ -273,7 +274,7 @@ class Limits:
     idle_seconds: int = 20
     """Until the next request begins."""
     write_seconds: float = 30.0
-    """In which the other side takes nothing of an answer."""
+    """Seconds in which the other side takes nothing of an answer."""
 
 
 def networks(texts: Sequence[str]) -> tuple[Network, ...]:

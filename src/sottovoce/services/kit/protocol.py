@@ -34,7 +34,8 @@ _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _CLOSE = (b"connection", b"close")
 _WITH_BODY = (b"content-length", b"transfer-encoding", b"expect", b"upgrade")
 _NOT_PLAIN = frozenset((*_WITH_BODY, b"if-none-match", b"if-range", b"range", b"origin"))
-"""Who says one of these may be answered otherwise than with a whole document."""
+"""Headers of requests that may get a partial or conditional response instead of the whole document.
+"""
 _log = logging.getLogger("uvicorn.error")
 
 

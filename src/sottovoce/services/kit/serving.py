@@ -30,7 +30,7 @@ from sottovoce.services.kit.application import Hosting, HttpApplication
 from sottovoce.services.kit.connections import Acceptor, Limits, reverse_proxies
 from sottovoce.services.kit.protocol import WRITE_BUFFER, BoundedProtocol, bounded
 from sottovoce.stores.keys import SERVER_CERTIFICATE, SERVER_KEY, RoleTokens, server_context
-from sottovoce.stores.ready import write_ready_file
+from sottovoce.stores.locking import write_ready_file
 from sottovoce.wire.refusals import Reason, RefusalCounts, count_handshakes
 
 _BACKLOG = 4096

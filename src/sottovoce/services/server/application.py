@@ -74,7 +74,7 @@ _SMALL_BODY = 4096
 _AHEAD = 10
 """Rounds by which another process can be ahead of this one."""
 _BEARER = "the operator's token", "command"
-"""Who acts by a request of the token's bearer, who has no other name."""
+"""The operator in the log for requests with the bearer's token, who has no other name."""
 _DIGEST = DIGEST_HEADER.encode()
 _FOREVER = (b"cache-control", b"public, max-age=31536000, immutable")
 _VARY = (b"vary", b"accept-encoding")

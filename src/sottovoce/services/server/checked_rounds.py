@@ -235,7 +235,7 @@ class CheckedCoordinator(SumCoordinator):
         coins: tuple[bytes, ...],
         ordered: Sequence[SharedRecord],
     ) -> NDArray[np.bool_]:
-        """Who does not pass the checks."""
+        """Return who does not pass the checks."""
         round, many = asked.about.round, len(names)
         question = encode_question(SetQuestion(asked.about, names, coins))
 

@@ -111,7 +111,7 @@ class Checks:
         self._keys[number] = Ed25519PublicKey.from_public_bytes(public_key)
 
     def number(self, payload: bytes) -> int:
-        """Whose message this is, once it was checked."""
+        """Return the number of the device that sent this message, once it was checked."""
         return open_envelope(payload).number
 
     def announced(self, begun: bytes, digest: bytes) -> int | None:
@@ -210,8 +210,8 @@ class Checks:
         raise Refused("late", f"round {envelope.round} is closed; the report did not count")
 
     def _check_masked(self, envelope: Envelope) -> None:
-        """Of a masked update all that can be seen is its size; and that its seed is sealed by the
-        same device, or the helper would refuse the whole sum."""
+        """Check a masked update. Only its size can be seen, and that its seed is sealed by the same
+        device; otherwise the helper would refuse the whole sum."""
         terms, round, attempt = self._terms, envelope.round, envelope.attempt
         name, numbers = self._asked_for(round)
         place = round, attempt
@@ -224,7 +224,7 @@ class Checks:
             )
 
     def _check_shared(self, envelope: Envelope, link: CheckedSum) -> None:
-        """Of shares all that can be seen without a key: their size, and that the same device has
+        """Check shares. Without a key only their size can be seen, and that the same device has
         signed what travels."""
         terms, place = self._terms, (envelope.round, envelope.attempt)
         name, numbers = self._asked_for(envelope.round)

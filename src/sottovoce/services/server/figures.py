@@ -99,7 +99,7 @@ def _of_rounds(now: Mapping[str, Any]) -> Iterator[Figure]:
 
 
 def version_figures(published: int | None, offered: Sequence[Version]) -> Iterator[Figure]:
-    """By which version devices recommend, and what they say of it."""
+    """Return metrics of the version by which devices recommend, and of what they say about it."""
     words = "Version of the model by which devices recommend, where there are versions."
     yield known("published_version", words, published)
     later = [one for one in offered if one.held_back and one.version > (published or 0)]
@@ -111,7 +111,8 @@ def version_figures(published: int | None, offered: Sequence[Version]) -> Iterat
 
 
 def _quality(published: int | None, offered: Sequence[Version]) -> Figure:
-    """Of the published version, and of popularity in the same sums; and of the newest version."""
+    """Return the quality of the published version and of popularity in the same sums, and of the
+    newest version."""
     rates = {}
     found = told_of(published, offered)
     if found is not None:

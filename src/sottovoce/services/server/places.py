@@ -16,19 +16,19 @@ from typing import Any, NamedTuple
 from sottovoce.parties.places import Arrivals, PlaceRules
 from sottovoce.services.kit.answers import Receive, Scope, Send, answer_json
 from sottovoce.services.kit.application import BoundedExecutor
-from sottovoce.services.kit.challenges import Challenges
 from sottovoce.services.kit.connections import network_of, networks
+from sottovoce.services.kit.questions import Challenges
 from sottovoce.stores import operating
 from sottovoce.stores import places as stored
 from sottovoce.stores import server as records
 from sottovoce.stores.database import Database
 from sottovoce.wire.frames import PROTOCOL
-from sottovoce.wire.places import PlaceRequest
+from sottovoce.wire.invitations import PlaceRequest
 from sottovoce.wire.refusals import SHUT_OUT_BY_OPERATOR, Refused, read_or_refuse
 from sottovoce.wire.signing import is_weak
 
 SECONDS = 600
-"""In which a device has to work and to answer: a slow one may need minutes in a rush."""
+"""Seconds in which a device has to work and to answer: a slow one may need minutes in a rush."""
 _WAITING = 64
 """Devices that wait for the database."""
 _FRESH = 1.0

@@ -68,7 +68,7 @@ class ServerService(Service[ServerFolder, ServerLimits]):
     skip_to_round: int | None = None
     console: Callable[[RunningServer], Also] | None = None
     origins: Sequence[str] = ()
-    """Of pages that may be devices."""
+    """Origins of pages that may be devices."""
     open_places: int | None = None
     """For devices without an invitation, unless an operator has decided about that before."""
     forwarded: str = ""

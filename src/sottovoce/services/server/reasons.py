@@ -59,7 +59,7 @@ class Situation:
     trouble: Mapping[str, str] | None = None
     """What is wrong with the server itself."""
     batches: Sequence[tuple[int, int, int]] = ()
-    """Of the open round, through a shuffler: tier, parts that are here, parts in all."""
+    """Batches of the open round, through a shuffler: tier, parts that are here, parts in all."""
     summed: int | None = None
     """Submissions of the open round that can be in its sum, where there is one."""
     running: bool = True

@@ -27,7 +27,7 @@ from sottovoce.wire.sealing import key_id
 class RoundSnapshot:
     position: Position
     selected: records.Numbers
-    """Who was asked in the open round, ascending; nobody where none is open."""
+    """Devices that were asked in the open round, ascending; none if no round is open."""
     everyone: bool
     """Any enrolled device may report, also one that came after the round was opened: it is then
     asked, too, and takes nobody's place."""

@@ -86,7 +86,7 @@ _WORDS = {
 _ENOUGH = 16
 """Messages that wait, for which it pays to write the sum anew."""
 _AT_ONCE, _BYTES_AT_ONCE = 256, 32 << 20
-"""Of these that are added up together at most."""
+"""Most messages, and bytes of messages, that are added up together."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 60.0
 
 
@@ -111,7 +111,7 @@ class _Opened:
     spoiled: tuple[bool, ...]
     """Which of its groups."""
     total: SummedReports | None
-    """Of the others; None where there are none."""
+    """The sum of the other groups; None if there are none."""
     why: str
     """What was wrong with a spoiled one."""
 
@@ -121,7 +121,7 @@ class SumCoordinator(Coordinator, ABC):
     the sum."""
 
     _asked = "helper was"
-    """Who does, and a verb."""
+    """The party that helps to open sums, and a verb."""
 
     def __init__(self, plan: Plan, clock: Clock, least: int, most: int) -> None:
         """A sum is over `least` devices at least, and over `most` at most."""
@@ -545,8 +545,8 @@ class SummedCoordinator(SumCoordinator):
             sums.taken(link, now.round, now.attempt, {}, out)
 
     def _draw(self, leader: Leader, now: records.Position, several: bool) -> Drawn:
-        """Who is summed with whom. Groups are drawn when nobody can send anything any more, and
-        are on the disk before anybody is told of them."""
+        """Draw who is summed with whom. Groups are drawn when nobody can send anything any more,
+        and are on the disk before anybody is told of them."""
         place, terms = (now.round, now.attempt), self._plan.terms
         with leader.reading() as link:
             search, view = searches.found(link), self._model(link, now.round)[0]
