@@ -4,7 +4,6 @@ cost and withstand."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ from sottovoce.errors import UsageError
 from sottovoce.runs.train import Report
 from sottovoce_papers import files
 from sottovoce_papers.cells import Cells
+from sottovoce_papers.worlds import MADE, expanded
 
 
 def titles() -> dict[str, str]:
@@ -21,29 +21,10 @@ def titles() -> dict[str, str]:
     return {name: table["title"] for name, table in found.items() if "title" in table}
 
 
-PROGRAMS: Mapping[str, str] = {
-    "price-list": "every system as printed and as it survives: accuracy, bytes, time, and what "
-    "each attack came to (MovieLens 1M, Foursquare Italy)",
-    "poisoning": "malicious devices that push an item, with and without defences",
-    "negatives-leak": "FedMF, FedNCF, PFedRec and FedRAP with and without training negatives that "
-    "leak the test item (MovieLens 1M and 100K, Last.fm)",
-    "benchmark": "federated recommenders, ours and others', beside central references: accuracy, "
-    "bytes, ε (MovieLens 1M and 100K, Last.fm, Foursquare Italy, Gowalla)",
-}
-"""Studies that are still programs, with their titles."""
-NAMES: Mapping[str, str] = {**titles(), **PROGRAMS}
+NAMES: Mapping[str, str] = titles()
 """Every study that comes with the package, and what it shows."""
-MADE = ("town", "crowd", "generated")
-"""Sources of data that are made from a seed."""
 ON_GPU = ("uc-", "scale", "negatives-leak", "benchmark", "presets")
 """How names begin that can be trained on a GPU."""
-MODULES: Mapping[str, Sequence[str]] = {
-    "price": ("price_list",),
-    "poisoning": ("poisoning",),
-    "negatives": ("negatives_leak",),
-    "benchmark": ("benchmark",),
-}
-"""Where the views of a paper are: each module has `VIEWS` by name, and their kind of `STUDY`."""
 
 
 def run(
@@ -67,7 +48,8 @@ def run(
         threads: How many cells are made side by side.
         report: Progress callback: (stage, done, total).
         device: The device that trains models.
-        data: The file's data sets that are taken; all of them where none is named.
+        data: Data sets that are taken in the place of the study's own: names of the file's, or
+            sources (`files.narrowed`).
         settings: Values in the place of the file's, such as `["study.seeds=[7]"]`.
     """
     own = Path(name)
@@ -77,31 +59,45 @@ def run(
         check(name, device)
         table = files.installed(name, quick)
     report("data", 0, 1)
-    if name not in PROGRAMS or own.suffix == ".toml":
-        cells = Cells(out.parent / "cells", threads, report, device)
-        return files.run(name, table, cells, out, data, settings)
-    if data or settings:
-        raise UsageError(f"{name} is not a study as data yet: leave out --data and --set")
-    for place in MODULES[name.split("-")[0]]:
-        module = import_module(f"sottovoce_papers.{place}")
-        if name in module.VIEWS:
-            given = name, quick, out.parent / "cells", threads, report, device
-            study = module.STUDY.read(*given)
-            report("data", 1, 1)
-            found: dict[str, Any] = module.VIEWS[name](study, out)
-            return found
-    raise UsageError(f"{name} has no view")
+    cells = Cells(out.parent / "cells", threads, report, device)
+    return files.run(name, table, cells, out, data, settings)
 
 
 def missing(name: str) -> list[str]:
     """Return the data sets of a study that are not on this machine."""
+    return [one for one in _sources(files.installed(name)) if one not in available()]
+
+
+def _sources(table: Mapping[str, Any]) -> list[str]:
+    """The data sets that a study takes, without those that are made from a seed."""
+    specs = table.get("data", {})
+    usual = table.get("study", {}).get("data", ()) or [*specs]
+    named = [
+        spec.get("source")
+        for name, spec in specs.items()
+        if name in usual or set(usual) & set(expanded({name: spec})[name])
+    ]
+    return list(dict.fromkeys(one for one in named if one and one not in MADE))
+
+
+def described(name: str) -> dict[str, Any]:
+    """Return what the list of studies says of one: its title, its size, how long it took where that
+    was recorded, what is not on this machine, and other data sets that its file has."""
     table = files.installed(name)
-    study = table.get("study", {})
-    named = [one.get("source") for one in table.get("data", {}).values()]
-    named += [study.get("source"), *study.get("sources", ())]
-    named += [one.get("source") for one in study.get("worlds", ())]
-    sources = dict.fromkeys(one for one in named if one and one not in MADE)
-    return [one for one in sources if one not in available()]
+    sources = _sources(table)
+    others = [one.get("source") for one in table.get("data", {}).values()]
+    found: dict[str, Any] = {"title": NAMES[name], "missing": missing(name)}
+    found["also"] = [one for one in dict.fromkeys(others) if one and one not in (*MADE, *sources)]
+    study = files.StudyFile(name, table)
+    entries = [one for some in table.get("sets", {"main": [{}]}).values() for one in some]
+    asked = {key for one in entries for key in one.get("systems", table.get("systems", ()))}
+    found["size"] = {
+        "system": sum(one.key in asked for one in study.systems),
+        "data set": len(study.worlds),
+        "seed": len(study.settings.seeds),
+    }
+    found["recorded"] = table.get("recorded", {})
+    return found
 
 
 def compare(
@@ -116,11 +112,13 @@ def compare(
     report: Report,
     device: str = "cpu",
 ) -> dict[str, Any]:
-    """The benchmark, of these data sets and systems where any are named, with rows of others."""
-    from sottovoce_papers.benchmark import NAME, STUDY, benchmark
+    """Run the benchmark, on these data sets and with these systems if any are named, with rows of
+    others."""
+    from sottovoce_papers.benchmark import narrowed
 
-    whole = STUDY.read(NAME, quick, out.parent / "cells", threads, report, device)
-    return benchmark(whole.narrowed(sets, systems, attacks=attacks), out, add)
+    table = files.installed("benchmark", quick)
+    table = narrowed(table, sets, systems, attacks=attacks, add=add)
+    return files.run("benchmark", table, Cells(out.parent / "cells", threads, report, device), out)
 
 
 def check(name: str, device: str) -> None:

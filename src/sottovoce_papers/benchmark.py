@@ -1,5 +1,5 @@
-"""A fair benchmark of federated recommenders: ours, published rivals and central references under
-one protocol, with intervals, bytes, ε and what attacks came to. Others can add their rows.
+"""The benchmark of federated recommenders: which data sets and systems the command takes, what its
+rows have, and rows that others add.
 
 `benchmark.json` is what others add to. It has
 
@@ -14,22 +14,32 @@ other held-out items are no comparison, and are refused.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from sottovoce.errors import DataError
-from sottovoce.evaluation import plots
-from sottovoce.evaluation.report import FigureBlock
-from sottovoce.evaluation.tables import Column, Table
-from sottovoce.runs.tables import readable_bytes
-from sottovoce_papers.benchmark_cells import METRICS, NOT_ATTACKED, BenchmarkStudy
-from sottovoce_papers.study import Claim, Row, claim, interval, shown
+import numpy as np
 
-NAME = "benchmark"
+from sottovoce.data.splitting import Split
+from sottovoce.errors import ConfigError, DataError
+from sottovoce_papers.claims import Row
+from sottovoce_papers.costs import verdicts
+from sottovoce_papers.kinds import over_users
+from sottovoce_papers.lines import StudyLine, TrainedLine
+from sottovoce_papers.worlds import laid_over
+
+if TYPE_CHECKING:
+    from sottovoce_papers.files import StudyFile
+
+Sets = Mapping[str, Sequence[StudyLine]]
+METRICS = ("NDCG@10", "HR@10", "R@10")
+NOT_ATTACKED = "not attacked"
 FORMAT, FORMAT_VERSION = "sottovoce-benchmark", 1
+SMALL = 10.0
+"""The ε up to which a system counts as bounded."""
 KINDS = {"ours": "of ours", "rival": "published rival", "central": "central", "others": "added"}
 _NEEDED = ("data", "system", "test", METRICS[0])
 _NUMBERS = (*METRICS, *(f"{metric} half" for metric in METRICS), "up", "down", "epsilon", "seconds")
@@ -37,23 +47,118 @@ _WORDS = ("data", "system", "kind", "test", "bound", "attacks", "protocol", "sou
 _KNOWN = {*_NUMBERS, *_WORDS, "settings"}
 
 
+def narrowed(
+    table: Mapping[str, Any],
+    sets: Sequence[str],
+    systems: Sequence[str],
+    *,
+    attacks: bool,
+    add: Sequence[Path],
+) -> dict[str, Any]:
+    """Return the study with these data sets and systems (by label) alone if any are named, with
+    attacks on systems of ours, and with the rows of others' files."""
+    unknown = [name for name in sets if name not in table["data"]]
+    if unknown:
+        known = ", ".join(table["data"])
+        raise ConfigError(f"the benchmark has no data set {unknown[0]}; there are {known}")
+    keys = {system["label"].casefold(): key for key, system in table["systems"].items()}
+    unknown = [name for name in systems if name.casefold() not in keys]
+    if unknown:
+        labels = ", ".join(system["label"] for system in table["systems"].values())
+        raise ConfigError(f"the benchmark has no system {unknown[0]!r}; there are {labels}")
+    changed: dict[str, Any] = {"values": {"add": [str(path) for path in add]}}
+    if sets:
+        changed["study"] = {"data": list(sets)}
+    if systems:
+        changed["sets"] = {"main": [{"systems": [keys[name.casefold()] for name in systems]}]}
+    if attacks:
+        ours = [key for key, one in table["systems"].items() if one["row"]["kind"] == "ours"]
+        changed["systems"] = {key: {"settings": {"attacks": True}} for key in ours}
+    return laid_over(table, changed)
+
+
 # --- rows ----------------------------------------------------------------------------------------
 
 
-def _line(row: Row) -> Row:
-    """As JSON has it: what nobody knows, and what no ε bounds, is null."""
-    line = {key: value for key, value in row.items() if key != "values"}
-    for metric, values in row["values"].items():
-        line[metric], line[f"{metric} half"] = float(values.mean()), interval(values)
-    for name in ("up", "down"):
-        line[name] = line[name] if line[name] >= 0 else None
-    line["epsilon"] = line["epsilon"] if math.isfinite(line["epsilon"]) else None
-    return line
+def costs(line: TrainedLine) -> Row:
+    """Return means and intervals over users, and what a user pays: bytes, ε, and attacks."""
+    if not line.facts:
+        return {}
+    facts, known = line.facts, over_users(line)
+    found = [verdicts(one["attacks"]) if "attacks" in one else NOT_ATTACKED for one in facts]
+    row: Row = {name: known[name] for name in (*_NUMBERS, "seconds") if name in known}
+    row |= {name: _mean([one.get(name) for one in facts]) for name in ("up", "down")}
+    epsilons = [one["epsilon"] for one in facts if one.get("epsilon") is not None]
+    row["epsilon"] = max(epsilons) if len(epsilons) == len(facts) else None
+    row |= {"bound": facts[0]["bound"], "attacks": "; ".join(dict.fromkeys(found))}
+    split, protocol = line.world.split("test", facts[0]["seed"]), line.runs[0].describe()
+    return row | {"protocol": protocol, "test": answers_digest(split)}
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    there = [value for value in values if value is not None]
+    return float(np.mean(there)) if there else None
+
+
+def answers_digest(split: Split) -> str:
+    """Return a digest of who is to be recommended what, by the names of users and items."""
+    found = hashlib.blake2b(digest_size=8)
+    test = split.test
+    users, items = test.users_vocabulary(), test.items_vocabulary()
+    for user in range(test.n_users):
+        row = test.items[test.indptr[user] : test.indptr[user + 1]].tolist()
+        if row:
+            names = "\t".join([users.name(user), *sorted(items.name(item) for item in row)])
+            found.update(names.encode() + b"\n")
+    return found.hexdigest()
+
+
+def with_added(study: StudyFile, sets: Sets) -> list[StudyLine]:
+    """Return our rows and those of others' files, as `benchmark.json` has them."""
+    mine = [
+        {name: row.get(name) for name in (*_NUMBERS, *_WORDS[:-1])}
+        | {"settings": {**line.settings}, "size": row["size"]}
+        for line, row in ((line, line.row) for line in sets["main"] if line.facts)
+        if isinstance(line, TrainedLine)
+    ]
+    places = study.table["values"].get("add", ())
+    others = [row for place in places for row in added_rows(Path(place), sets_of(mine))]
+    found = []
+    for row in merged(mine, others):
+        epsilon = row["epsilon"]
+        bound = "none" if epsilon is None else f"{epsilon:.3g}"
+        point = row["system"] + ("" if epsilon is None else f" (ε {bound})")
+        small = epsilon is not None and epsilon <= SMALL
+        more = {"group": KINDS[row["kind"]], "ε": bound, "point": point, "bounded": small}
+        found.append(StudyLine({**row, **more}))
+    return found
+
+
+def sets_of(rows: Sequence[Row]) -> dict[str, dict[str, str]]:
+    """Return the digest of the test part and the protocol of each data set."""
+    return {
+        row["data"]: {"test": row["test"], "protocol": row["protocol"]}
+        for row in reversed(rows)
+        if row["kind"] != "others"
+    }
+
+
+def exchange(sets: Sets, out: Path) -> dict[str, Any]:
+    """Write `benchmark.json`, and return where it is and which test parts it is about."""
+    rows = [{k: v for k, v in line.row.items() if k in _KNOWN} for line in sets["main"]]
+    about = sets_of(rows)
+    content = {"format": FORMAT, "version": FORMAT_VERSION, "sets": about, "rows": rows}
+    place = out / "benchmark.json"
+    place.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    return {"rows": rows, "sets": about, "file": str(place)}
+
+
+# --- rows of others ------------------------------------------------------------------------------
 
 
 def added_rows(path: Path, sets: Mapping[str, Mapping[str, str]]) -> list[Row]:
-    """The rows of a file that are about these data sets and their test parts. Raises with the row
-    and the field that is wrong, and names nothing of it as good."""
+    """Return the rows of a file, which must be about these data sets and their test parts. Raise if
+    anything is wrong, with the row and the field, and take no row then."""
     try:
         table = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, ValueError, RecursionError) as error:
@@ -103,10 +208,9 @@ def _checked(row: object, where: str, sets: Mapping[str, Mapping[str, str]]) -> 
 
 
 def merged(mine: Sequence[Row], others: Sequence[Row]) -> list[Row]:
-    """In the order of accuracy within each data set. Of two rows of one system the added one is
-    refused: nobody's figures are replaced unseen."""
+    """Return all rows in the order of accuracy within each data set. Raise if an added row has the
+    name of another one: nobody's figures are replaced unseen."""
     known = {(row["data"], row["system"]) for row in mine}
-    rows = list(mine)
     for row in others:
         if (row["data"], row["system"]) in known:
             raise DataError(
@@ -114,144 +218,6 @@ def merged(mine: Sequence[Row], others: Sequence[Row]) -> list[Row]:
                 "another name"
             )
         known.add((row["data"], row["system"]))
-        rows.append(row)
+    rows = [*mine, *others]
     order = list(dict.fromkeys(row["data"] for row in rows))
     return sorted(rows, key=lambda row: (order.index(row["data"]), -row[METRICS[0]]))
-
-
-# --- what is claimed -----------------------------------------------------------------------------
-
-
-def _claims(source: str, rows: Sequence[Row]) -> list[Claim]:
-    def of(kind: str) -> list[Row]:
-        return [row for row in rows if row["data"] == source and row["kind"] == kind]
-
-    ours, rivals, central = of("ours"), of("rival"), of("central")
-    found = []
-    if ours and rivals:
-        best, rival = max(ours, key=_score), max(rivals, key=_score)
-        found.append(
-            claim(
-                f"{source}: a system of ours is at least as accurate as every published rival",
-                (_score(best) >= _score(rival), f"{_told(best)} against {_told(rival)}"),
-            )
-        )
-        bounded = [row for row in ours if row["epsilon"] is not None and row["epsilon"] <= 10]
-        if bounded:
-            best = max(bounded, key=_score)
-            found.append(
-                claim(
-                    f"{source}: so is one that an ε of 10 or less bounds",
-                    (_score(best) >= _score(rival), f"{_told(best)} against {_told(rival)}"),
-                )
-            )
-    floor = next((row for row in central if row["system"] == "Top-Pop"), None)
-    if floor is not None and ours + rivals:
-        below = [row for row in ours + rivals if _score(row) < _score(floor)]
-        words = "; ".join(_told(row) for row in below) or f"Top-Pop has {_score(floor):.4f}"
-        found.append(claim(f"{source}: nothing federated is below Top-Pop", (not below, words)))
-    return found
-
-
-def _score(row: Row) -> float:
-    return float(row[METRICS[0]])
-
-
-def _told(row: Row) -> str:
-    return f"{row['system']} {_score(row):.4f}"
-
-
-# --- table and plot ------------------------------------------------------------------------------
-
-
-def _table(study: BenchmarkStudy, source: str, rows: Sequence[Row]) -> Table:
-    columns = [Column("system"), Column("kind")]
-    for metric in METRICS:
-        columns += [Column(metric, metric, ".4f", "max"), Column(f"{metric} half", "±", ".4f")]
-    columns += [
-        Column("share", "of the best central", ".0%"), Column("up", "up, a user"),
-        Column("down", "down, a user"), Column("epsilon", "ε, a user"), Column("bound", "bound"),
-        Column("attacks"), Column("seconds", "s", ".1f"),
-    ]  # fmt: skip
-    mine = [row for row in rows if row["data"] == source]
-    best = max((_score(row) for row in mine if row["kind"] == "central"), default=math.nan)
-    lines = [
-        {**row, "kind": KINDS[row["kind"]], "share": _score(row) / best if best > 0 else None,
-         "up": _bytes(row["up"]), "down": _bytes(row["down"]),
-         "epsilon": "none" if row["epsilon"] is None else f"{row['epsilon']:.3g}"}
-        for row in mine
-    ]  # fmt: skip
-    notes = ["Bytes are those of one user in all rounds together; a central system has histories."]
-    if study.config.rounds:
-        notes.append(
-            f"Rivals had rounds for a look alone, {study.config.rounds} of them: their figures say "
-            "nothing of them, and nothing is claimed."
-        )
-    left_out = [one for one in study.systems if one.sources and source not in one.sources]
-    notes += [f"{one.label} is not here: {one.why or 'not run on these data'}." for one in left_out]
-    protocol = mine[0]["protocol"] if mine else ""
-    return shown(f"Federated recommenders on {source}", columns, lines, protocol, notes)
-
-
-def _bytes(value: float | None) -> str:
-    return "–" if value is None else readable_bytes(value)
-
-
-def _draw(source: str, rows: Sequence[Row], path: Path) -> FigureBlock:
-    """Accuracy against what a user sends; central references are level lines."""
-    mine = [row for row in rows if row["data"] == source]
-    metric = METRICS[0]
-    with plots.drawing(path, f"{source}: accuracy against bytes", (7.6, 5.2)) as (figure, axes):
-        sent = [row for row in mine if row["up"] is not None]
-        for number, kind in enumerate(("ours", "rival", "others")):
-            chosen = [row for row in sent if row["kind"] == kind]
-            if chosen:
-                axes.scatter(
-                    [max(1.0, row["up"]) for row in chosen], [row[metric] for row in chosen],
-                    color=plots.PALETTE[number], marker=plots.MARKERS[number], s=44, zorder=3,
-                    label=KINDS[kind],
-                )  # fmt: skip
-        for row in sent:
-            epsilon = "" if row["epsilon"] is None else f" (ε {row['epsilon']:.3g})"
-            axes.annotate(
-                row["system"] + epsilon, (max(1.0, row["up"]), row[metric]), fontsize=7,
-                xytext=(4, 4), textcoords="offset points",
-            )  # fmt: skip
-        for row in (row for row in mine if row["kind"] == "central"):
-            axes.axhline(row[metric], color=plots.SOFT, linestyle=(0, (5, 2)), linewidth=0.8)
-            axes.annotate(
-                row["system"], (1.0, row[metric]), xycoords=("axes fraction", "data"), fontsize=7,
-                color=plots.SOFT, va="center",
-            )  # fmt: skip
-        if sent:
-            axes.set_xscale("log")
-            figure.legend(loc="outside lower center", ncols=3, frameon=False, fontsize=8)
-        axes.set(xlabel="bytes that a user sends in all", ylabel=metric)
-    words = f"{metric} on {source} against what a user sends; ε where one bounds it"
-    return FigureBlock(plots.figure_files(path).svg, words, f"{words}.")
-
-
-def benchmark(study: BenchmarkStudy, out: Path, add: Sequence[Path] = ()) -> dict[str, Any]:
-    """The table and plot of every data set, and `benchmark.json`."""
-    lines = [_line(row) for source in study.config.sources for row in study.rows(source)]
-    sets = {
-        row["data"]: {"test": row["test"], "protocol": row["protocol"]} for row in reversed(lines)
-    }
-    rows = merged(lines, [row for path in add for row in added_rows(path, sets)])
-    figures = out / "figures"
-    figures.mkdir(parents=True, exist_ok=True)
-    sources = list(dict.fromkeys(row["data"] for row in rows))
-    tables = [_table(study, source, rows) for source in sources]
-    pictures = [_draw(source, rows, figures / source) for source in sources]
-    fair = not study.config.rounds
-    claims = [one for source in sources for one in _claims(source, rows)] if fair else []
-    content = {"format": FORMAT, "version": FORMAT_VERSION, "sets": sets, "rows": rows}
-    place = out / "benchmark.json"
-    place.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    return study.result(
-        NAME, out, tables, claims, pictures, rows=rows, sets=sets, file=str(place)
-    )  # fmt: skip
-
-
-STUDY = BenchmarkStudy
-VIEWS = {NAME: benchmark}

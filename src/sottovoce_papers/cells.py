@@ -51,9 +51,6 @@ def differing(value: Any) -> Any:
 class Cells:
     """A folder of cells, and how they are made: threads, device, and whom to report to."""
 
-    prefix = ""
-    """With which the names of files begin."""
-
     def __init__(self, folder: Path, threads: int, report: Report, device: str = "cpu") -> None:
         self.folder, self.threads, self.report, self.device = folder, threads, report, device
 
@@ -77,21 +74,10 @@ class Cells:
         """Return whether something is kept under this key."""
         return self._place(key).exists()
 
-    def busy(self, key: Sequence[object]) -> bool:
-        """Return whether a process is training this cell right now."""
-        try:
-            with open(_claim(self._place(key)), "rb") as handle:
-                fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except FileNotFoundError:
-            return False
-        except BlockingIOError:
-            return True
-        return False
-
     def _place(self, key: Sequence[object]) -> Path:
         text = json.dumps(list(key), sort_keys=True)
         digest = hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
-        return self.folder / f"{self.prefix}{digest}.npz"
+        return self.folder / f"{digest}.npz"
 
     def many(
         self,

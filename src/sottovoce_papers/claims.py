@@ -102,9 +102,9 @@ def paired(line: StudyLine, base: StudyLine, metric: str) -> Paired:
     return compare(both, metric, "base")[0].test
 
 
-def told(line: StudyLine, metric: str, style: str = ".5f") -> str:
+def told(line: StudyLine, metric: str, style: str = ".5f", say: str = "{system}") -> str:
     """A line's figure, in words."""
-    return f"{line.row['system']} {line.row[metric]:{style}}"
+    return f"{say.format_map(line.row)} {line.row[metric]:{style}}"
 
 
 # --- kinds of claims -----------------------------------------------------------------------------
@@ -176,10 +176,23 @@ def _value(
             good = good and value < table["below"]
         if "above" in table:
             good = good and value > table["above"]
-        parts.append((good, told(line, metric, table.get("format", ".5f"))))
+        words = told(line, metric, table.get("format", ".5f"), table.get("say", "{system}"))
+        parts.append((good, words))
     if "count" in table:
         enough = sum(good for good, _ in parts) >= table["count"]
         return [(enough, ", ".join(words for _, words in parts))]
+    return parts
+
+
+def _limits(
+    table: Mapping[str, Any], lines: Sequence[StudyLine], _: Sequence[StudyLine]
+) -> list[Part]:
+    """The highest figure of each metric in `limits` is not above its limit."""
+    parts = []
+    for metric, limit in table["limits"].items():
+        worst = max(lines, key=lambda line: line.row[metric])
+        words = told(worst, metric, table.get("format", ".5f"), table.get("say", "{system}"))
+        parts.append((worst.row[metric] <= limit, f"{metric}: {words}"))
     return parts
 
 
@@ -209,6 +222,7 @@ TESTS: Mapping[str, Test] = {
     "near": _near,
     "value": _value,
     "course": _course,
+    "limits": _limits,
 }
 
 
@@ -220,7 +234,8 @@ def tested(table: Mapping[str, Any], sets: Mapping[str, Sequence[StudyLine]]) ->
     if test is None:
         raise ConfigError(f"claims[{table['text']!r}] is none of {', '.join(TESTS)}")
     found = []
-    each = table.get("each", ())
+    each, but = table.get("each", ()), table.get("but", ())
+    lines = [line for line in lines if not any(fits(line.row, where) for where in but)]
     for place, mine in groups(chosen(lines, table.get("where", {})), each).items():
         if "metric" in table:  # without what could not be trained
             mine = [line for line in mine if line.row.get(table["metric"]) is not None]
@@ -242,7 +257,7 @@ def tested(table: Mapping[str, Any], sets: Mapping[str, Sequence[StudyLine]]) ->
             for one in wanted
             for part in test(one, some, some if rivals is mine else rivals)
         ]
-        if parts or table.get("empty"):
+        if parts:
             values = dict(zip(each, place, strict=True))
             found.append(claim(table["text"].format_map({**mine[0].row, **values}), *parts))
     return found

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import pairwise
+from itertools import pairwise, repeat
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,6 +15,7 @@ from sottovoce.algorithms.drift.messages import OwnerTable
 from sottovoce.algorithms.drift.replay import plan
 from sottovoce.algorithms.drift.system import DRIFTConfig
 from sottovoce.baselines import SAROS, Random, TopPop
+from sottovoce.config import require_whole
 from sottovoce.core.recommender import FactorScorer, Scorer
 from sottovoce.data.splitting import Split
 from sottovoce.errors import ConfigError
@@ -45,12 +46,14 @@ DRIFT, SAROS_B = "drift-time", "saros-b"
 RANKED = {
     "own": ("the user's own held-out items", "the user's held-out items alone"),
     "full": ("the whole catalogue", "all training items the user has not touched"),
+    "printed": ("own items, NDCG as the thesis prints it", "the user's held-out items alone"),
     "legacy": ("own items, the public SAROS code's metrics", "the user's held-out items alone"),
 }
 """Looks at ranked lists, as saros_metrics.py defines them: their names, and what is ranked."""
 LOSSES = ("train loss", "test loss")
 """Looks at the ranking loss."""
-OURS = ("name", "look", "moment", "owners", "epochs")
+TRAINED_WITH = ("owners", "delay", "who", "come", "go", "away", "turn")
+OURS = ("name", "look", "moment", "epochs", *TRAINED_WITH)
 """Settings of the study; the others are those of the system."""
 FIRST, CONVERGED = "one epoch", "convergence"
 AS_MUCH = {"DRIFT's steps": "steps", "DRIFT's blocks": "blocks"}
@@ -94,13 +97,18 @@ class DriftKind(Kind):
         if job.settings["look"] in LOSSES:
             return TrainedSystem({END: not_looked_at(job)}, _losses(job))
         if job.settings["name"] not in COMPONENTS:
-            return TrainedSystem({END: _looked(job, _untrained(job))})
-        models, size = models_of(job, job.stops)
-        looks = {
-            stop: _looked(job, FactorScorer.of(model.users, model.items))
-            for stop, model in models.items()
-        }
+            return TrainedSystem({END: lists_of(job, _untrained(job))})
+        models, size = models_of(job, job.stops, self.passes)
+        looks = {stop: self.looked(job, stop, model) for stop, model in models.items()}
         return TrainedSystem(looks, size._asdict())
+
+    def passes(self, job: Job) -> Iterator[Blocks]:
+        """What each pass learns from, without an end."""
+        return repeat(blocks_of(job.world, job.split, job.settings, job.seed))
+
+    def looked(self, job: Job, stop: float, model: DriftModel) -> Evaluation:
+        """What a model's lists are worth after some epochs."""
+        return lists_of(job, FactorScorer.of(model.users, model.items))
 
 
 # --- training ------------------------------------------------------------------------------------
@@ -120,7 +128,8 @@ def training_key(settings: Settings) -> list[object]:
     """What a training depends on besides its data, its seed and its length."""
     if settings["name"] not in COMPONENTS:
         return [settings["name"], settings["positive_from"]]
-    return [component_of(settings), settings.get("owners", "genre")]
+    with_these = {name: settings[name] for name in TRAINED_WITH if name in settings}
+    return [component_of(settings), with_these]
 
 
 def owners_of(world: StudyWorld, split: Split, settings: Settings) -> OwnerTable:
@@ -141,7 +150,18 @@ def blocks_of(world: StudyWorld, split: Split, settings: Settings, seed: int) ->
         return component.blocks(split.train, Streams.from_seed(seed))
     events = Events.of(split.train, component.positive_from, component.order)
     table = owners_of(world, split, settings)
-    return plan(events, table, component.theta, component.window)
+    return delayed(plan(events, table, component.theta, component.window), settings)
+
+
+def delayed(blocks: Blocks, settings: Settings) -> Blocks:
+    """The same blocks, of which `delay` updates at a time start from the same rows: an update is
+    computed on rows that up to delay − 1 others have moved meanwhile."""
+    delay = settings.get("delay", 1)
+    require_whole("delay", delay, 1)
+    if delay == 1:
+        return blocks
+    edges = np.append(np.arange(0, blocks.steps, delay), blocks.steps)
+    return replace(blocks, rounds=edges.astype(np.int64))
 
 
 def epoch_size(world: StudyWorld, settings: Settings) -> EpochSize:
@@ -161,25 +181,18 @@ def start_of(job: Job, size: int) -> DriftModel:
     return DriftModel.start(train.n_users, train.n_items, size, Streams.from_seed(job.seed))
 
 
-def models_of(job: Job, stops: Sequence[float]) -> tuple[dict[float, DriftModel], EpochSize]:
-    """The models after these epochs, which all looks share, and the size of an epoch. A part of an
-    epoch is learnt on a copy: a momentum does not survive a break within a user."""
-    world, settings = job.world, job.settings
-    key = [
-        "drift model",
-        world.config.source,
-        world.fingerprint,
-        world.split_key,
-        job.part,
-        job.seed,
-        differing(training_key(settings)),
-    ]
+def models_of(
+    job: Job, stops: Sequence[float], passes: Callable[[Job], Iterator[Blocks]]
+) -> tuple[dict[float, DriftModel], EpochSize]:
+    """The models after these epochs, which all looks share, and the size of the first epoch. A part
+    of an epoch is learnt on a copy: a momentum does not survive a break within a user."""
 
     def train() -> dict[str, Any]:
-        component, blocks = component_of(settings), blocks_of(world, job.split, settings, job.seed)
+        component = component_of(job.settings)
         model = start_of(job, component.embedding_size)
-        found: dict[str, Any] = {"size": np.array([blocks.steps, len(blocks)])}
-        for epoch in range(1, int(np.ceil(max(stops))) + 1):
+        found: dict[str, Any] = {}
+        for epoch, blocks in zip(range(1, int(np.ceil(max(stops))) + 1), passes(job), strict=False):
+            found.setdefault("size", np.array([blocks.steps, len(blocks)]))
             for stop in (stop for stop in stops if epoch - 1 < stop < epoch):
                 partly, part = model.copy(), round(blocks.steps * stop) - blocks.steps * (epoch - 1)
                 component.epoch(partly, blocks.take(np.arange(part)))
@@ -190,9 +203,17 @@ def models_of(job: Job, stops: Sequence[float]) -> tuple[dict[float, DriftModel]
                 found |= {f"{epoch} users": now.users, f"{epoch} items": now.items}
         return found
 
+    key = training_cell("drift model", job, 0)
     found = job.cells.kept(key, [f"{stop:g} users" for stop in stops], train)
     models = {s: DriftModel(found[f"{s:g} users"], found[f"{s:g} items"]) for s in stops}
     return models, EpochSize(*(int(n) for n in found["size"]))
+
+
+def training_cell(what: str, job: Job, epochs: int) -> list[object]:
+    """The key of what a training leaves for all looks."""
+    world, key = job.world, differing(training_key(job.settings))
+    data = [world.config.source, world.fingerprint, world.split_key]
+    return [what, *data, job.part, job.seed, epochs, key]
 
 
 def _losses(job: Job) -> dict[str, Any]:
@@ -201,16 +222,7 @@ def _losses(job: Job) -> dict[str, Any]:
     settings, split = job.settings, job.split
     component = component_of(settings)
     marks = reference(job.world, component.positive_from) if settings["name"] == "saros" else ()
-    key = [
-        "drift losses",
-        job.world.config.source,
-        job.world.fingerprint,
-        job.world.split_key,
-        job.part,
-        job.seed,
-        settings["epochs"],
-        differing(training_key(settings)),
-    ]
+    key = training_cell("drift losses", job, settings["epochs"])
 
     def train() -> dict[str, Any]:
         blocks = blocks_of(job.world, split, settings, job.seed)
@@ -267,14 +279,13 @@ def _untrained(job: Job) -> Scorer:
     return TopPop().fit(train.select(train.ratings >= job.settings["positive_from"]), rng)
 
 
-def _looked(job: Job, scorer: Scorer) -> Evaluation:
+def lists_of(job: Job, scorer: Scorer) -> Evaluation:
     """What a model's lists are worth to every user."""
     split, look, liked = job.split, job.settings["look"], job.settings["positive_from"]
     if look == "full":
         found = saros_metrics.full(scorer, split.train, split.test, liked, threads=1)
     else:
-        measure = saros_metrics.own if look == "own" else saros_metrics.legacy
-        found = measure(scorer, split.test, liked, threads=1)
+        found = getattr(saros_metrics, look)(scorer, split.test, liked, threads=1)
     return replace(
         not_looked_at(job),
         users=found.users,
@@ -297,10 +308,10 @@ def size(line: TrainedLine) -> Row:
     row: Row = {}
     if line.settings.get("look") in RANKED:
         row["candidates"], row["ranking"] = RANKED[line.settings["look"]]
-        epochs = line.row.get("epochs")
-        if epochs is not None:
-            row["length"] = f"{epochs:g} epoch{'s' * (epochs > 1)}"
-            row |= {what: round(epochs * line.facts[0][what]) for what in EpochSize._fields}
+    if line.facts and "steps" in line.facts[0]:
+        epochs = line.row["epochs"]
+        row["length"] = f"{epochs:g} epoch{'s' * (epochs > 1)}"
+        row |= {what: round(epochs * line.facts[0][what]) for what in EpochSize._fields}
     return row
 
 

@@ -37,6 +37,7 @@ from sottovoce.wire.silo_rounds import gradients_bytes, request_bytes, rows_byte
 from sottovoce_papers.claims import Claim as Tested
 from sottovoce_papers.claims import Row, chosen, claim, lines_of
 from sottovoce_papers.drift import (
+    DriftKind,
     Sets,
     Spec,
     component_of,
@@ -193,7 +194,7 @@ class GuessesKind(Kind):
         bare = {k: v for k, v in job.settings.items() if k != "events"}
         same = job._replace(settings={**bare, "name": "drift"})
         epoch, last = DriftEpoch.of(same), float(job.settings["epochs"])
-        models, _ = models_of(same, [last])
+        models, _ = models_of(same, [last], DriftKind().passes)
         requests = named_rows(blocks := plan(epoch.events, epoch.table, epoch.settings.theta))
         outcomes = {"request log": _request_log(epoch, requests)}
         for when, model in (("first epoch", epoch.start()), ("trained", models[last])):

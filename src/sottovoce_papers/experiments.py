@@ -5,14 +5,16 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from sottovoce.baselines import BASELINES
+from sottovoce.baselines.lightgcn import LightGCN
 from sottovoce.errors import ConfigError
-from sottovoce.evaluation.protocol import Evaluation, evaluate
+from sottovoce.evaluation.protocol import evaluate
 from sottovoce.experiment import Experiment, find_experiment
 from sottovoce.privacy.accountant import certify
 from sottovoce.privacy.central import noise_for
@@ -48,6 +50,8 @@ class ExperimentKind(Kind):
         made, threads = experiment_of(job), job.cells.threads
         if "baseline" in job.settings:
             baseline = named(sections_of(job.settings)["baseline"], BASELINES, "", "baseline")
+            if isinstance(baseline, LightGCN):
+                baseline = replace(baseline, device=job.cells.device)
             split, dataset = job.split, job.world.dataset
             rng = made.streams().child("baseline", baseline.name)
             fitted = baseline.fit(split.train, rng)
@@ -59,7 +63,7 @@ class ExperimentKind(Kind):
         outcome = run_experiment(made, threads=threads, device=device)
         found = outcome.evaluations[outcome.system]
         own = outcome.consent.epsilon[found.users].astype(np.float64)
-        found = _with_values(found, {OWN: own})
+        found = replace(found, values={**found.values, OWN: own})
         warned = any(FLOOR in hint for hint in hints(outcome))
         return TrainedSystem({END: found}, {"warned": warned})
 
@@ -67,7 +71,8 @@ class ExperimentKind(Kind):
 def experiment_of(job: Job) -> Experiment:
     """The experiment of a job, on its data with its seed."""
     sections = {k: v for k, v in sections_of(job.settings).items() if k in SECTIONS}
-    data = {**job.world.config.experiment(), "part": job.part}
+    own = job.settings.get("data", {})
+    data = {**job.world.config.experiment(), **own, "part": job.part}
     return Experiment.from_table({"name": "study", "seed": job.seed, "data": data, **sections})
 
 
@@ -76,8 +81,9 @@ def sections_of(settings: Settings) -> dict[str, Any]:
     found = {k: v for k, v in settings.items() if k in (*SECTIONS, "baseline")}
     if "preset" in settings:
         text = find_experiment(settings["preset"]).read_text(encoding="utf-8")
-        shipped = laid_over(tomllib.loads(text), settings.get("lay", {}))
-        found = {k: v for k, v in shipped.items() if k in SECTIONS and k != "evaluation"}
+        shipped = {k: v for k, v in tomllib.loads(text).items() if k in SECTIONS}
+        shipped.pop("evaluation", None)
+        found = laid_over(shipped, settings.get("lay", {}))
     if "epsilon" in settings:
         pays = settings.get("pays", "once")
         if pays not in PAYS:
@@ -87,18 +93,6 @@ def sections_of(settings: Settings) -> dict[str, Any]:
     return found | {"consent": {"mix": settings["mix"]}} if "mix" in settings else found
 
 
-def _with_values(found: Evaluation, more: Mapping[str, Any]) -> Evaluation:
-    return Evaluation(
-        protocol=found.protocol,
-        users=found.users,
-        values={**found.values, **more},
-        served=found.served,
-        skipped=found.skipped,
-        n_items=found.n_items,
-        lists=found.lists,
-    )
-
-
 # --- what a user pays ----------------------------------------------------------------------------
 
 
@@ -106,7 +100,10 @@ def _once(sections: Settings, epsilon: float, times: int) -> dict[str, Any]:
     """The ε is the user's own."""
     if "baseline" in sections:
         return {"baseline": {"epsilon": epsilon}}
-    return {"release": {"epsilon": epsilon}, "consent": {"epsilon": epsilon}}
+    mix = sections.get("consent", {}).get("mix", ())
+    several = [{"epsilon": epsilon, **one} if one.get("takes_part", True) else one for one in mix]
+    consent = {"mix": several} if several else {"epsilon": epsilon}
+    return {"release": {"epsilon": epsilon}, "consent": consent}
 
 
 def _times(sections: Settings, epsilon: float, times: int) -> dict[str, Any]:

@@ -35,7 +35,7 @@ from sottovoce_papers.worlds import MADE, StudyData, expanded, laid_over
 
 SECTIONS = (
     "extends", "title", "reading", "study", "data", "systems", "sets", "rows", "add", "printed",
-    "derive", "tables", "figures", "claims", "quick", "protocol", "recorded",
+    "derive", "tables", "figures", "claims", "quick", "protocol", "recorded", "writes",
 )  # fmt: skip
 """What a study's file may have; `[values]` is for its own functions."""
 
@@ -59,7 +59,8 @@ def studies() -> Path:
 
 
 def read(place: Path, quick: bool = False) -> dict[str, Any]:
-    """Read a file, laid over the one that it extends; `quick` lays its [quick] table over it."""
+    """Read a file, laid over the one that it extends; `quick` lays its [quick] table over it. What
+    was recorded of the other study is not taken over."""
     try:
         table = tomllib.loads(place.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
@@ -70,7 +71,7 @@ def read(place: Path, quick: bool = False) -> dict[str, Any]:
         below = place.with_name(f"{table['extends']}.toml")
         if not below.exists():
             below = studies() / below.name
-        table = laid_over(read(below), table)
+        table = laid_over({k: v for k, v in read(below).items() if k != "recorded"}, table)
     return laid_over(table, table.get("quick", {})) if quick else table
 
 
@@ -117,12 +118,17 @@ def _also(spec: Mapping[str, Any], renamed: Mapping[str, str]) -> dict[str, Any]
     return {**spec, "data": [*spec["data"], *new]}
 
 
+DATA = {
+    "crowd": "scale:CrowdData",
+    "attributes": "uc_data:AttributeData",
+    "candidates": "negatives_leak:LeakData",
+}
+"""Classes of data sets by a setting that they alone have."""
+
+
 def data_kind(spec: Mapping[str, Any]) -> type[StudyData]:
-    """The class of a data set: generated crowds and users with attributes have their own."""
-    found: type[StudyData] = StudyData
-    for key, place in (("crowd", "scale:CrowdData"), ("attributes", "uc_data:AttributeData")):
-        found = named(place) if key in spec else found
-    return found
+    """Return the class of a data set."""
+    return next((named(place) for name, place in DATA.items() if name in spec), StudyData)
 
 
 class StudyFile:
@@ -202,6 +208,7 @@ class StudyFile:
             "figures": files_of(pictures),
             "tables": tables,
             "report": str(page),
+            **{name: value for one in shown for name, value in one.more.items()},
         }
 
     def _shown(
@@ -226,7 +233,8 @@ class StudyFile:
             for block in figures_of(spec, sets, folder, name)
         ]
         rows = [json_row(line.row, name) for name, lines in sets.items() for line in lines]
-        return ShownStudy(protocol.format_map(first), rows, tables, claims, pictures)
+        more = named(self.table["writes"])(sets, folder.parent) if "writes" in self.table else {}
+        return ShownStudy(protocol.format_map(first), rows, tables, claims, pictures, more)
 
 
 class ShownStudy(NamedTuple):
@@ -237,6 +245,8 @@ class ShownStudy(NamedTuple):
     tables: list[Table]
     claims: list[Claim]
     pictures: list[FigureBlock]
+    more: dict[str, Any]
+    """What else the result has, by the function that the study names in `writes`."""
 
 
 def json_row(row: Mapping[str, Any], name: str) -> dict[str, Any]:

@@ -11,16 +11,14 @@ import numpy as np
 
 from sottovoce import config
 from sottovoce.algorithms.fmf.system import FMFConfig
-from sottovoce.core.consent import Choice, Consent
+from sottovoce.core.consent import Choice
 from sottovoce.core.messages import ModelView
-from sottovoce.engines.observers import AtRounds, Moment
-from sottovoce.evaluation.protocol import Evaluation
 from sottovoce.privacy.accountant import Certificate, certify
 from sottovoce.privacy.reports import KReports, Tier
 from sottovoce.rng import Streams
-from sottovoce.runs.federation import Federation
 from sottovoce.wire.versions import encode_model
 from sottovoce_papers.claims import Claim, Row, claim, groups
+from sottovoce_papers.kinds import alike, watched
 from sottovoce_papers.lines import Job, Kind, Settings, StudyLine, TrainedLine, TrainedSystem
 from sottovoce_papers.worlds import StudyWorld
 
@@ -48,17 +46,9 @@ class FMFKind(Kind):
     def train(self, job: Job) -> TrainedSystem:
         k, epsilon = job.settings["reports"], float(job.settings["epsilon"])
         settings, train = self._config(job.settings), job.split.train
-        users = np.arange(train.n_users, dtype=np.int64)
-        consent = Consent.uniform(users, Choice(epsilon=epsilon, max_reports=k))
-        release, rng = KReports(k, (Tier(epsilon),)), Streams.from_seed(job.seed)
-        federation = Federation.build(settings, train, consent, release, rng)
-        looks: dict[float, Evaluation] = {}
-
-        def look(moment: Moment) -> None:
-            looks[float(moment.round)] = job.measure(federation.scorer())
-
-        federation.devices.ledger.keep_rows = False
-        federation.run([AtRounds(tuple(int(stop) for stop in job.stops), look)])
+        choice, release = Choice(epsilon=epsilon, max_reports=k), KReports(k, (Tier(epsilon),))
+        federation = alike(settings, train, choice, release, Streams.from_seed(job.seed))
+        looks = watched(federation, job, {int(stop): stop for stop in job.stops})
         last = encode_model(ModelView(settings.rounds, federation.server.items))
         return TrainedSystem(looks, {"model_bytes": len(last)})
 
@@ -114,11 +104,10 @@ def crowd(line: TrainedLine) -> Row:
     """Who and what was drawn, for plots and printed figures."""
     c, row = line.world.config, line.row
     short = row["system"] if len(row["system"]) <= 14 else row["key"]
-    shape = c.shape
-    users = c.users or (shape.users if shape else 0)
+    users = c.users or (c.shape.users if c.shape else 0)
     return {
         "drawn": c.users,
-        "printed": f"{users} {c.items or (shape.items if shape else 0)}",
+        "printed": f"{users} {c.items}",
         "curve": f"{short}, {c.users:,}" if c.users else f"{short}, all",
     }
 
@@ -134,7 +123,8 @@ def by_world(study: StudyFile, sets: Sets) -> list[StudyLine]:
         place = str(mine[0].row["printed"])
         scores = study.table["values"]["scores"]
         printed = {f"{users} {items}": score for users, items, score in scores}
-        row["paper"] = printed.get(place) if row["source"] == "generated" else None
+        shaped = row["source"] in ("generated", "movielens-20m")
+        row["paper"] = printed.get(place) if shaped else None
         found.append(StudyLine(row | {line.row["key"]: line.row["HR@10"] for line in mine}))
     return found
 
@@ -186,11 +176,13 @@ def traffic(study: StudyFile, sets: Sets) -> list[StudyLine]:
             k, rounds = row["reports"], row["rounds"]
             up, down = posted_bytes(k), max(facts["model_bytes"] for facts in line.facts)
             printed = theirs["up"] * k // 100
+            shape = row["items"], row["embedding_size"]
             asked = str(row["asked items"] or row["items"])
             found.append(
                 {"data": row["data"], "system": row["system"], "k": k, "up": up,
                  "up_all": up * rounds if up is not None else None, "up_paper": printed,
                  "up_all_paper": printed * theirs["epochs"], "down": down,
-                 "down_all": down * rounds, "down_paper": theirs["down"].get(asked)}
+                 "down_all": down * rounds, "down_paper": theirs["down"].get(asked),
+                 "items": shape[0], "share": k * rounds / (shape[0] * shape[1])}
             )  # fmt: skip
     return [StudyLine(row) for row in found]

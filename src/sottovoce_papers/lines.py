@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 import itertools
 import json
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,7 +24,7 @@ import numpy as np
 from sottovoce.core.recommender import Scorer
 from sottovoce.data.splitting import Split
 from sottovoce.errors import ConfigError, DataNotFound, Diverged, UsageError
-from sottovoce.evaluation.protocol import Evaluation, evaluate
+from sottovoce.evaluation.protocol import Evaluation
 from sottovoce.evaluation.significance import over_seeds
 from sottovoce_papers.cells import Arrays, Cells, differing
 from sottovoce_papers.claims import Floats, Row, interval
@@ -52,8 +53,12 @@ class Job(NamedTuple):
 
     def measure(self, scorer: Scorer) -> Evaluation:
         """Return what a model recommends, measured as the study measures."""
-        protocol = self.world.protocol(self.seed)
-        return evaluate(scorer, self.split.train, self.split.test, protocol, threads=1)
+        return self.world.measure(scorer, self.split, self.seed)
+
+    def unmeasured(self) -> Evaluation:
+        """Return an evaluation of nobody, for a training of which facts alone are kept."""
+        nobody, n_items = np.zeros(0, dtype=np.int64), self.split.test.n_items
+        return Evaluation(self.world.protocol(self.seed), nobody, {}, nobody > 0, 0, n_items)
 
 
 class TrainedSystem(NamedTuple):
@@ -62,7 +67,7 @@ class TrainedSystem(NamedTuple):
     looks: Mapping[float, Evaluation]
     """By length of training."""
     facts: Mapping[str, Any] = MappingProxyType({})
-    """What else is kept of it, which JSON can write."""
+    """What else is kept of it, which JSON can write. The study adds the seed and the seconds."""
 
 
 class Kind(ABC):
@@ -72,6 +77,8 @@ class Kind(ABC):
     """Of the code that a training depends on: a change of digits must count it up."""
     seeded: ClassVar[bool] = True
     """Whether another seed makes another model."""
+    alone: ClassVar[bool] = False
+    """Whether trainings run one after the other, because they are timed or use every thread."""
 
     def along(self, settings: Settings) -> str:
         """The setting that says how long training goes on, if one training serves for several."""
@@ -100,7 +107,14 @@ KINDS: dict[str, str] = {
     "year": "sottovoce_papers.year:YearKind",
     "fpl-baseline": "sottovoce_papers.fpl:FPLBaselineKind",
     "fmf": "sottovoce_papers.fmf:FMFKind",
+    "costs": "sottovoce_papers.costs:CostKind",
+    "attacked": "sottovoce_papers.costs:AttackedKind",
+    "rival": "sottovoce_papers.rivals:RivalKind",
+    "leak-baseline": "sottovoce_papers.negatives_leak:LeakBaselineKind",
+    "poisoned": "sottovoce_papers.poisoning:PoisonedKind",
+    "stuffed": "sottovoce_papers.stuffed:StuffedKind",
     "drift": "sottovoce_papers.drift:DriftKind",
+    "drift-changing": "sottovoce_papers.drift_changes:ChangingKind",
     "drift-epoch": "sottovoce_papers.drift_parties:EpochKind",
     "drift-guesses": "sottovoce_papers.drift_parties:GuessesKind",
     "uc": "sottovoce_papers.uc:UCKind",
@@ -139,6 +153,10 @@ class StudySystem:
     """With how many seeds settings are chosen; 0 takes all."""
     data: tuple[str, ...] = ()
     """Where it runs; everywhere by default."""
+    why: str = ""
+    """Why it does not run on other data, as a note of the page."""
+    row: Settings = field(default_factory=dict)
+    """Further columns of its rows."""
     seeds: int = 0
     """How many of the study's seeds are enough; 0 takes all."""
     at: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -215,6 +233,12 @@ class StudyRunner:
         self.notes: list[str] = []
         """What was left out, and why."""
         self.worlds = self._there([one.world(name) for name, one in worlds.items()])
+        self.notes += [
+            f"{system.label} is not on {world.key}: {system.why}."
+            for world in self.worlds
+            for system in systems
+            if system.why and world.key not in system.data
+        ]
         self._kinds = {one.kind: named(KINDS[one.kind])() for one in systems}
         self._scores: dict[tuple[str, str], dict[str, float]] = {}
 
@@ -298,7 +322,8 @@ class StudyRunner:
                 self.notes.append(f"{system.label} on {world.key}, seed {job[1]}: {error}")
                 return None
 
-        results = self.cells.many(f"{system.label} on {world.key}", look, jobs)
+        what = f"{system.label} on {world.key}"
+        results = self.cells.many(what, look, jobs, self._threads(system))
         several, lines = iter(results), []
         for one in varied:
             mine = {seed: next(several) for seed in self._seeds(system, world)}
@@ -311,6 +336,10 @@ class StudyRunner:
             return self.seeds[:1]
         return self.seeds[: system.seeds or world.config.seeds or None]
 
+    def _threads(self, system: StudySystem) -> int | None:
+        """How many trainings run side by side; None for as many as there are threads."""
+        return 1 if self._kinds[system.kind].alone else None
+
     def _line(
         self,
         system: StudySystem,
@@ -320,7 +349,7 @@ class StudyRunner:
     ) -> TrainedLine:
         found = list(by_seed.values())
         runs = [looks[max(looks)] for looks, _ in found]
-        row: Row = {**world.words(), "system": system.label, "key": system.key}
+        row: Row = {**world.words(), "system": system.label, "key": system.key, **system.row}
         row |= {k: v for k, v in settings.items() if isinstance(v, str | int | float)}
         row["seeds"] = len(found)
         row["settings"] = system.words.format_map(settings)
@@ -408,7 +437,8 @@ class StudyRunner:
 
         what = f"{system.label} on {world.key}, validation"
         scores: dict[str, list[float]] = {}
-        for (group, _), values in zip(jobs, self.cells.many(what, score, jobs), strict=True):
+        found = self.cells.many(what, score, jobs, self._threads(system))
+        for (group, _), values in zip(jobs, found, strict=True):
             for one, value in zip(group, values, strict=True):
                 scores.setdefault(json.dumps(one, sort_keys=True), []).append(value)
         known |= {place: float(np.mean(values)) for place, values in scores.items()}
@@ -439,6 +469,7 @@ class StudyRunner:
                differing(kind.key(job))]  # fmt: skip
 
         def train() -> Arrays:
+            started = time.perf_counter()
             try:
                 looks, facts = kind.train(job)
             except Diverged as error:
@@ -447,7 +478,8 @@ class StudyRunner:
             found: dict[str, Any] = {}
             for stop, look in looks.items():
                 found |= packed(f"{stop:g}", look)
-            text = json.dumps(dict(facts)).encode()
+            took = {"seconds": time.perf_counter() - started, "seed": seed}
+            text = json.dumps(took | dict(facts)).encode()
             return found | {"facts": np.frombuffer(text, dtype=np.uint8)}
 
         found = self.cells.kept(key, [f"{stop:g} users" for stop in wanted], train)

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
-from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,301 +26,180 @@ from sottovoce.attacks.poisoning import (
     pushing_bits,
 )
 from sottovoce.config import require_whole
-from sottovoce.core.consent import Choice, Consent
+from sottovoce.core.consent import Choice
 from sottovoce.core.messages import Batch, ModelView, SummedReports, add_up
 from sottovoce.core.recommender import Scorer
-from sottovoce.data.sources import load
-from sottovoce.data.splitting import Split, keep_active, temporal_holdout
 from sottovoce.errors import ConfigError
-from sottovoce.evaluation.protocol import evaluate
-from sottovoce.evaluation.tables import Column, Table
+from sottovoce.evaluation.significance import over_seeds
 from sottovoce.parties.defence import Defence, Guard, defended_groups
 from sottovoce.privacy.mechanisms import ShareFraction
 from sottovoce.privacy.reports import KReports, Tier
 from sottovoce.rng import Streams
 from sottovoce.runs.federation import Federation
-from sottovoce.runs.train import Report
-from sottovoce_papers import stuffed
-from sottovoce_papers.study import Arrays, Claim, Row, Study, claim, installed, repr_as, shown
+from sottovoce_papers.claims import Row
+from sottovoce_papers.kinds import alike
+from sottovoce_papers.lines import END, Job, Kind, Settings, StudyLine, TrainedLine, TrainedSystem
 
-NAME = "poisoning"
-METRICS = ("P@10", "NDCG@10", "HR@10")
-FIGURES = ("ER@10", "ER@20", *METRICS)
+if TYPE_CHECKING:
+    from sottovoce_papers.files import StudyFile
+
+EXPOSURES = ("ER@10", "ER@20")
+CLEAN = "none"
+"""The attack of a training without malicious devices."""
+ATTACKS = (CLEAN, "fedrecattack", "a-hum", "twin", "late-twin", "random", "popular", "bits")
+WAYS = (
+    *("direct", "direct, defended", "secure sum", "secure sum, capped"),
+    *("secure sums of groups, capped", "rotated reports", "published reports"),
+    "published reports, drawn coordinates",
+)
 LOUD = 100.0
-"""Norm of a row where an attacker does not bother to look harmless."""
+"""The norm of a row of an attacker who does not try to look harmless."""
 FILLERS = 30
 LATE_ROUNDS = 10
 
 
 @dataclass(frozen=True, slots=True)
-class TargetDataConfig:
-    source: str
-    min_user_items: int = 0
+class PoisonedSettings:
+    """A training among malicious devices, `[systems.KEY.settings]` of a study."""
+
+    way: str = "direct"
+    """How messages reach the server, and what the server does about malicious ones."""
+    attack: str = CLEAN
+    share: float = 0.0
+    """The share of malicious devices, which come on top of the honest ones."""
+    targets: int = 1
+    """How many items are pushed, each in a training of its own."""
     embedding_size: int = 10
     learning_rate: float = 0.05
     triples: int = 20
     rounds: int = 200
     cohort_size: int = 0
-    """Devices per round; 0 asks all."""
-    targets: int = 1
-    sums: bool = False
-    """Whether secure sums are attacked on it, too."""
-    bits: bool = False
-    """The same for randomised reports."""
-
-
-@dataclass(frozen=True, slots=True)
-class PoisoningConfig:
-    worlds: tuple[TargetDataConfig, ...]
-    shares: tuple[float, ...] = (0.001, 0.01, 0.05)
-    """Malicious devices, beside the honest ones."""
-    attacks: tuple[str, ...] = ("fedrecattack", "a-hum", "twin", "random", "popular")
-    seed: int = 0
+    """Devices in a round; 0 asks all."""
     public_share: float = 0.01
-    """Of all interactions, which FedRecAttack knows."""
+    """The share of all interactions that FedRecAttack knows."""
     burst: float = 1.0
+    """What a device may add to an item if the way is defended."""
     refill_draws: float = 12.0
-    """An allowance comes back while a mean user draws each of her items so many times."""
+    """An allowance comes back while a mean user draws each of their items so many times."""
     max_sum_norm: float = 3.0
+    """The cap on a sum, in multiples of the median."""
     group_size: int = 20
-    bit_rounds: int = 20
-    bit_ways: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        unknown = set(self.attacks) - set(ATTACKS)
-        if unknown:
-            raise ConfigError(f"there is no attack {sorted(unknown)}; there are {list(ATTACKS)}")
-        require_whole("study.group_size", self.group_size, 2)
-
-    @classmethod
-    def read(cls, quick: bool) -> PoisoningConfig:
-        study = installed(NAME, quick)["study"]
-        worlds = tuple(
-            config.build(TargetDataConfig, w, "study.worlds") for w in study.pop("worlds")
-        )
-        plain = {**study, "worlds": ()}
-        return replace(config.build(cls, plain, "study"), worlds=worlds)
+        for name, known in (("way", WAYS), ("attack", ATTACKS)):
+            if getattr(self, name) not in known:
+                raise ConfigError(f"there is no {name} {getattr(self, name)!r}; there are {known}")
+        require_whole("group_size", self.group_size, 2)
 
 
-@dataclass(frozen=True, slots=True)
-class Case:
-    """One training run. `way` is how messages come and what the server does about them."""
+class PoisonedKind(Kind):
+    """FPL, or FMF-LDP by randomised reports, among devices that push an item."""
 
-    world: int
-    way: str
-    attack: str = ""
-    share: float = 0.0
-    target: int = -1
+    def key(self, job: Job) -> object:
+        return settings_of(job.settings)
 
-
-class TargetData:
-    def __init__(self, settings: TargetDataConfig, seed: int, public_share: float) -> None:
-        self.config, self.seed = settings, seed
-        data = load(settings.source)
-        if settings.min_user_items:
-            data = keep_active(data, settings.min_user_items)
-        self.split: Split = temporal_holdout(data.interactions, 0.2)
-        rng = Streams.from_seed(seed)
-        self.facts = Facts.of(self.split.train, public_share, rng.child("public"))
-        self.targets = cold_targets(self.split.train, settings.targets, rng).tolist()
-
-    @cached_property
-    def fingerprint(self) -> str:
-        return self.split.train.fingerprint()
-
-    @property
-    def asked(self) -> int:
-        return self.config.cohort_size or self.split.train.n_users
-
-    def refill_rounds(self, draws: float) -> int:
-        """Rounds in which a mean user draws each of her items so many times."""
-        train = self.split.train
-        mean = train.n_interactions / train.n_users
-        return round(draws * mean / self.config.triples * train.n_users / self.asked)
-
-    def describe(self) -> str:
-        train, c = self.split.train, self.config
-        fans = ", ".join(str(train.item_counts[t]) for t in self.targets)
-        return (
-            f"{c.source}: {train.n_users:,} users, {train.n_items:,} items, {self.asked:,} devices "
-            f"a round, T={c.triples}, {c.rounds} rounds; targets with {fans} fans"
-        )
-
-    def federation(self, seed: int) -> Federation:
-        c, train = self.config, self.split.train
-        settings = FPLConfig(
-            embedding_size=c.embedding_size,
-            learning_rate=c.learning_rate,
-            cohort_size=c.cohort_size or "all",
-            triples=c.triples,
-            rounds=c.rounds,
-        )
-        users = np.arange(train.n_users, dtype=np.int64)
-        consent = Consent.uniform(users, Choice(share_positives=1.0))
-        release = ShareFraction("draw")
-        made = Federation.build(settings, train, consent, release, Streams.from_seed(seed))
-        made.devices.ledger.keep_rows = False
-        return made
-
-    def judge(self, scorer: Scorer, targets: Sequence[int]) -> list[float]:
-        train, test = self.split.train, self.split.test
-        shown = [exposure(scorer, train, t, threads=1) for t in targets]
-        found = evaluate(scorer, train, test, threads=1).summary()
-        means = [float(np.mean([s[k] for s in shown])) for k in ("ER@10", "ER@20")]
-        return [*means, *(found[m] for m in METRICS)]
+    def train(self, job: Job) -> TrainedSystem:
+        training = PoisonedTraining(settings_of(job.settings), job)
+        pushed = [training.scorer(target) for target in training.attacked]
+        found = over_seeds(dict(enumerate(map(job.measure, pushed))))
+        shown = training.exposures(pushed)
+        return TrainedSystem({END: found}, dict(zip(EXPOSURES, shown, strict=True)))
 
 
-ATTACKS = ("fedrecattack", "a-hum", "twin", "late-twin", "random", "popular")
+def settings_of(settings: Settings) -> PoisonedSettings:
+    """Return the settings of a training, checked."""
+    return config.build(PoisonedSettings, dict(settings), "poisoned")
 
 
-def _poisoner(
-    world: TargetData, federation: Federation, case: Case, senders: NDArray[np.int64], rng: Streams
-) -> Poisoner:
-    train, facts, target = world.split.train, world.facts, case.target
-    triples, rate = world.config.triples, world.config.learning_rate
-    allowed = Allowed(2 * triples, ShareFraction("draw").largest_value(triples))
-    if case.attack == "fedrecattack":
-        return FedRecAttack(target, facts, allowed)
-    if case.attack == "a-hum":
-        return HardUsers(target, allowed)
-    if case.attack.endswith("twin"):
-        return Twin(target, facts, allowed, LOUD, learning_rate=rate)
-    popular = facts.popular[: max(FILLERS + 1, train.n_items // 10)]
-    fillers = np.arange(train.n_items) if case.attack == "random" else popular
-    algorithm: CrossDevice = federation.server.algorithm  # type: ignore[assignment]
-    return Profiles.of(algorithm, target, fillers, train.n_items, FILLERS, senders, rng)
+class PoisonedTraining:
+    """The trainings of one line: one for each target, or one without malicious devices."""
 
+    def __init__(self, settings: PoisonedSettings, job: Job) -> None:
+        self.settings, self.train, self.seed = settings, job.split.train, job.seed
+        rng = Streams.from_seed(job.seed)
+        self.facts = Facts.of(self.train, settings.public_share, rng.child("public"))
+        self.targets = cold_targets(self.train, settings.targets, rng).tolist()
+        clean = settings.attack == CLEAN
+        self.attacked: list[int | None] = [None] if clean else self.targets
+        """The targets of the trainings; None for one without malicious devices."""
 
-class Poisoning(Study):
-    """Trainings among which some devices push one item, without and with a defence."""
+    def exposures(self, scorers: Sequence[Scorer]) -> list[float]:
+        """Return the mean exposures of the targets, each by its own training if it is pushed."""
+        several = [*scorers] * (len(self.targets) // len(scorers))
+        pairs = zip(several, self.targets, strict=True)
+        found = [exposure(scorer, self.train, target, threads=1) for scorer, target in pairs]
+        return [float(np.mean([one[name] for one in found])) for name in EXPOSURES]
 
-    prefix = "poisoning-"
-
-    def __init__(
-        self,
-        settings: PoisoningConfig,
-        cells: Path,
-        threads: int,
-        report: Report,
-        gram: stuffed.StuffedConfig | None = None,
-    ) -> None:
-        super().__init__(cells, threads, report)
-        self.config, self.gram = settings, gram or stuffed.StuffedConfig()
-        self._stuffed: dict[tuple[Any, ...], stuffed.StuffedWorld] = {}
-        self.worlds = [TargetData(w, settings.seed, settings.public_share) for w in settings.worlds]
-
-    @classmethod
-    def read(
-        cls, name: str, quick: bool, cells: Path, threads: int, report: Report, device: str = "cpu"
-    ) -> Self:
-        return cls(PoisoningConfig.read(quick), cells, threads, report, cls.gram_settings(quick))
-
-    @staticmethod
-    def gram_settings(quick: bool) -> stuffed.StuffedConfig:
-        return config.build(stuffed.StuffedConfig, installed(NAME, quick).get("gram", {}), "gram")
-
-    def describe_data(self) -> str:
-        return "; ".join(world.describe() for world in self.worlds)
-
-    def describe(self) -> str:
-        c = self.config
-        return (
-            f"seed {c.seed}; each user's latest 20 % held out; malicious devices come on top of "
-            f"the honest ones; {c.public_share:.0%} of interactions are public; the defence lets a "
-            f"device add {c.burst:g} to an item, which comes back in {c.refill_draws:g} draws of a "
-            f"mean user; sums are capped at {c.max_sum_norm:g} times the median, groups have "
-            f"{c.group_size} devices"
-        )
-
-    def cases(self) -> list[Case]:
-        c, found = self.config, []
-        for number, world in enumerate(self.worlds):
-            ways = ["direct", "direct, defended"]
-            if world.config.sums:
-                ways += ["secure sum", "secure sum, capped", "secure sums of groups, capped"]
-            for way in ways:
-                found.append(Case(number, way))
-                attacks = c.attacks if way.startswith("direct") else ("twin",)
-                found += [
-                    Case(number, way, attack, share, target)
-                    for attack in attacks
-                    for share in c.shares
-                    for target in world.targets
-                ]
-            if world.config.bits:
-                for way in c.bit_ways:
-                    found.append(Case(number, way))
-                    found += [Case(number, way, "bits", s, world.targets[0]) for s in c.shares]
-        return found
-
-    def case(self, case: Case) -> list[float]:
-        world = self.worlds[case.world]
-        # What a single case depends on.
-        settings = replace(self.config, worlds=(), shares=(), attacks=(), bit_ways=())
-        about = [NAME, world.fingerprint, repr_as("WorldConfig", world.config), repr(case),
-                 repr(settings)]  # fmt: skip
-        run = self.run_bits if "reports" in case.way else self.run_rows
-        found = self.kept(about, ["figures"], lambda: {"figures": np.array(run(case))})
-        return [float(v) for v in found["figures"]]
-
-    # --- gram -------------------------------------------------------------------------------------
-
-    def stuffed_rows(self) -> list[Row]:
-        """What gram came to among devices that push or demote an item."""
-        cases = list(stuffed.cases(self.gram, lambda one, kind: self._world(one).items(kind)))
-        figures = self.many("gram, attacked", self.stuffed_case, cases)
-        return stuffed.as_rows(dict(zip(cases, figures, strict=True)))
-
-    def _world(self, case: stuffed.Stuffed) -> stuffed.StuffedWorld:
-        about = (case.source, case.epsilon, case.recency, case.link)
-        if about not in self._stuffed:
-            self._stuffed[about] = stuffed.StuffedWorld(*about, self.gram.targets)
-        return self._stuffed[about]
-
-    def stuffed_case(self, case: stuffed.Stuffed) -> Arrays:
-        world = self._world(case)
-        # What a run depends on: also what is checked, so that a cell is not kept beyond that.
-        checks = world.link and [repr(world.link.form(100, pairs)) for pairs in (False, True)]
-        about = [NAME, "gram", stuffed.VERSION, world.fingerprint, repr(world.algorithm), checks,
-                 repr(case), self.gram.targets]  # fmt: skip
-        return self.kept(about, ["exposure"], lambda: world.run(case))
+    def scorer(self, target: int | None) -> Scorer:
+        """Train, with malicious devices if there is a target."""
+        if "reports" in self.settings.way:
+            return self._by_reports(target)
+        return self._by_rows(target)
 
     # --- item rows --------------------------------------------------------------------------------
 
-    def run_rows(self, case: Case) -> list[float]:
-        world, c = self.worlds[case.world], self.config
-        federation, rng = world.federation(c.seed), Streams.from_seed(c.seed).child("malicious")
-        honest = federation.devices.willing()
+    def _by_rows(self, target: int | None) -> Scorer:
+        s, n_users = self.settings, self.train.n_users
+        federation, rng = self._federation(), Streams.from_seed(self.seed).child("malicious")
+        honest, size = federation.devices.willing(), s.cohort_size or n_users
         n, bad, poisoner = len(honest), np.zeros(0, np.int64), None
-        if case.attack:
-            bad = np.arange(n, n + max(1, round(case.share * n)), dtype=np.int64)
-            poisoner = _poisoner(world, federation, case, bad, rng)
-        begin = world.config.rounds - LATE_ROUNDS if case.attack.startswith("late") else 0
-        server = federation.server
+        if target is not None:
+            bad = np.arange(n, n + max(1, round(s.share * n)), dtype=np.int64)
+            poisoner = self._poisoner(federation, target, bad, rng)
+        begin = s.rounds - LATE_ROUNDS if s.attack.startswith("late") else 0
+        draws = s.refill_draws * (self.train.n_interactions / n_users)
         guard = Defence(
-            burst=c.burst if case.way == "direct, defended" else 0.0,
-            refill_rounds=world.refill_rounds(c.refill_draws),
-            max_sum_norm=c.max_sum_norm if case.way == "secure sum, capped" else 0.0,
+            burst=s.burst if s.way == "direct, defended" else 0.0,
+            refill_rounds=round(draws / s.triples * n_users / size),
+            max_sum_norm=s.max_sum_norm if s.way == "secure sum, capped" else 0.0,
         ).guard()
-        for _ in range(world.config.rounds):
+        server = federation.server
+        for _ in range(s.rounds):
             view = server.publish()
-            asked = server.select(n + len(bad), world.asked)
+            asked = server.select(n + len(bad), size)
             good, evil = honest[asked[asked < n]], asked[asked >= n]
             sent = []
             if poisoner is not None and len(evil) and view.round >= begin:
                 sent = [poisoner.device_poison(view, evil, rng)]
-            if case.way.startswith("secure sums of groups"):
+            if s.way.startswith("secure sums of groups"):
                 server.fold(self._in_groups(federation, view, good, sent))
             else:
                 server.fold(_summed(federation, view, good, sent, guard))
-        targets = [case.target] if case.attack else world.targets
-        return world.judge(federation.scorer(), targets)
+        return federation.scorer()
+
+    def _federation(self) -> Federation:
+        s = self.settings
+        settings = FPLConfig(
+            embedding_size=s.embedding_size,
+            learning_rate=s.learning_rate,
+            cohort_size=s.cohort_size or "all",
+            triples=s.triples,
+            rounds=s.rounds,
+        )
+        choice, rng = Choice(share_positives=1.0), Streams.from_seed(self.seed)
+        return alike(settings, self.train, choice, ShareFraction("draw"), rng)
+
+    def _poisoner(
+        self, federation: Federation, target: int, senders: NDArray[np.int64], rng: Streams
+    ) -> Poisoner:
+        s, facts, n_items = self.settings, self.facts, self.train.n_items
+        allowed = Allowed(2 * s.triples, ShareFraction("draw").largest_value(s.triples))
+        if s.attack == "fedrecattack":
+            return FedRecAttack(target, facts, allowed)
+        if s.attack == "a-hum":
+            return HardUsers(target, allowed)
+        if s.attack.endswith("twin"):
+            return Twin(target, facts, allowed, LOUD, learning_rate=s.learning_rate)
+        popular = facts.popular[: max(FILLERS + 1, n_items // 10)]
+        fillers = np.arange(n_items) if s.attack == "random" else popular
+        algorithm: CrossDevice = federation.server.algorithm  # type: ignore[assignment]
+        return Profiles.of(algorithm, target, fillers, n_items, FILLERS, senders, rng)
 
     def _in_groups(
         self, federation: Federation, view: ModelView, good: NDArray[np.int64], sent: list[Any]
     ) -> SummedReports:
-        """Malicious devices are spread over the groups, and own those in which they are."""
-        width, size = view.items.shape[1], self.config.group_size
+        """Spread malicious devices over the groups, and let them own those in which they are."""
+        width, size = view.items.shape[1], self.settings.group_size
         order = Streams.from_seed(view.round).child("groups").generator().permutation(len(good))
         groups = np.array_split(good[order], max(1, len(good) // size))
         parts = [add_up(view.round, [federation.devices.report(view, g)], width) for g in groups]
@@ -330,44 +207,41 @@ class Poisoning(Study):
         for place, sender in enumerate(evil.tolist()):
             mine, at = sent[0].sender == sender, place % len(parts)
             message = replace(
-                sent[0], sender=sent[0].sender[mine], item=sent[0].item[mine],
+                sent[0],
+                sender=sent[0].sender[mine],
+                item=sent[0].item[mine],
                 values=sent[0].values[mine],
-            )  # fmt: skip
+            )
             both = [parts[at], add_up(view.round, [message], width)]
             parts[at] = federation.server.add_sums(both)
-        return defended_groups(view.round, parts, self.config.burst, width)
+        return defended_groups(view.round, parts, self.settings.burst, width)
 
     # --- randomised reports -----------------------------------------------------------------------
 
-    def run_bits(self, case: Case) -> list[float]:
-        world, c = self.worlds[case.world], self.config
-        train, rng = world.split.train, Streams.from_seed(c.seed)
-        variant = case.way.split()[0]
+    def _by_reports(self, target: int | None) -> Scorer:
+        s, train, rng = self.settings, self.train, Streams.from_seed(self.seed)
+        variant, drawn = s.way.split()[0], s.way.endswith("drawn coordinates")
         settings = FMFConfig(
             variant="rotated" if variant == "rotated" else "published",
             embedding_size=8 if variant == "rotated" else 5,
             learning_rate=0.02,
-            rounds=c.bit_rounds,
+            rounds=s.rounds,
         )
         release, k = KReports(100, (Tier(2.5, 100),)), 100
-        users = np.arange(train.n_users, dtype=np.int64)
-        consent = Consent.uniform(users, Choice(epsilon=2.5, max_reports=k))
-        federation = Federation.build(settings, train, consent, release, rng)
-        federation.devices.ledger.keep_rows = False
+        federation = alike(settings, train, Choice(epsilon=2.5, max_reports=k), release, rng)
         server, devices = federation.server, federation.devices
-        drawn = case.way.endswith("drawn coordinates")
-        n_bad = max(1, round(case.share * train.n_users)) if case.attack else 0
-        for _ in range(c.bit_rounds):
+        users = np.arange(train.n_users, dtype=np.int64)
+        n_bad = 0 if target is None else max(1, round(s.share * train.n_users))
+        for _ in range(s.rounds):
             view = server.publish()
             reports = devices.report_bits(view, users).reports.ravel()
-            if n_bad:
-                towards = view.items[world.facts.popular[:10]].mean(axis=0).astype(np.float64)
-                mine = pushing_bits(view, case.target, towards, n_bad, k, variant, rng, drawn)
+            if target is not None:
+                towards = view.items[self.facts.popular[:10]].mean(axis=0).astype(np.float64)
+                mine = pushing_bits(view, target, towards, n_bad, k, variant, rng, drawn)
                 reports = np.concatenate([reports, mine.ravel()])
             batch = Batch(view.round, 0, train.n_users + n_bad, reports)
             server.fold(server.count([batch]))
-        targets = [case.target] if case.attack else world.targets[:1]
-        return world.judge(federation.scorer(), targets)
+        return federation.scorer()
 
 
 def _summed(
@@ -388,82 +262,28 @@ def _summed(
     return guard.sum_opened(total)
 
 
-MOST_MORE, MOST_LOST = 0.05, 0.02
-"""What is allowed: exposure above clean, and accuracy lost, relatively."""
+# --- columns and rows ----------------------------------------------------------------------------
 
 
-def poisoning(study: Poisoning, out: Path) -> dict[str, Any]:
-    cases = study.cases()
-    rows = as_rows(study, dict(zip(cases, study.many("training", study.case, cases), strict=True)))
-    columns = [
-        Column("data"), Column("way"), Column("attack"), Column("share", "malicious", ".1%"),
-        *(Column(name, format=".3f") for name in FIGURES),
-        Column("more", "ER@10 above clean", ".3f"), Column("lost", "NDCG@10 lost", ".1%"),
-    ]  # fmt: skip
-    tables = [Table("Poisoning", columns, rows, study.describe())]
-    claims, of_gram = as_claims(study, rows), study.stuffed_rows()
-    if of_gram:
-        title = "gram among devices that push or demote an item"
-        tables.append(shown(title, stuffed.COLUMNS, of_gram, stuffed.describe(study.gram)))
-        claims += stuffed.as_claims(of_gram)
-    return study.result(NAME, out, tables, claims, rows=[*rows, *of_gram])
+def exposures(line: TrainedLine) -> Row:
+    """Return the mean exposure of the targets."""
+    if line.system.kind != "poisoned":
+        return {}
+    return {name: float(np.mean([one[name] for one in line.facts])) for name in EXPOSURES}
 
 
-def as_rows(study: Poisoning, found: Mapping[Case, Sequence[float]]) -> list[Row]:
-    """The mean over targets. What is lost is measured by the clean run without any defence."""
-    grouped: dict[Case, list[Sequence[float]]] = {}
-    for case, figures in found.items():
-        grouped.setdefault(replace(case, target=-1), []).append(figures)
-    rows = []
-    for case, all_targets in grouped.items():
-        mean = dict(zip(FIGURES, np.mean(all_targets, axis=0).tolist(), strict=True))
-        plain = case.way.split(",")[0]
-        first = plain if "reports" in plain else "direct"
-        clean = dict(zip(FIGURES, found[Case(case.world, first)], strict=True))
-        rows.append(
-            {
-                "data": study.worlds[case.world].config.source,
-                "way": case.way,
-                "attack": case.attack or "none",
-                "share": case.share,
-                **mean,
-                "more": mean["ER@10"] - clean["ER@10"],
-                "lost": 1.0 - mean["NDCG@10"] / clean["NDCG@10"],
-            }
-        )
-    return rows
-
-
-def as_claims(study: Poisoning, rows: Sequence[Mapping[str, Any]]) -> list[Claim]:
-    claims = []
-    for world in study.worlds:
-        mine = [r for r in rows if r["data"] == world.config.source and r["attack"] != "none"]
-        plain = [r for r in mine if r["way"] == "direct"]
-        worst = max(plain, key=lambda r: float(r["ER@10"]))
-        claims.append(
-            claim(
-                f"{world.config.source}: without a defence the item is pushed",
-                (worst["ER@10"] > 0.5, _words(worst)),
-            )
-        )
-        for way in dict.fromkeys(r["way"] for r in mine if r["way"] != "direct"):
-            for share in study.config.shares:
-                some = [r for r in mine if r["way"] == way and r["share"] == share]
-                most = max(some, key=lambda r: float(r["more"]))
-                dear = max(some, key=lambda r: float(r["lost"]))
-                claims.append(
-                    claim(
-                        f"{world.config.source}, {way}, {share:.1%} malicious: exposure at most "
-                        f"{MOST_MORE} above clean, accuracy at most {MOST_LOST:.0%} below",
-                        (most["more"] <= MOST_MORE, _words(most)),
-                        (dear["lost"] <= MOST_LOST, f"{dear['attack']}: {dear['lost']:.1%} lost"),
-                    )
-                )
-    return claims
-
-
-def _words(row: Mapping[str, Any]) -> str:
-    return f"{row['attack']} with {row['share']:.1%}: ER@10 {row['ER@10']:.3f}"
-
-
-STUDY, VIEWS = Poisoning, {NAME: poisoning}
+def compared(study: StudyFile, sets: Mapping[str, Sequence[StudyLine]]) -> list[StudyLine]:
+    """Return the rows next to the training without attack and defence: how much more the targets
+    are shown, and which share of accuracy is lost."""
+    lines = [*sets["main"]]
+    for line in lines:
+        row = line.row
+        plain = row["way"].split(",")[0] if "reports" in row["way"] else "direct"
+        (clean,) = [
+            one.row
+            for one in lines
+            if (one.row["data"], one.row["way"], one.row["attack"]) == (row["data"], plain, CLEAN)
+        ]
+        row["more"] = row["ER@10"] - clean["ER@10"]
+        row["lost"] = 1.0 - row["NDCG@10"] / clean["NDCG@10"]
+    return lines

@@ -12,6 +12,7 @@ from sottovoce.errors import ConfigError
 from sottovoce.evaluation import plots
 from sottovoce.evaluation.report import FigureBlock, Section, TextBlock, write_report
 from sottovoce.evaluation.tables import Cell, Column, Table
+from sottovoce.runs.tables import readable_bytes
 from sottovoce_papers.claims import (
     Claim,
     Row,
@@ -48,9 +49,9 @@ def print_beside(printed: Spec, lines: Sequence[StudyLine]) -> None:
 
 def derive(spec: Spec, lines: Sequence[StudyLine], others: Sequence[StudyLine]) -> None:
     """Add a column that compares a figure with that of a base line: their `ratio`, the relative
-    `change`, or the `p` of a paired t-test over users. Of several base lines the best counts; the
-    base itself has no change and no p. `against` is a template for one more column, which names the
-    base line."""
+    `change`, which the base itself does not have, or `beside`, which it has; the `base` line's
+    figure, or the `p` of a paired t-test over users. Of several base lines the best counts.
+    `against` is a template for one more column, which names the base line."""
     metric, how = spec["of"], spec["how"]
     for place, mine in groups(lines, spec.get("within", ())).items():
         there = dict(zip(spec.get("within", ()), place, strict=True))
@@ -64,9 +65,11 @@ def derive(spec: Spec, lines: Sequence[StudyLine], others: Sequence[StudyLine]) 
             value = None
             if base is not None and base.row[metric] and line.row.get(metric) is not None:
                 value = line.row[metric] / base.row[metric]
-                if how == "change":
-                    value = None if base is line else value - 1.0
-                if how == "p":
+                if how == "base":
+                    value = base.row[metric]
+                elif how in ("change", "beside"):
+                    value = None if base is line and how == "change" else value - 1.0
+                elif how == "p":
                     value = None if base is line else paired(line, base, metric).p
             line.row[spec["column"]] = value
             if "against" in spec:
@@ -101,6 +104,10 @@ def tables_of(
         if spec.get("only_known"):
             columns = [one for one in columns if any(one.key in line.row for line in mine)]
         rows = [{one.key: line.row.get(one.key) for one in columns} for line in mine]
+        for one in (one for one in columns if one.format == "bytes"):
+            for row in rows:
+                value = row[one.key]
+                row[one.key] = None if value is None else readable_bytes(value)
         if "star" in spec:
             _star(spec["star"], mine, rows)
         title = spec["title"].format_map(mine[0].row)
@@ -197,6 +204,89 @@ def _bars(spec: Spec, lines: Sequence[StudyLine], path: Path, title: str) -> plo
     return plots.bias_bars(path, names, values, title=title, x_label=spec["x_label"])
 
 
+def _dots(spec: Spec, lines: Sequence[StudyLine], path: Path, title: str) -> plots.Figures:
+    """A level for each label with a dot for each of its rows, whose marker goes by the column `by`
+    and whose words (`say`) stand at the right. Rows that `across` chooses are lines."""
+    x, label, kinds = spec["x"], spec.get("label", "{system}"), dict(spec["by"])
+    (by, names), across = kinds.popitem(), _across(spec, lines)
+    lines = [line for line in lines if line.row.get(x) is not None and line.row.get(by) in names]
+    places = list(dict.fromkeys(label.format_map(line.row) for line in lines))[::-1]
+    with plots.drawing(path, title, (9.2, 1.6 + 0.36 * len(places))) as (figure, axes):
+        most = max([line.row[x] for line in lines] + [*across.values()])
+        for number, (value, words) in enumerate(names.items()):
+            mine = [line.row for line in lines if line.row[by] == value]
+            axes.scatter(
+                [row[x] for row in mine],
+                [places.index(label.format_map(row)) for row in mine],
+                color=plots.PALETTE[number],
+                marker="oX^s"[number],
+                s=52,
+                zorder=3,
+                label=words,
+            )
+        for row in (line.row for line in lines if "say" in spec):
+            place = places.index(label.format_map(row))
+            axes.text(1.06 * most, place, spec["say"].format_map(row), fontsize=8, va="center")
+        for name, level in across.items():
+            axes.axvline(level, color=plots.SOFT, linestyle=(0, (5, 2)), linewidth=1.2)
+            axes.text(level, -0.6, name, fontsize=7, ha="center", color=plots.SOFT)
+        axes.set_yticks(range(len(places)), places, fontsize=8)
+        wide = (1.75 if "say" in spec else 1.06) * most
+        axes.set(xlim=(0.0, wide), ylim=(-0.8, len(places) - 0.3), xlabel=spec["x_label"])
+        axes.grid(visible=False, axis="y")
+        figure.legend(loc="outside lower center", ncols=3, frameon=False)
+    return plots.figure_files(path)
+
+
+def _across(spec: Spec, lines: Sequence[StudyLine]) -> dict[str, float]:
+    """The lines across a plot: figures of the rows that `across` chooses, by system."""
+    axis = spec.get("level", spec["x"])
+    return {one.row["system"]: one.row[axis] for one in chosen(lines, spec.get("across", {"": 0}))}
+
+
+def _points(spec: Spec, lines: Sequence[StudyLine], path: Path, title: str) -> plots.Figures:
+    """A point with words (`say`) for each row, on a logarithmic axis, coloured by the column `by`;
+    rows without a figure there are lines `across`."""
+    x, y, (by, names) = spec["x"], spec["y"], dict(spec["by"]).popitem()
+    with plots.drawing(path, title, (7.6, 5.2)) as (figure, axes):
+        there = [line.row for line in lines if line.row.get(x) is not None]
+        for number, (value, words) in enumerate(names.items()):
+            mine = [row for row in there if row.get(by) == value]
+            if mine:
+                axes.scatter(
+                    [max(1.0, row[x]) for row in mine],
+                    [row[y] for row in mine],
+                    color=plots.PALETTE[number],
+                    marker=plots.MARKERS[number],
+                    s=44,
+                    zorder=3,
+                    label=words,
+                )
+        for row in there:
+            axes.annotate(
+                spec["say"].format_map(row),
+                (max(1.0, row[x]), row[y]),
+                fontsize=7,
+                xytext=(4, 4),
+                textcoords="offset points",
+            )
+        for name, level in _across({**spec, "level": y}, lines).items():
+            axes.axhline(level, color=plots.SOFT, linestyle=(0, (5, 2)), linewidth=0.8)
+            axes.annotate(
+                name,
+                (1.0, level),
+                xycoords=("axes fraction", "data"),
+                fontsize=7,
+                color=plots.SOFT,
+                va="center",
+            )
+        if there:
+            axes.set_xscale("log")
+            figure.legend(loc="outside lower center", ncols=3, frameon=False, fontsize=8)
+        axes.set(xlabel=spec["x_label"], ylabel=_y_label(spec))
+    return plots.figure_files(path)
+
+
 def _stacked(spec: Spec, lines: Sequence[StudyLine], path: Path, title: str) -> plots.Figures:
     bars = {line.row["system"]: [line.row[part] for part in spec["parts"]] for line in lines}
     return plots.stacked_bars(path, spec["parts"], bars, x_label=spec["x_label"], title=title)
@@ -207,6 +297,8 @@ PLOTS: Mapping[str, Drawing] = {
     "lines": _lines,
     "paths": _paths,
     "bars": _bars,
+    "dots": _dots,
+    "points": _points,
     "stacked": _stacked,
 }
 

@@ -68,7 +68,8 @@ def guesses(several: Sequence[Attacked]) -> Row:
         found[name] = float(np.mean(values)) if values else None
         found[f"{name} half"] = interval(values)
     if not several:
-        return found | {"verdict": "has too little to learn from", "wins": None, "measure": ""}
+        little: Row = {"verdict": "has too little to learn from", "wins": None, "ranked": None}
+        return found | little | {"measure": ""}
     n, wins = len(several), sum(one.wins for one in several)
     turned = sum(one.turned and not one.strong for one in several)
     how = f", {turned} turned round" if turned else ""
@@ -81,6 +82,8 @@ def guesses(several: Sequence[Attacked]) -> Row:
 def protection(line: TrainedLine) -> Row:
     """What central protection came to, and how those who ask for it are served."""
     trials = trials_of(line)
+    if not trials:
+        return {}
     found: Row = {"moment": "after" if trials[0].after.protect.move else "before",
                   "attribute": trials[0].after.protect.attribute}  # fmt: skip
     hr, ndcg = scores(line, [one.changed() for one in trials])
@@ -152,16 +155,15 @@ def apart(ours: StudyLine, base: StudyLine, users: Sequence[Mask]) -> Paired:
     return paired_t(gaps, np.zeros(len(gaps)))
 
 
-def beside(
-    line: TrainedLine, base: StudyLine, users: Sequence[Mask], keys: Sequence[str] = ()
-) -> Row:
+def beside(line: TrainedLine, base: StudyLine, users: Sequence[Mask]) -> Row:
     """How some users are served, beside the same users under the base model."""
     both = min(len(line.runs), len(base.runs), len(users))
     users = users[:both]
     (hr, ndcg), (was, was_ndcg) = scores(line, users), scores(base, users)
     gap = apart(line, base, users)
     ends = (gap.low, gap.high) if gap.n > 1 else (None, None)
-    row = {key: value for key, value in line.row.items() if key not in figures_of(line)}
+    # Figures of all users do not hold for some of them.
+    row = {k: v for k, v in line.row.items() if not k.startswith(("HR@", "NDCG@", "MRR@"))}
     return row | {
         "HR@10": hr, "NDCG@10": ndcg, "base HR": was, "base NDCG": was_ndcg,
         "kept": share(hr, was), "kept NDCG": share(ndcg, was_ndcg), "apart": gap.difference,
@@ -169,21 +171,16 @@ def beside(
     }  # fmt: skip
 
 
-def figures_of(line: StudyLine) -> set[str]:
-    """Names of columns about all users, which do not hold for some of them."""
-    return {key for key in line.row if key.startswith(("HR@", "NDCG@", "MRR@"))}
-
-
 def share(ours: float | None, theirs: float | None) -> float | None:
     """What is kept."""
     return ours / theirs if ours is not None and theirs else None
 
 
-def with_base(sets: Sets, spec: Sequence[str] = ("base",)) -> list[tuple[Any, StudyLine]]:
+def with_base(sets: Sets) -> list[tuple[Any, StudyLine]]:
     """The trained lines, each with the base model's on the same data."""
     found = []
     for mine in groups(sets["main"], ["data", "recommender", "who", "alpha"]).values():
-        bases = chosen(mine, {"key": list(spec)})
+        bases = chosen(mine, {"key": "base"})
         found += [(line, bases[0]) for line in mine if bases and line.runs and bases[0].runs]
     return found
 
@@ -249,13 +246,9 @@ def _attributes(lines: Sequence[StudyLine]) -> list[str]:
 
 def _about(sets: Sets, spec: Spec) -> list[tuple[str, list[StudyLine]]]:
     """The lines of each data set and recommender, with the text of a claim about them."""
-    lines = [line for line in sets[spec.get("set", "main")] if line.runs or not _is_trained(line)]
+    lines = [one for one in sets[spec.get("set", "main")] if one.runs or type(one) is StudyLine]
     several = groups(chosen(lines, spec.get("where", {})), spec.get("each", ["data", "model"]))
     return [(spec["text"].format_map(mine[0].row), mine) for mine in several.values()]
-
-
-def _is_trained(line: StudyLine) -> bool:
-    return isinstance(line, TrainedLine)
 
 
 def halved(sets: Sets, spec: Spec) -> list[Claim]:
@@ -314,7 +307,9 @@ def above_guess(sets: Sets, spec: Spec) -> list[Claim]:
         for line in mine:
             for name in _attributes(mine):
                 paper, usual = line.row.get(f"{name}_paper"), line.row.get(f"{name} majority")
-                if paper is not None and line.row[f"{name} measure"] == "micro-F1":
+                if paper is None or usual is None:
+                    continue
+                if line.row[f"{name} measure"] == "micro-F1":
                     words = f"{line.row['system']}, {name}: {paper:.3f} against {usual:.3f}"
                     parts.append((paper >= usual, words))
         found += [claim(text, *parts)] * bool(parts)

@@ -12,6 +12,7 @@ from typing import Any, Literal
 import numpy as np
 
 from sottovoce.core.interactions import Interactions
+from sottovoce.core.recommender import Scorer
 from sottovoce.data.dataset import Dataset
 from sottovoce.data.shaped import ShapeConfig, generate_shaped
 from sottovoce.data.sources import load
@@ -21,7 +22,7 @@ from sottovoce.data.splitting import (
     leave_one_out,
     validation_split,
 )
-from sottovoce.evaluation.protocol import Protocol, Sampled
+from sottovoce.evaluation.protocol import Evaluation, Protocol, Sampled, evaluate
 from sottovoce.experiment import DataConfig, Experiment
 from sottovoce.rng import Streams
 
@@ -135,9 +136,11 @@ class StudyWorld:
 
     @property
     def split_key(self) -> list[object]:
-        """What the split depends on besides the data, for keys of cells."""
+        """What the split and its metrics depend on besides the data, for keys of cells."""
         c = self.config
-        return [c.split, c.hold_out if c.split == "leave-one-out" else c.test_fraction, c.negatives]
+        key: list[object] = [c.split]
+        key += [c.hold_out if c.split == "leave-one-out" else c.test_fraction, c.negatives]
+        return key if c.cutoffs == StudyData().cutoffs else [*key, list(c.cutoffs)]
 
     def split(self, part: Part, seed: int) -> Split:
         """Return what is learnt from and what is held out."""
@@ -160,6 +163,10 @@ class StudyWorld:
         """Return how lists are measured."""
         n, (*also, k) = self.config.negatives, self.config.cutoffs
         return Protocol(k, Sampled(n, seed), tuple(also)) if n else Protocol(k, also=tuple(also))
+
+    def measure(self, scorer: Scorer, split: Split, seed: int) -> Evaluation:
+        """Evaluate a model on a split of these data."""
+        return evaluate(scorer, split.train, split.test, self.protocol(seed), threads=1)
 
     @property
     def title(self) -> str:

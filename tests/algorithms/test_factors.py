@@ -204,6 +204,43 @@ def test_rounds_of_one_client_are_summed_rounds_folded(
     assert np.array_equal(vectors, moved)
 
 
+@settings(max_examples=20, deadline=None)
+@given(w=worlds, seed=st.integers(0, 99), threads=st.integers(1, 2))
+def test_each_device_may_have_a_number_of_draws_of_its_own(
+    w: World, seed: int, threads: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    own, rule = rng.integers(1, 9, w.n_users), w.rule(0.5)
+    together = w.summed(own, rule, threads=threads)
+    vectors = w.vectors.copy()
+    sums = np.zeros_like(together[0])
+    for u in range(w.n_users):
+        alone = np.array([u])
+        found = w.summed(int(own[u]), w.rule(0.5, alone), alone, vectors=vectors)
+        sums += found[0]
+        vectors = found[-1]
+        assert (together[1][u], together[2][u]) == (found[1][0], found[2][0])
+    assert np.array_equal(together[0], sums)
+    assert np.array_equal(together[-1], vectors)
+    rounds = rng.integers(0, w.n_users, 30)
+    keys = np.array([w.learn.child(r, int(u)).key for r, u in enumerate(rounds)], dtype=np.uint64)
+    rule, draws = w.rule(0.5, rounds), own[rounds]
+    model, moved = factors.padded(w.model), w.vectors.copy()
+    many = factors.learn_rounds(STEP, model, moved, rounds, w.indptr, w.items, keys, draws, rule)
+    single, vectors = factors.padded(w.model), w.vectors.copy()
+    for r in range(len(rounds)):
+        one = slice(r, r + 1)
+        mine = ShareRule(rule.keys[one], rule.threshold[one], rule.allowed)
+        few = factors.learn_rounds(
+            STEP, single, vectors, rounds[one], w.indptr, w.items, keys[one], int(draws[r]), mine
+        )
+        assert (many[0][r], many[1][r]) == (few[0][0], few[1][0])
+    assert np.array_equal(model, single)
+    assert np.array_equal(moved, vectors)
+    with pytest.raises(DataError, match="one number of draws"):
+        w.summed(own[:-1], w.rule(0.5))
+
+
 @pytest.mark.parametrize("size", SIZES)
 def test_a_subset_of_items_may_be_all_that_is_ever_sent(size: int) -> None:
     w = world(size, n_users=25)

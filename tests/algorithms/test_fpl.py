@@ -255,17 +255,24 @@ def test_by_interaction_a_device_draws_as_often_as_it_has_positives():
     assert config.own_draws(held, 16).tolist() == [1, 2, 2, 4, 4, 8, 8, 16, 16, 16]
     assert FPLConfig().own_draws(held, 16).tolist() == [16] * 10
     assert schedule(FPLConfig(draws_by="interaction"), 10, 1005).triples == 201
+    exact = FPLConfig(draws_by="positives")
+    assert exact.own_draws(held, 16).tolist() == [1, 2, 3, 4, 7, 8, 15, 16, 16, 16]
+    assert schedule(exact, 10, 1005).triples == 1005
+    assert exact.draws_each(schedule(exact, 10, 1005)) == 100.5
+    assert exact.most_draws(held, 1005) == 900
     with pytest.raises(ConfigError, match="draws_by"):
         FPLConfig(draws_by="device")
 
 
 @pytest.mark.parametrize("share", [0.5, 1.0])
-def test_by_interaction_messages_and_sums_are_the_same(share):
+@pytest.mark.parametrize("draws_by", ["interaction", "positives"])
+def test_by_interaction_messages_and_sums_are_the_same(share, draws_by):
     """What devices write out, added up, is what simulations sum; a device alone draws the same."""
     train = random_world(23, 61, 500, seed=4)
+    config = FPLConfig(embedding_size=3, triples=16, draws_by=draws_by, server_rate=0.1)
     runs = [
         small_run(
-            FPL(by_interaction(server_rate=0.1), 16), train, rounds=6, cohort_size=cohort,
+            FPL(config, 16), train, rounds=6, cohort_size=cohort,
             choice=Choice(share_positives=share), seed=5, written=written,
         )
         for written in (True, False)
@@ -278,6 +285,18 @@ def test_by_interaction_messages_and_sums_are_the_same(share):
         cohort_size=23, choice=Choice(share_positives=share), seed=5,
     )  # fmt: skip
     assert not np.array_equal(runs[0].items, alike.items)
+
+
+def test_rounds_of_one_device_may_be_fused_where_draws_follow_positives():
+    train = random_world(23, 61, 500, seed=4)
+    config = FPLConfig(embedding_size=3, triples=16, draws_by="positives", cohort_size=1)
+    runs = [
+        small_run(FPL(config, 16), train, rounds=90, cohort_size=1, seed=5, written=written)
+        for written in (True, False)
+    ]
+    assert FPL(config, 16).fuses
+    assert np.array_equal(runs[0].items, runs[1].items)
+    assert np.array_equal(runs[0].vectors, runs[1].vectors)
 
 
 def test_by_interaction_no_device_sends_more_than_it_has_drawn():

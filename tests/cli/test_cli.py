@@ -23,7 +23,7 @@ import sottovoce.cli
 from sottovoce.core.interactions import Interactions, Vocabulary
 from sottovoce.data.dataset import Dataset, Labels
 from sottovoce.data.prepared import write_prepared
-from sottovoce.errors import SottovoceError, Told
+from sottovoce.errors import ConfigError, SottovoceError, Told
 from sottovoce.runs.folder import RUNNING, RunFolder, load_arrays, save_arrays
 
 COMMAND = [str(Path(sys.executable).with_name("sottovoce"))]
@@ -900,3 +900,28 @@ def test_help_says_what_an_argument_is(sottovoce_):
     code, out, _ = sottovoce_("recommend", "--help")
     assert code == 0
     assert "Folder of a finished run." in out
+
+
+def test_reproduce_all_of_a_paper(sottovoce_, tmp_path, monkeypatch):
+    papers = pytest.importorskip("sottovoce_papers.papers", exc_type=ImportError)
+    one_sentence(*sottovoce_("reproduce", "--all", "moon"), 2, "fpl, fmf, drift, uc")
+    one_sentence(*sottovoce_("reproduce", "fpl-table3", "--all", "fpl"), 2, "leave out NAME")
+    monkeypatch.setattr(papers, "studies_of", lambda paper: ["fpl-table3"])
+    code, out, _ = sottovoce_("reproduce", "--all", "fpl", "--out", tmp_path / "fpl", "--json")
+    assert code == 0
+    assert [one["name"] for one in only_json(out)["studies"]] == ["fpl-table3"]
+    code, out, _ = sottovoce_("reproduce", "--all", "fpl", "--out", tmp_path / "fpl")
+    assert "fpl-table3: holds: CCE equals the paper's" in out
+
+
+def test_a_study_that_fails_is_named_in_the_end(sottovoce_, tmp_path, monkeypatch):
+    papers = pytest.importorskip("sottovoce_papers.papers", exc_type=ImportError)
+    monkeypatch.setattr(papers, "studies_of", lambda paper: ["fpl-table3"])
+
+    def fails(name, **given):
+        raise ConfigError("it makes no sense")
+
+    monkeypatch.setattr(papers.published, "run", fails)
+    code, out, _ = sottovoce_("reproduce", "--all", "fpl", "--out", tmp_path / "fpl")
+    assert code == 1
+    assert "it makes no sense" in out

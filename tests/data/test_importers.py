@@ -163,7 +163,7 @@ def test_foursquare_keeps_the_last_visit_unless_told(tmp_path: Path) -> None:
     assert first.interactions.timestamps is not None
     assert first.interactions.timestamps.tolist() == [1333476006, 1379371246]
     assert import_path(folder).interactions.n_items == 3
-    with pytest.raises(DataError, match="no venue in 'FR'; codes look like: BR, IT"):
+    with pytest.raises(DataError, match="no venue in 'FR'; it has the countries BR, IT"):
         import_path(folder, country="FR")
 
 

@@ -1320,6 +1320,7 @@ def test_nginx_asks_the_server_that_is_ready(tmp_path):
                 return answer.status, answer.read()
 
         until(lambda: asked("GET", "/ready") == (200, b"ready") and one.requests)
+        assert [asked("GET", "/ready") for _ in range(4)] == [(200, b"ready")] * 4
         assert [asked("GET", "/v1/round") for _ in range(4)] == [(200, b"ready")] * 4
         other.answer = lambda request: Reply(503, b"not_ready")
         before = len(one.requests) + len(other.requests)

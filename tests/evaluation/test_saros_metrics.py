@@ -54,6 +54,22 @@ def test_the_users_own_items_are_measured_as_by_ir_measures():
             assert found.values[f"NDCG@{k}"][n] == pytest.approx(measured[nDCG @ k], abs=1e-9)
 
 
+def test_the_printed_ideal_has_k_relevant_items_for_everybody():
+    # Ranked 0, 1, 2; liked 0 and 2: ranks 1 and 3 of a list of 5, worth 1 and 1/2 (1/log2 4).
+    scorer = scorer_of([[9, 8, 7, 0, 0, 0], [9, 8, 7, 6, 5, 4]])
+    rows = {0: {0: 5, 1: 1, 2: 4}, 1: dict.fromkeys(range(5), 3)}
+    test = rated(rows, 6)
+    ideal = 1 + 1 / np.log2(3) + 1 / 2 + 1 / np.log2(5) + 1 / np.log2(6)
+    found = saros.printed(scorer, test, 3.0)
+    # Whoever has five relevant items in the first five places has 1, and nobody else can.
+    assert found.values["NDCG@5"].tolist() == pytest.approx([1.5 / ideal, 1.0])
+    assert found.values["NDCG@5"][0] == pytest.approx(0.50874, abs=1e-5)
+    own = saros.own(scorer, test, 3.0)
+    assert own.values["NDCG@5"][0] == pytest.approx(1.5 / (1 + 1 / np.log2(3)))
+    assert found.values["AP@5"].tolist() == own.values["AP@5"].tolist()
+    assert found.values["NDCG@10"][1] < 1.0
+
+
 def test_full_ranking_leaves_out_training_items_and_counts_liked_ones_alone():
     scorer = scorer_of([[9, 8, 7, 6, 5, 4]])
     train = rated({0: {0: 5}}, 6)

@@ -10,13 +10,13 @@ from sottovoce.cli import call
 from sottovoce.data.town import TownConfig, generate_town
 from sottovoce.errors import ConfigError, DataError
 from sottovoce.experiment import Experiment
-from sottovoce_papers.benchmark import added_rows, benchmark, merged
-from sottovoce_papers.benchmark_cells import (
-    BenchmarkConfig,
-    BenchmarkStudy,
-    BenchmarkSystem,
-    answers_digest,
-)
+from sottovoce_papers.benchmark import added_rows, answers_digest, merged, narrowed
+from sottovoce_papers.cells import Cells
+from sottovoce_papers.costs import CostKind
+from sottovoce_papers.experiments import experiment_of
+from sottovoce_papers.files import StudyFile, installed, run
+from sottovoce_papers.lines import Job
+from sottovoce_papers.rivals import RivalKind, rival_of
 
 
 def quiet(what, done, total):
@@ -24,24 +24,57 @@ def quiet(what, done, total):
 
 
 TOWN = generate_town(TownConfig(residents=120, venues=80))
-TABLES = [
-    {"label": "Top-Pop", "baseline": {"name": "top-pop"}},
-    {"label": "pFPL+", "preset": "presets/pfpl-plus", "algorithm": {"epochs": 2},
-     "at": {"town": {"algorithm": {"embedding_size": 4}}}},
-    {"label": "gram", "algorithm": {"name": "gram"}, "link": {"min_devices": 50},
-     "release": {"epsilon": 4.0}, "consent": {"epsilon": 4.0}},
-    {"label": "FedMF", "rival": {"name": "fedmf", "rounds": 5},
-     "grid": {"item_rate": [0.1, 1e30]}},
-    {"label": "elsewhere", "baseline": {"name": "random"}, "sources": ["moon"], "why": "far away"},
-]  # fmt: skip
-SYSTEMS = [BenchmarkSystem.of(table, number) for number, table in enumerate(TABLES)]
+SYSTEMS = {
+    "top-pop": {
+        "label": "Top-Pop",
+        "kind": "costs",
+        "row": {"kind": "central"},
+        "settings": {"baseline": {"name": "top-pop"}},
+    },
+    "pfpl-plus": {
+        "label": "pFPL+",
+        "kind": "costs",
+        "row": {"kind": "ours"},
+        "settings": {"preset": "presets/pfpl-plus", "lay": {"algorithm": {"epochs": 2}}},
+        "at": {"town": {"settings": {"lay": {"algorithm": {"embedding_size": 4}}}}},
+    },
+    "gram": {
+        "label": "gram",
+        "kind": "costs",
+        "row": {"kind": "ours"},
+        "settings": {
+            "algorithm": {"name": "gram"},
+            "link": {"min_devices": 50},
+            "release": {"epsilon": 4.0},
+            "consent": {"epsilon": 4.0},
+        },
+    },
+    "fedmf": {
+        "label": "FedMF",
+        "kind": "rival",
+        "row": {"kind": "rival"},
+        "settings": {"name": "fedmf", "rounds": 5},
+        "grid": {"item_rate": [0.1, 1e30]},
+    },
+    "elsewhere": {
+        "label": "elsewhere",
+        "kind": "costs",
+        "row": {"kind": "central"},
+        "settings": {"baseline": {"name": "random"}},
+        "data": ["moon"],
+        "why": "far away",
+    },
+}
 
 
-def study(place, systems=SYSTEMS, **more):
-    settings = BenchmarkConfig(**{"sources": ("town",), **more})
-    made = BenchmarkStudy(settings, {"town": {"source": "town"}}, systems, place, 1, quiet)
-    made._loaded["town"] = TOWN
-    return made
+def table(quick=False):
+    data = {"town": {"source": "town"}, "moon": {"source": "town"}}
+    study = {"data": ["town"], "chosen_by": "NDCG@10"}
+    return {**installed("benchmark", quick), "systems": SYSTEMS, "data": data, "study": study}
+
+
+def made(place, out, changed=None):
+    return run("benchmark", changed or table(), Cells(place / "cells", 1, quiet), place / out)
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +88,13 @@ def small():
 @pytest.fixture(scope="module")
 def found(small, tmp_path_factory):
     place = tmp_path_factory.mktemp("benchmark")
-    return SimpleNamespace(place=place, told=benchmark(study(place / "cells"), place / "out"))
+    return SimpleNamespace(place=place, told=made(place, "out"))
+
+
+@pytest.fixture
+def no_training(monkeypatch):
+    for kind in (CostKind, RivalKind):
+        monkeypatch.setattr(kind, "train", lambda *_: pytest.fail("trained again"))
 
 
 def rows_of(told):
@@ -71,38 +110,39 @@ def test_rows_have_accuracy_bytes_and_epsilon(found):
         assert row["NDCG@10 half"] > 0
         assert row["attacks"] == "not attacked"
     assert rows["Top-Pop"]["up"] is None
-    assert rows["FedMF"]["up"] == 4 * 32 * 5 * rows_items()
+    n_items = Experiment.from_table({}).split(TOWN).train.n_items
+    assert rows["FedMF"]["up"] == 4 * 32 * 5 * n_items
     assert rows["FedMF"]["settings"]["item_rate"] == 0.1  # the other one runs off to infinity
     assert (rows["FedMF"]["epsilon"], rows["FedMF"]["bound"]) == (None, "no bound")
     assert rows["pFPL+"]["epsilon"] is None
     assert rows["pFPL+"]["up"] > 0
     assert 0 < rows["gram"]["epsilon"] <= 4.0
-    assert rows["pFPL+"]["settings"]["algorithm"]["embedding_size"] == 4
+    assert rows["pFPL+"]["settings"]["lay"]["algorithm"]["embedding_size"] == 4
     assert len({row["test"] for row in rows.values()}) == 1
-
-
-def rows_items():
-    return Experiment.from_table({}).split(TOWN).train.n_items
+    scores = [row["NDCG@10"] for row in found.told["rows"]]
+    assert scores == sorted(scores, reverse=True)
 
 
 def test_the_page_the_plot_and_the_file_are_there(found):
     assert "data:image/svg+xml;base64," in (found.place / "out" / "report.html").read_text()
     written = json.loads((found.place / "out" / "benchmark.json").read_text())
     assert written["rows"] == json.loads(json.dumps(found.told["rows"]))
-    assert "elsewhere is not here: far away." in found.told["tables"][0].notes
+    assert "elsewhere is not on town: far away." in found.told["tables"][0].notes
     assert any("Top-Pop" in one["claim"] for one in found.told["claims"])
 
 
-def test_rivals_that_were_cut_short_are_no_proof_of_anything(found):
-    told = benchmark(study(found.place / "cells", rounds=1), found.place / "short")
+def test_rivals_that_are_cut_short_are_no_proof_of_anything(found, no_training):
+    told = made(found.place, "short", table(quick=True))
     assert told["claims"] == []
-    assert any("for a look" in note for note in told["tables"][0].notes)
+    assert "a look alone" in told["protocol"]
+    whole, quick = (installed("benchmark", q)["systems"] for q in (False, True))
+    for key, one in quick.items():
+        rounds = (rival_of(t["settings"]).rounds for t in (whole[key], one) if t["kind"] == "rival")
+        assert [*rounds] in ([], [100, 3])
 
 
-def test_nothing_is_trained_twice(found, monkeypatch):
-    monkeypatch.setattr(BenchmarkStudy, "_measured", lambda *_: pytest.fail("trained again"))
-    again = benchmark(study(found.place / "cells"), found.place / "again")
-    assert again["rows"] == found.told["rows"]
+def test_nothing_is_trained_twice(found, no_training):
+    assert made(found.place, "again")["rows"] == found.told["rows"]
 
 
 def mine(found, **more):
@@ -117,18 +157,19 @@ def written(place, *rows, **more):
     return place
 
 
-def test_rows_of_others_are_added_and_stay_in_the_file(found, tmp_path, monkeypatch):
-    monkeypatch.setattr(BenchmarkStudy, "_measured", lambda *_: pytest.fail("trained again"))
+def test_rows_of_others_are_added_and_stay_in_the_file(found, tmp_path, no_training):
     path = written(tmp_path / "mine.json", mine(found, up=10, epsilon=1.0, source="a paper"))
-    told = benchmark(study(found.place / "cells"), tmp_path / "out", [path])
+    with_mine = narrowed(table(), [], [], attacks=False, add=[path])
+    told = made(found.place, "added", with_mine)
     first = told["rows"][0]
     assert (first["system"], first["kind"], first["epsilon"]) == ("mine", "others", 1.0)
     assert len(told["rows"]) == 5
-    # The file can be added to again: by whoever has no row of the same name.
+    # The file can be added to again, if no row has the same name.
     others = [row for row in told["rows"] if row["system"] == "mine"]
-    assert added_rows(tmp_path / "out" / "benchmark.json", told["sets"])[0] == {
-        **others[0], "kind": "others",
-    }  # fmt: skip
+    assert added_rows(found.place / "added" / "benchmark.json", told["sets"])[0] == {
+        **others[0],
+        "kind": "others",
+    }
     with pytest.raises(DataError, match="already"):
         merged(found.told["rows"], [mine(found, system="FedMF")])
 
@@ -171,7 +212,7 @@ def test_the_digest_is_of_the_test_part_alone():
     assert answers_digest(split) != answers_digest(other)
 
 
-def test_the_command_narrows_and_refuses(small, tmp_path, monkeypatch, capsys):
+def test_the_command_narrows_and_refuses(small, tmp_path, capsys):
     arguments = ["benchmark", "--quick", "--out", str(tmp_path / "out"), "--systems"]
     assert call([*arguments, "Top-Pop", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
@@ -183,17 +224,25 @@ def test_the_command_narrows_and_refuses(small, tmp_path, monkeypatch, capsys):
     assert "no data set moon" in capsys.readouterr().err
 
 
+def test_attacks_are_asked_for_of_systems_of_ours():
+    changed = narrowed(table(), [], ["gram", "top-pop"], attacks=True, add=[])
+    assert changed["sets"]["main"] == [{"systems": ["gram", "top-pop"]}]
+    attacked = {key for key, one in changed["systems"].items() if one["settings"].get("attacks")}
+    assert attacked == {"pfpl-plus", "gram"}
+
+
 @pytest.mark.parametrize("quick", [False, True])
 def test_the_installed_file_makes_sense(tmp_path, quick):
-    made = BenchmarkStudy.read("benchmark", quick, tmp_path, 1, quiet)
-    assert len(made.config.sources) == (1 if quick else 5)
-    for source in made.config.sources:
-        for system in made.systems_of(source):
-            made._experiment(source, system.sections_at(source), 0)
-    kinds = [system.kind for system in made.systems]
+    study = StudyFile("benchmark", installed("benchmark", quick))
+    assert len(study.worlds) == (1 if quick else 5)
+    for data in study.worlds.values():
+        world = data.world("x")
+        for system in study.systems:
+            settings, _ = system.on(world)
+            if system.kind == "costs":
+                experiment_of(Job(world, settings, "test", 0, (0.0,), Cells(tmp_path, 1, quiet)))
+            else:
+                rival_of(settings)
+    kinds = [system.row["kind"] for system in study.systems]
     assert (kinds.count("rival"), kinds.count("central")) == (4, 7)
     assert "benchmark" in reproduce.NAMES
-    with pytest.raises(ConfigError, match=r"systems\[7\]"):
-        BenchmarkSystem.of({"label": "x", "colour": "red"}, 7)
-    with pytest.raises(ConfigError, match="must be one of"):
-        BenchmarkSystem.of({"label": "x", "rival": {}, "baseline": {}}, 0)

@@ -4,16 +4,17 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from drift_world import DRIFT
 
-from sottovoce.algorithms.drift.blocks import DriftModel, learn
+from sottovoce.algorithms.drift.blocks import DriftModel, Events, gradient, learn
 from sottovoce.algorithms.drift.messages import RowRequest
-from sottovoce.algorithms.drift.replay import plan
-from sottovoce.algorithms.drift.system import DRIFTConfig
+from sottovoce.algorithms.drift.replay import plan, replay
+from sottovoce.algorithms.drift.system import DRIFTConfig, Orchestrator, Owner, User
 from sottovoce.baselines.saros import SAROS
 from sottovoce.core.interactions import Interactions
 from sottovoce.core.recommender import FactorScorer
@@ -23,7 +24,7 @@ from sottovoce.engines.silo_simulation import PHASES
 from sottovoce.errors import ConfigError, DataError
 from sottovoce.evaluation import saros_metrics
 from sottovoce.rng import Streams
-from sottovoce_papers import drift, drift_parties
+from sottovoce_papers import drift, drift_changes, drift_parties
 from sottovoce_papers.cells import Cells
 from sottovoce_papers.files import StudyFile, installed
 from sottovoce_papers.lines import Job
@@ -143,7 +144,7 @@ def test_figure61_has_curves_claims_and_pictures(cells, tmp_path):
 @pytest.mark.slow
 def test_figure62_has_every_system_at_every_moment(cells, tmp_path):
     result = checked(small("drift-figure62").run(cells, tmp_path))
-    assert len(result["rows"]) == 2 * 3 * (7 * 2 + 4 * 2 + 2)
+    assert len(result["rows"]) == 2 * 4 * (7 * 2 + 4 * 2 + 2)
     rows = {
         (r["system"], r.get("moment"), r["look"]): r
         for r in result["rows"]
@@ -179,7 +180,7 @@ def test_figures_with_one_seed_have_no_intervals(cells, tmp_path):
 @pytest.mark.parametrize("key", SYSTEMS)
 def test_a_training_gives_the_models_of_the_system_itself(cells, key):
     job = job_of(cells, SYSTEMS[key], seed=1)
-    models, size = drift.models_of(job, job.stops)
+    models, size = drift.models_of(job, job.stops, drift.DriftKind().passes)
     rng, train = Streams.from_seed(1), job.split.train
     component = drift.component_of(job.settings)
     if isinstance(component, SAROS):
@@ -204,7 +205,7 @@ def test_saros_is_looked_at_after_as_many_blocks_as_drift_takes(cells):
     settings = kind.prepared({**job.settings, "moment": "DRIFT's blocks"}, job.world)
     steps, wanted = drift.epoch_size(job.world, settings).steps, drift.reference(job.world, 4.0)
     assert steps < wanted.blocks < 4 * steps
-    models, _ = drift.models_of(job, [settings["epochs"]])
+    models, _ = drift.models_of(job, [settings["epochs"]], kind.passes)
     learnt = drift.blocks_of(job.world, job.split, settings, 0)
     model, left = DriftModel.start(120, 40, 4, Streams.from_seed(0)), wanted.blocks
     while left:
@@ -303,12 +304,109 @@ def test_the_plan_names_what_requests_name(cells, theta):
     assert [(n.users.tolist(), n.items.tolist()) for n in named] == requests
 
 
+# --- delay, and who comes and goes ---------------------------------------------------------------
+
+
+def test_updates_of_a_delay_start_from_the_same_rows(cells):
+    job = job_of(cells, {"name": "drift", "delay": 10_000})
+    blocks = drift.blocks_of(job.world, job.split, job.settings, 0)
+    assert blocks.rounds.tolist() == [0, blocks.steps]
+    step, start = drift.component_of(job.settings).step(), drift.start_of(job, 4)
+    by_users, by_items = gradient(start, replace(blocks, rounds=None), step)
+    models, _ = drift.models_of(job, [1.0], drift.DriftKind().passes)
+    users = start.users - step.learning_rate * by_users
+    items = start.items - step.learning_rate * by_items
+    assert models[1.0].users == pytest.approx(users, abs=1e-5)
+    assert models[1.0].items == pytest.approx(items, abs=1e-5)
+    halves = drift.delayed(replace(blocks, rounds=None), {"delay": blocks.steps - 1})
+    assert halves.rounds.tolist() == [0, blocks.steps - 1, blocks.steps]
+    with pytest.raises(ConfigError, match="delay"):
+        drift.delayed(blocks, {"delay": 0})
+
+
+@pytest.mark.parametrize("who", ["owners", "users"])
+def test_who_comes_and_goes_is_as_among_the_parties(cells, who):
+    changes = {"who": who, "come": 0.34, "go": 0.34, "turn": 1}
+    job = job_of(cells, {"name": "drift", **FAST, **changes})
+    kind, config = drift_changes.ChangingKind(), drift.component_of(job.settings)
+    models, _ = drift.models_of(job, [1.0, 2.0], kind.passes)
+    member, train = drift_changes.membership(job), job.split.train
+    every, orchestrator = Events.of(train, 4.0, "time"), Orchestrator(config, Streams.from_seed(0))
+    owners, users = {}, {}
+    for epoch in (1, 2):
+        there = drift_changes.present(job, "owners", member.shape[1], epoch)
+        for k in range(member.shape[1]):
+            if there[k] and k not in owners:
+                items = np.flatnonzero(member[:, k]).tolist()
+                orchestrator.add_items(k, items)
+                owners[k] = Owner(k, items, config)
+            elif not there[k] and k in owners:
+                orchestrator.leave_owner(k)
+                del owners[k]
+        here = drift_changes.present(job, "users", train.n_users, epoch)
+        for u in range(train.n_users):
+            if here[u] and u not in users:
+                orchestrator.join_user(u)
+                users[u] = User(u, orchestrator.table)
+            elif not here[u] and u in users:
+                orchestrator.leave_user(u)
+                del users[u]
+        for owner in owners.values():
+            for u in set(owner.users) - set(users):
+                owner.forget(u)
+            for u in users:
+                owner.admit(u)
+        held = np.isin(np.arange(train.n_items), list(orchestrator.table))
+        kept = here[every.user] & held[every.item]
+        columns = (every.user, every.item, every.positive, every.time)
+        replay(Events(*(c[kept] for c in columns), "time"), users, owners, orchestrator)
+        found, expected = models[float(epoch)], orchestrator.model
+        assert np.array_equal(found.users[here], expected.users[np.flatnonzero(here)])
+        assert np.array_equal(found.items[held], expected.items[np.flatnonzero(held)])
+    assert not (there if who == "owners" else here).all(), "some have left"
+
+
+def test_whoever_has_left_is_neither_measured_nor_recommended(cells):
+    job = job_of(cells, {"name": "drift", "who": "users", "come": 0.3, "go": 0.3, "turn": 1})
+    kind = drift_changes.ChangingKind()
+    looks = kind.train(job).looks
+    every = len(drift.DriftKind().train(job_of(cells, {"name": "drift"})).looks[1.0].users)
+    assert len(looks[1.0].users) == pytest.approx(0.7 * every, abs=5)  # who comes later is missing
+    assert len(looks[4.0].users) == pytest.approx(0.7 * every, abs=5)
+    assert looks[1.0].values["group"].sum() == 0
+    assert looks[4.0].values["group"].sum() == pytest.approx(0.3 * every, abs=5)
+    job = job_of(cells, {"name": "drift", "who": "owners", "go": 1.0, "turn": 1})
+    model = drift.start_of(job, 4)
+    assert kind.looked(job, 1.0, model).mean("NDCG@10") > 0.5
+    assert kind.looked(job, 2.0, model).mean("NDCG@10") == 0.0
+
+
+def test_who_misses_an_epoch_comes_back(cells):
+    job = job_of(cells, {"name": "drift", "who": "users", "away": 0.5})
+    there = [drift_changes.present(job, "users", 1_000, epoch) for epoch in (1, 2)]
+    assert [one.mean() for one in there] == pytest.approx([0.5, 0.5], abs=0.05)
+    assert np.mean(there[0] & there[1]) == pytest.approx(0.25, abs=0.05)
+    assert drift_changes.present(job, "users", 1_000, 1, reach=True).all()
+    assert drift_changes.present(job, "owners", 18, 1).all()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["drift-delay", "drift-churn"])
+def test_studies_of_change_have_tables_and_claims(cells, tmp_path, name):
+    study = StudyFile(name, installed(name, quick=True))
+    result = checked(study.run(cells, tmp_path))
+    assert len(result["claims"]) == 4
+    base = [row for row in result["rows"] if row.get("set") == "kept" and row["kept"] == 1.0]
+    assert base
+    assert list((tmp_path / "figures").glob("*.svg"))
+
+
 # --- files and settings --------------------------------------------------------------------------
 
 
 def test_what_makes_no_sense_is_refused(cells):
     world, kind = job_of(cells, SYSTEMS["saros-b"]).world, drift.DriftKind()
-    with pytest.raises(ConfigError, match="look is one of own, full, legacy"):
+    with pytest.raises(ConfigError, match="look is one of own, full"):
         kind.prepared({"name": "drift", "look": "at me"}, world)
     for settings, why in (
         ({"name": "drift", "owners": "many"}, "owners"),

@@ -8,44 +8,78 @@ import pytest
 import sottovoce_papers as reproduce
 from sottovoce.data.town import TownConfig, generate_town
 from sottovoce.errors import ConfigError, UsageError
-from sottovoce_papers.negatives_leak import LeakConfig, LeakStudy, LeakSystem, negatives_leak
+from sottovoce.experiment import Experiment
+from sottovoce_papers.cells import Cells
+from sottovoce_papers.files import StudyFile, installed, run
+from sottovoce_papers.lines import TrainedSystem
+from sottovoce_papers.negatives_leak import LeakWorld
+from sottovoce_papers.rivals import RivalKind, rival_of
 
 
 def quiet(what, done, total):
     pass
 
 
-SYSTEMS = [
-    LeakSystem("counts", rival={"name": "counting", "rounds": 25}),
-    LeakSystem("FedMF", rival={"name": "fedmf"}, grid={"item_rate": [0.001, 1e30]}),
-    LeakSystem("Top-Pop", baseline={"name": "top-pop"}),
-]
-PRINTED = [{"data": "town", "system": "FedMF", "HR@10": 0.5, "from": "a paper"}]
 TOWN = generate_town(TownConfig(residents=150, venues=160))
-DATA = {"town": {"source": "town", "split": "leave-one-out"}}
+DATA = {"town": {"source": "town", "split": "leave-one-out", "candidates": 99}}
+SYSTEMS = {
+    "counting": {
+        "label": "counts",
+        "kind": "rival",
+        "settings": {"name": "counting", "rounds": 25},
+    },
+    "fedmf": {
+        "label": "FedMF",
+        "kind": "rival",
+        "settings": {"name": "fedmf", "rounds": 5},
+        "grid": {"item_rate": [0.001, 1e30]},
+    },
+    "wild": {
+        "label": "wild",
+        "kind": "rival",
+        "settings": {"name": "fedmf", "item_rate": 1e30, "rounds": 12},
+    },
+    "top-pop": {"label": "Top-Pop", "kind": "leak-baseline", "settings": {"name": "top-pop"}},
+}
 
 
-def study(place, systems=SYSTEMS, **more):
-    settings = LeakConfig(**{"sources": ("town",), **more})
-    made = LeakStudy(settings, DATA, systems, PRINTED, place, 1, quiet)
-    made._loaded["town"] = TOWN
-    return made
+@pytest.fixture(autouse=True, scope="module")
+def small():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Experiment, "dataset", lambda self, *_: TOWN)
+        yield
+
+
+def table(*keys):
+    rivals = [key for key in keys if SYSTEMS[key]["kind"] == "rival"]
+    others = [key for key in keys if key not in rivals]
+    main = [{"systems": rivals, "vary": {"leak": [False, True]}}, {"systems": others}]
+    whole = {name: part for name, part in installed("negatives-leak").items() if name != "printed"}
+    study = {"chosen_by": "NDCG@10"}
+    return {**whole, "study": study, "data": DATA, "systems": SYSTEMS, "sets": {"main": main}}
+
+
+def made(place, *keys):
+    return run("negatives-leak", table(*keys), Cells(place / "cells", 1, quiet), place / "out")
+
+
+def rows_of(found):
+    return {(row["system"], row["way"]): row for row in found["rows"]}
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory):
+def found(small, tmp_path_factory):
     place = tmp_path_factory.mktemp("leak")
-    made = study(place / "cells", [SYSTEMS[0], SYSTEMS[2]])
-    return negatives_leak(made, place / "out"), place
+    return made(place, "counting", "top-pop"), place
 
 
 @pytest.mark.slow
 def test_counting_finds_the_answer_with_the_leak_alone(found):
-    rows = {(row["system"], row["way"]): row for row in found[0]["rows"]}
-    assert rows["counts", "leak"]["sampled HR@10"] > 0.95
+    rows = rows_of(found[0])
+    assert rows["counts", "leak"]["HR@10"] > 0.95
     assert rows["counts", "leak"]["full HR@10"] > 0.5
-    assert 0.07 < rows["counts", "fair"]["sampled HR@10"] < 0.13
-    assert rows["Top-Pop", "baseline"]["sampled HR@10 half"] > 0
+    assert 0.07 < rows["counts", "fair"]["HR@10"] < 0.13
+    assert rows["Top-Pop", "baseline"]["HR@10 half"] > 0
     assert [one["holds"] for one in found[0]["claims"]] == [True]
     assert "data:image/svg+xml;base64," in (found[1] / "out" / "report.html").read_text()
     json.dumps({k: v for k, v in found[0].items() if k != "tables"})
@@ -53,65 +87,88 @@ def test_counting_finds_the_answer_with_the_leak_alone(found):
 
 @pytest.mark.slow
 def test_nothing_is_trained_twice(found, monkeypatch):
-    monkeypatch.setattr(LeakStudy, "_measured", lambda *_: pytest.fail("trained again"))
-    again = study(found[1] / "cells", [SYSTEMS[0], SYSTEMS[2]]).rows("town")
-    first = found[0]["rows"][0]["sampled HR@10"]
-    assert np.mean(again[0]["values"]["sampled HR@10"]) == first
+    monkeypatch.setattr(RivalKind, "train", lambda *_: pytest.fail("trained again"))
+    assert made(found[1], "counting", "top-pop")["rows"] == found[0]["rows"]
 
 
 def test_rates_are_chosen_on_the_validation_part_without_the_leak(tmp_path, monkeypatch):
     asked = []
 
-    def measured(self, source, seed, table, way, part):
-        asked.append((way, part, table["item_rate"]))
-        return {f"{p} {m}": np.array([table["item_rate"]]) for p in ("sampled", "full")
-                for m in ("HR@10", "NDCG@10")} | {"seconds": np.array(1.0)}  # fmt: skip
+    def train(self, job):
+        asked.append((bool(job.settings.get("leak")), job.part, job.settings["item_rate"]))
+        return TrainedSystem({0.0: job.measure(Knowing(job.split, job.settings["item_rate"]))}, {})
 
-    monkeypatch.setattr(LeakStudy, "_measured", measured)
-    made = study(tmp_path, rounds=3)
-    system = LeakSystem("FedMF", rival={"name": "fedmf"}, grid={"item_rate": [1.0, 3.0, 2.0]})
-    assert made.chosen("town", system) == {"name": "fedmf", "item_rate": 3.0, "rounds": 3}
-    assert {(way, part) for way, part, _ in asked} == {("fair", "validation")}
-    known = LeakSystem("FedMF", rival={"name": "fedmf"}, at={"town": {"item_rate": 7.0}})
-    assert made.chosen("town", known)["item_rate"] == 7.0
+    monkeypatch.setattr(RivalKind, "train", train)
+    monkeypatch.setitem(SYSTEMS["fedmf"], "grid", {"item_rate": [1.0, 3.0, 2.0]})
+    found = made(tmp_path, "fedmf")
+    assert {rate for _, part, rate in asked if part == "test"} == {3.0}
+    assert {(leak, rate) for leak, part, rate in asked if part == "validation"} == {
+        (False, 1.0),
+        (False, 3.0),
+        (False, 2.0),
+    }
+    assert {row["way"] for row in found["rows"]} == {"fair", "leak"}
+
+
+class Knowing:
+    """A scorer that knows the held-out items of so many users in three."""
+
+    def __init__(self, split, known):
+        self.test, self.n_items, self.known = split.test, split.train.n_items, known
+
+    def scores(self, users):
+        found = np.zeros((len(users), self.n_items), np.float32)
+        for row, user in enumerate(users):
+            items = self.test.items[self.test.indptr[user] : self.test.indptr[user + 1]]
+            found[row, items[items < self.n_items]] = user % 3 < self.known
+        return found
 
 
 @pytest.mark.slow
-def test_what_runs_off_is_not_chosen(tmp_path):
-    made = study(tmp_path, rounds=5)
-    assert made.chosen("town", SYSTEMS[1])["item_rate"] == 0.001
+def test_rates_that_run_off_are_not_chosen_have_no_figures_and_stop_nobody(tmp_path):
+    found = made(tmp_path, "fedmf", "wild", "top-pop")
+    rows = rows_of(found)
+    assert rows["FedMF", "fair"]["item_rate"] == 0.001
+    assert "HR@10" not in rows["wild", "fair"]
+    assert rows["Top-Pop", "baseline"]["HR@10"] > 0
+    assert not any("wild" in claim["claim"] for claim in found["claims"])
+    assert "ran off to infinity" in (tmp_path / "out" / "report.html").read_text()
 
 
 @pytest.mark.parametrize("quick", [False, True])
-def test_the_installed_file_makes_sense(tmp_path, quick):
-    made = LeakStudy.read("negatives-leak", quick, tmp_path, 1, quiet)
-    labels = {system.label for system in made.systems}
-    assert {one["system"] for one in made.printed} <= labels
+def test_the_installed_file_makes_sense(quick):
+    study = StudyFile("negatives-leak", installed("negatives-leak", quick))
+    labels = {system.label for system in study.systems}
     assert {"FedMF", "FedNCF", "PFedRec", "FedRAP"} <= labels
-    for source in made.config.sources:
-        assert made._experiment(source, "validation").data.part == "validation"
+    for system in study.systems:
+        if system.kind == "rival":
+            assert rival_of(system.settings).rounds == (4 if quick else 100)
+    for data in study.worlds.values():
+        assert isinstance(data.world("x"), LeakWorld)
     assert "negatives-leak" in reproduce.NAMES
 
 
+def test_splits_and_candidates_are_those_of_an_experiment():
+    world = StudyFile("x", {"title": "x", "data": DATA}).worlds["town"].world("town")
+    own = Experiment.from_table({"data": {"split": "leave-one-out"}}).split(TOWN)
+    assert world.split("test", 5).test.fingerprint() == own.test.fingerprint()
+    assert "99" in world.protocol(5).describe()
+
+
 def test_what_makes_no_sense_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match=r"systems\[2\]"):
-        LeakSystem.of({"label": "x", "colour": "red"}, 2)
-    with pytest.raises(ConfigError, match="must be a rival or a baseline"):
-        LeakSystem("x")
+    with pytest.raises(ConfigError, match="colour"):
+        run(
+            "x",
+            {
+                **table("top-pop"),
+                "systems": {"x": {"label": "x", "kind": "rival", "colour": "red"}},
+            },
+            Cells(tmp_path, 1, quiet),
+            tmp_path,
+        )
     with pytest.raises(ConfigError, match=r"no \[data\.moon\]"):
-        study(tmp_path, sources=("moon",))
+        StudyFile("x", {**table("top-pop"), "study": {"data": ["moon"]}})
     with pytest.raises(ConfigError, match="unknown keys"):
-        study(tmp_path, [LeakSystem("x", rival={"name": "fedmf", "colour": 1})])
+        rival_of({"name": "fedmf", "colour": 1})
     with pytest.raises(UsageError, match="GPU"):
         reproduce.check("negatives-leak", "cuda:9")
-
-
-@pytest.mark.slow
-def test_rates_that_run_off_have_no_figures_and_stop_nobody(tmp_path):
-    wild = LeakSystem("wild", rival={"name": "fedmf", "item_rate": 1e30, "rounds": 12})
-    found = negatives_leak(study(tmp_path / "cells", [wild, SYSTEMS[2]]), tmp_path / "out")
-    rows = {(row["system"], row["way"]): row for row in found["rows"]}
-    assert rows["wild", "fair"]["sampled HR@10"] is None
-    assert rows["Top-Pop", "baseline"]["sampled HR@10"] > 0
-    assert found["claims"] == []
-    assert "ran off to infinity" in (tmp_path / "out" / "report.html").read_text()

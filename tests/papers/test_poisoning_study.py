@@ -2,159 +2,235 @@
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
 
 from sottovoce.errors import ConfigError
-from sottovoce_papers import stuffed
-from sottovoce_papers.poisoning import Case, PoisoningConfig, TargetDataConfig, as_claims, as_rows
-from sottovoce_papers.stuffed import ITEMS, Stuffed, StuffedConfig
+from sottovoce_papers import claims
+from sottovoce_papers.cells import Cells
+from sottovoce_papers.files import StudyFile, installed
+from sottovoce_papers.lines import Job, StudyLine
+from sottovoce_papers.poisoning import PoisonedKind, compared, settings_of
+from sottovoce_papers.stuffed import (
+    ITEMS,
+    LINKS,
+    StuffedKind,
+    StuffedSettings,
+    StuffedWorld,
+    strongest,
+)
+from sottovoce_papers.worlds import StudyData, laid_over
 
 
-class FakeWorld:
-    def __init__(self, source):
-        self.config = TargetDataConfig(source)
+def quiet(what, done, total):
+    pass
 
 
-class FakeStudy:
-    def __init__(self):
-        self.config = PoisoningConfig((), shares=(0.01,), attacks=("twin",))
-        self.worlds = [FakeWorld("somewhere")]
+def claims_of(sets, about):
+    """The claims of the file that are about a set of rows, tested."""
+    specs = [one for one in installed("poisoning")["claims"] if one.get("set", "main") == about]
+    return [claim for spec in specs for claim in claims.tested(spec, sets)]
 
 
-def found(defended_exposure=0.02, defended_accuracy=0.2):
-    clean = [0.0, 0.0, 0.1, 0.2, 0.5]
-    return {
-        Case(0, "direct"): clean,
-        Case(0, "direct", "twin", 0.01, 3): [1.0, 1.0, 0.1, 0.15, 0.5],
-        Case(0, "direct", "twin", 0.01, 4): [0.5, 1.0, 0.1, 0.15, 0.5],
-        Case(0, "direct, defended"): clean,
-        Case(0, "direct, defended", "twin", 0.01, 3): [
-            defended_exposure, 0.1, 0.1, defended_accuracy, 0.5,
-        ],
-    }  # fmt: skip
+def line(way, attack="none", share=0.0, shown=0.0, accuracy=0.2):
+    return StudyLine(
+        {
+            "data": "somewhere",
+            "way": way,
+            "attack": attack,
+            "share": share,
+            "system": "FPL",
+            "ER@10": shown,
+            "NDCG@10": accuracy,
+        }
+    )
 
 
-def holds(figures):
-    study = FakeStudy()
-    return [c["holds"] for c in as_claims(study, as_rows(study, figures))]
+def rows(defended_exposure=0.02, defended_accuracy=0.2):
+    return compared(
+        None,
+        {
+            "main": [
+                line("direct"),
+                line("direct", "twin", 0.01, 0.75, 0.15),
+                line("direct, defended"),
+                line("direct, defended", "twin", 0.01, defended_exposure, defended_accuracy),
+            ]
+        },
+    )
 
 
-def test_rows_are_means_over_targets():
-    rows = as_rows(FakeStudy(), found())
-    attacked = next(r for r in rows if r["way"] == "direct" and r["attack"] == "twin")
-    assert attacked["ER@10"] == 0.75
-    assert attacked["lost"] == pytest.approx(0.25)
+def holds(lines):
+    return [claim["holds"] for claim in claims_of({"main": lines}, "main")]
 
 
-def test_claims_fail_where_the_defence_does():
-    assert holds(found()) == [True, True]
-    assert holds(found(defended_exposure=0.06)) == [True, False]
-    assert holds(found(defended_accuracy=0.19)) == [True, False]
+def test_rows_are_held_against_the_training_without_attack_and_defence():
+    _, attacked, clean, _ = rows()
+    assert attacked.row["more"] == 0.75
+    assert attacked.row["lost"] == pytest.approx(0.25)
+    assert (clean.row["more"], clean.row["lost"]) == (0.0, 0.0)
+    reports = [
+        line("published reports", accuracy=0.1),
+        line("published reports, drawn coordinates", "bits", 0.01, accuracy=0.05),
+    ]
+    assert compared(None, {"main": [*rows(), *reports]})[-1].row["lost"] == 0.5
+
+
+def test_claims_fail_if_the_defence_does():
+    assert holds(rows()) == [True, True]
+    assert holds(rows(defended_exposure=0.06)) == [True, False]
+    assert holds(rows(defended_accuracy=0.19)) == [True, False]
+    words = claims_of({"main": rows()}, "main")[1]["claim"]
+    assert words.startswith("somewhere, direct, defended, 1.0% malicious: exposure at most 0.05")
 
 
 @pytest.mark.parametrize("quick", [True, False])
 def test_the_installed_file_is_read(quick):
-    settings = PoisoningConfig.read(quick)
-    assert 0.01 in settings.shares
-    assert settings.worlds[0].source == "movielens-100k"
+    study = StudyFile("poisoning", installed("poisoning", quick))
+    assert next(iter(study.worlds)) == "movielens-100k"
+    asked = [entry for entries in study.table["sets"].values() for entry in entries]
+    assert {system for entry in asked for system in entry["systems"]} >= {"fpl", "gram"}
+    for entry in asked:
+        (system,) = [one for one in study.systems if [one.key] == entry["systems"]]
+        vary = {name: values[0] for name, values in entry["vary"].items()}
+        if system.kind == "poisoned":
+            settings_of({**system.settings, **vary})
+        else:
+            assert StuffedSettings(**{**system.settings, **vary}).epsilon in (1.0, 8.0)
 
 
 def test_unknown_attacks_raise():
-    with pytest.raises(ConfigError, match="no attack"):
-        PoisoningConfig((), attacks=("magic",))
+    with pytest.raises(ConfigError, match="no attack 'magic'"):
+        settings_of({"attack": "magic"})
+    with pytest.raises(ConfigError, match="no way 'post'"):
+        settings_of({"way": "post"})
+
+
+@pytest.mark.parametrize("way", ["direct, defended", "secure sums of groups, capped"])
+def test_a_training_among_malicious_devices(tmp_path, way):
+    """On the town: the mean over targets, the same if it is run again."""
+    world = StudyData(source="town").world("town")
+    small = {"way": way, "rounds": 2, "targets": 2, "embedding_size": 4, "share": 0.01}
+
+    def run(attack):
+        job = Job(world, {**small, "attack": attack}, "test", 0, (0.0,), Cells(tmp_path, 1, quiet))
+        return PoisonedKind().train(job)
+
+    for attack in ("none", "twin"):
+        one, again = run(attack), run(attack)
+        assert dict(one.facts) == dict(again.facts)
+        assert 0.0 <= one.facts["ER@10"] <= one.facts["ER@20"] <= 1.0
+        assert 0.0 < one.looks[0.0].mean("NDCG@10") < 1.0
 
 
 # --- gram -----------------------------------------------------------------------------------------
 
-SMALL = StuffedConfig(
-    sources=("somewhere",), epsilons=(1.0,), recency=(True,), shares=(0.01, 0.05), draws=2,
-    targets=2, partners=(5, 15),
-)  # fmt: skip
+
+def stuffed_line(facts, accuracy=None, **settings):
+    s = StuffedSettings(**{"epsilon": 1.0, "targets": 2, **settings})
+    names = ("epsilon", "recency", "link", "attack", "items", "share", "partners", "entry")
+    row = {name: getattr(s, name) for name in names}
+    row |= {"data": "somewhere", "system": "gram", "size": "", "P@10": accuracy}
+    return StudyLine(row, facts=facts)
 
 
-def items_of(case, kind):
-    first = 10 * ITEMS.index(kind)
-    return [first, first + 1]
+def figures(reached=0.04, fallen=0.3, accuracy=0.1, alone=1.0):
+    """Rows in which attacks with 15 partners did most, with two draws of the noise."""
+    shown = {str(10 * n + t): 0.32 if n == 3 else 0.0 for n in range(4) for t in range(2)}
+    lines = []
+    for link in LINKS:
+        good = accuracy if link == "checked sum" else 0.1
+        lines.append(stuffed_line([{"exposures": shown}] * 2, good, link=link))
+        for attack in ("stuffing", "fakes", "demotion"):
+            for items in ITEMS[3:] if attack == "demotion" else ITEMS[:3]:
+                plain = link == "secure sum" and attack != "fakes"
+                for share in (0.0,) if plain else (0.01, 0.05):
+                    for partners in (5, 15):
+                        most = partners == 15
+                        if plain:
+                            found = 0.0 if attack == "demotion" else alone
+                        elif attack == "demotion":
+                            found = fallen if most else 0.32
+                        else:
+                            found = reached if most else 0.01
+                        for target in range(2):
+                            item = str(10 * ITEMS.index(items) + target)
+                            facts = [{"target": item, "exposure": found}] * 2
+                            lines.append(
+                                stuffed_line(
+                                    facts,
+                                    link=link,
+                                    attack=attack,
+                                    items=items,
+                                    share=share,
+                                    partners=partners,
+                                    target=target,
+                                )
+                            )
+    return lines
 
 
-def figures(reached=0.04, fallen=0.3, accuracy=0.1):
-    """Of every case: what would be found if attacks with 15 partners did most."""
-    found = {}
-    for case in stuffed.cases(SMALL, items_of):
-        loved = case.items == "most popular"
-        if not case.attack:
-            asked = sorted(item for kind in ITEMS for item in items_of(case, kind))
-            shown = np.where(np.array(asked) >= 30, 0.32, 0.0)
-            good = accuracy if case.link == "checked sum" else 0.1
-            found[case] = {"items": np.array(asked), "exposure": shown, "P@10": np.array(good)}
-        elif case.link == "secure sum" and case.attack != "fakes":
-            found[case] = {"exposure": np.array(0.0 if loved else 1.0)}
-        elif loved:
-            found[case] = {"exposure": np.array(fallen if case.partners == 15 else 0.32)}
-        else:
-            found[case] = {"exposure": np.array(reached if case.partners == 15 else 0.01)}
-    return found
+def strong(lines):
+    return [one.row for one in strongest(None, {"gram": lines})]
 
 
 def test_of_gram_the_attack_is_told_that_did_most():
-    rows = stuffed.as_rows(figures())
-    pushed = [r for r in rows if r["link"] == "checked sum" and r["attack"] == "stuffing"]
+    found = strong(figures())
+    pushed = [r for r in found if r["link"] == "checked sum" and r["attack"] == "stuffing"]
     assert {r["partners"] for r in pushed} == {15}
     assert {round(r["moved"], 9) for r in pushed} == {0.04}
-    demoted = [r for r in rows if r["link"] == "checked sum" and r["attack"] == "demotion"]
+    demoted = [r for r in found if r["link"] == "checked sum" and r["attack"] == "demotion"]
     assert {(r["partners"], round(r["moved"], 9)) for r in demoted} == {(15, 0.02)}
-    alone = [r for r in rows if r["malicious"] == "one device"]
+    alone = [r for r in found if r["malicious"] == "one device"]
     assert {r["link"] for r in alone} == {"secure sum"}
-    assert len(rows) == len({tuple(map(str, r.values())) for r in rows})
+    assert len(found) == len({tuple(map(str, r.values())) for r in found})
 
 
-def test_claims_about_gram_fail_where_checks_do():
-    def failing(found):
-        return [c["claim"] for c in stuffed.as_claims(stuffed.as_rows(found)) if not c["holds"]]
+def test_claims_about_gram_fail_if_checks_do():
+    def failing(lines):
+        sets = {"gram": strongest(None, {"gram": lines})}
+        return [c["claim"] for c in claims_of(sets, "gram") if not c["holds"]]
 
     assert failing(figures()) == []
     assert len(failing(figures(reached=0.06))) == 6  # three kinds of items, two shares
     assert len(failing(figures(fallen=0.2))) == 2
     (dear,) = failing(figures(accuracy=0.097))
     assert "costs gram at most 2.5%" in dear
-    weak = {
-        case: {"exposure": np.array(0.2)} if case.attack and case.link == "secure sum" else one
-        for case, one in figures().items()
-    }
-    (owned,) = failing(weak)
+    (owned,) = failing(figures(alone=0.2))
     assert "one device owns" in owned
 
 
-def test_a_run_of_gram_that_is_attacked():
-    """On the town, over both kinds of sum: exposure of what was asked, the same when run again."""
-    for link in stuffed.LINKS:
-        world = stuffed.StuffedWorld("town", 8.0, False, link, 1)
-        clean = Stuffed("town", 8.0, False, link, 0)
-        found = world.run(clean)
-        assert found["items"].tolist() == sorted({i for kind in ITEMS for i in world.items(kind)})
-        assert 0.0 < float(found["P@10"]) < 1.0
-        (target,) = world.items("end of the head")
-        pushed = replace(clean, attack="stuffing", items="end of the head", share=0.05,
-                         target=target, partners=10)  # fmt: skip
+def test_a_run_of_gram_that_is_attacked(tmp_path):
+    """On the town, over both kinds of sum: exposure of what was asked, the same if run again."""
+    data = StudyData(source="town").world("town")
+    for link in LINKS:
+        settings = StuffedSettings(epsilon=8.0, recency=False, link=link, targets=1)
+        world = StuffedWorld(data.split("test", 0).train, settings)
+        pushed = replace(
+            settings, attack="stuffing", items="end of the head", share=0.05, partners=10
+        )
+        (target,) = world.items(pushed.items, 1)
         for case in (pushed, replace(pushed, attack="fakes"), replace(pushed, partners=0)):
-            one, again = world.run(case), world.run(case)
-            assert 0.0 <= float(one["exposure"]) <= 1.0
-            assert one["exposure"] == again["exposure"]
+            one, again = (world.exposure(world.trained(case, 0), target) for _ in range(2))
+            assert 0.0 <= one <= 1.0
+            assert one == again
         if link == "secure sum":
-            assert float(world.run(replace(pushed, share=stuffed.ALONE))["exposure"]) > 0.9
-        assert case.clean == clean
-
-
-@pytest.mark.parametrize("quick", [True, False])
-def test_what_is_attacked_of_gram_is_in_the_file(quick):
-    from sottovoce_papers.poisoning import Poisoning
-
-    assert Poisoning.gram_settings(quick).sources[0] == "movielens-100k"
+            alone = world.trained(replace(pushed, share=0.0), 0)
+            assert world.exposure(alone, target) > 0.9
+    values = {"epsilon": 8.0, "recency": False, "targets": 1}
+    job = Job(data, values, "test", 0, (0.0,), Cells(tmp_path, 1, quiet))
+    kind = StuffedKind()
+    found = kind.train(job)
+    assert set(found.facts["exposures"]) == {str(i) for k in ITEMS for i in world.items(k, 1)}
+    assert 0.0 < found.looks[0.0].mean("P@10") < 1.0
+    pushed = kind.train(job._replace(settings=laid_over(values, {"attack": "fakes"})))
+    assert len(pushed.looks[0.0].users) == 0
+    assert kind.key(job) == StuffedKind().key(job)
 
 
 def test_nonsense_about_gram_is_refused():
-    with pytest.raises(ConfigError, match="partners names"):
-        StuffedConfig(partners=())
-    with pytest.raises(ConfigError, match="draws"):
-        StuffedConfig(draws=0)
+    with pytest.raises(ConfigError, match="no link 'post'"):
+        StuffedSettings(link="post")
+    with pytest.raises(ConfigError, match="targets"):
+        StuffedSettings(targets=0)
+    with pytest.raises(ConfigError, match="target"):
+        StuffedSettings(target=2)

@@ -10,14 +10,20 @@ import pytest
 import sottovoce_papers as reproduce
 from sottovoce.attacks.views import PERMITTED, Result
 from sottovoce.core.links import SEALED_SEED_BYTES
-from sottovoce.errors import ConfigError
+from sottovoce.data.town import TownConfig, generate_town
+from sottovoce.errors import AttackFailed
+from sottovoce.experiment import Experiment
 from sottovoce.privacy.central import price
-from sottovoce.runs.card import Card
-from sottovoce_papers import price_list as price_claims
-from sottovoce_papers.price_cells import PriceCell, PriceConfig, PriceRow, PriceStudy
-from sottovoce_papers.price_list import _broken, price_list
+from sottovoce.runs.card import Card, Failed
+from sottovoce_papers import costs, price_list
+from sottovoce_papers.cells import Cells
+from sottovoce_papers.costs import AttackedKind
+from sottovoce_papers.experiments import experiment_of
+from sottovoce_papers.files import StudyFile, installed, run
+from sottovoce_papers.lines import Job, StudyLine
+from sottovoce_papers.worlds import StudyData
 
-DATA = {"town": {"source": "town"}}
+TOWN = generate_town(TownConfig(residents=150, venues=80))
 FPL = {"configuration": "pFPL+", "embedding_size": 4, "rounds": 3}
 SUM = {"name": "secure-sum", "min_devices": 20}
 HALF = {"mix": [{"weight": 80, "share_positives": 0.5}, {"weight": 20, "takes_part": False}]}
@@ -28,47 +34,57 @@ def quiet(what, done, total):
     pass
 
 
-def fpl(label, kind, **more):
-    table = {"system": "FPL", "label": label, "kind": kind, "algorithm": FPL, "consent": HALF}
-    return PriceRow.of({**table, **more}, 0)
+def fpl(words, kind, **settings):
+    common = {"algorithm": FPL, "consent": HALF, "attack_rounds": 1}
+    return {
+        "label": "FPL",
+        "words": words,
+        "kind": "attacked",
+        "row": {"kind": kind},
+        "settings": {**common, **settings},
+    }
 
 
-ROWS = [
-    fpl("as printed, π = 0", "printed", consent=NONE, rounds=1, release={"per": "draw"}),
-    fpl("direct", "other", rounds=1),
-    fpl("secure sum", "sound", link=SUM, rounds=1),
-    fpl("noise", "sound", link={**SUM, "clip": 1.0}, epsilon=8.0, rounds=1),
-]
+SYSTEMS = {
+    "fpl-nothing": fpl("as printed, π = 0", "printed", consent=NONE, release={"per": "draw"}),
+    "fpl-direct": fpl("direct", "other"),
+    "fpl-sum": fpl("secure sum", "sound", link=SUM),
+    "fpl-noise": fpl("noise", "sound", link={**SUM, "clip": 1.0}, epsilon=8.0, pays="sums"),
+    "top-pop": {
+        "label": "Top-Pop",
+        "kind": "experiment",
+        "settings": {"baseline": {"name": "top-pop"}},
+    },
+}
 
 
-def study(tmp_path, rows=ROWS, **more):
-    small = {"town": {"source": "town"}}
-    return PriceStudy(
-        PriceConfig(sources=("town",)), small, rows, tmp_path / "cells", 1, quiet, **more
-    )
+def table(*keys):
+    whole, ways = installed("price-list"), keys or tuple(key for key in SYSTEMS if key != "top-pop")
+    sets = {"main": [{"systems": list(ways)}], "floor": [{"systems": ["top-pop"]}]}
+    data = {"town": {"source": "town"}}
+    return {**whole, "systems": SYSTEMS, "sets": sets, "data": data, "study": {}}
 
 
 @pytest.fixture
 def small_town(monkeypatch):
-    original = PriceRow.experiment
+    monkeypatch.setattr(Experiment, "dataset", lambda self, *_: TOWN)
 
-    def shrunk(self, source, data, seed):
-        made = original(self, source, data, seed)
-        table = {**made.table, "town": {"residents": 150, "venues": 80}}
-        return type(made).from_table(table)
 
-    monkeypatch.setattr(PriceRow, "experiment", shrunk)
+def made(place, *keys):
+    cells = Cells(place / "cells", 1, quiet)
+    return run("price-list", table(*keys), cells, place / "out")
 
 
 def test_a_small_list_from_end_to_end(tmp_path, small_town):
-    found = price_list(study(tmp_path), tmp_path / "out")
+    found = made(tmp_path)
     assert Path(found["report"]).exists()
-    for suffix in ("png", "svg"):
-        assert (tmp_path / "out" / "figures" / f"price-list-town.{suffix}").exists()
+    assert list((tmp_path / "out" / "figures").glob("price-list*.svg"))
     tables = found.pop("tables")
     json.dumps(found, allow_nan=False)
-    assert [len(table.rows) for table in tables] == [4, len(found["attacks"])]
-    printed, direct, summed, noisy = found["rows"]
+    rows = [row for row in found["rows"] if "set" not in row]
+    attacks = [row for row in found["rows"] if row.get("set") == "attacks"]
+    assert [len(one.rows) for one in tables] == [4, len(attacks)]
+    printed, direct, summed, noisy = rows
     assert "A1" in printed["broken"]
     assert "A1" in direct["broken"]
     assert direct["model"] == summed["model"] != noisy["model"]
@@ -79,71 +95,92 @@ def test_a_small_list_from_end_to_end(tmp_path, small_town):
     claims = {claim["claim"]: claim["holds"] for claim in found["claims"]}
     assert [holds for text, holds in claims.items() if "bit for bit" in text] == [True]
     assert len([text for text in claims if "hidden positives" in text]) == 1
+    assert made(tmp_path)["rows"] == found["rows"]
 
 
-def test_a_cell_is_not_run_twice(tmp_path, small_town):
+def test_a_cell_is_not_run_twice(tmp_path, small_town, monkeypatch):
     runs = []
 
-    def attacker(folder, rounds, threads):
+    def attacker(folder, **_):
         runs.append(folder)
         return Card("x", (result(),), ())
 
-    made = study(tmp_path, ROWS[2:3], attacker=attacker)
-    first = made.cell(ROWS[2], "town")
-    again = study(tmp_path, ROWS[2:3], attacker=attacker).cell(ROWS[2], "town")
-    assert (first, len(runs)) == (again, 1)
-    made.cell(replace(ROWS[2], rounds=2), "town")
+    monkeypatch.setattr(costs, "attack_run", attacker)
+    first = made(tmp_path, "fpl-sum")["rows"]
+    assert (made(tmp_path, "fpl-sum")["rows"], len(runs)) == (first, 1)
+    monkeypatch.setitem(SYSTEMS["fpl-sum"]["settings"], "attack_rounds", 2)
+    made(tmp_path, "fpl-sum")
     assert len(runs) == 2
     assert not any(folder.exists() for folder in runs)
+
+
+def test_nothing_is_kept_if_an_attack_falls_over(tmp_path, small_town, monkeypatch):
+    broken = Card("x", (), (), failed=(Failed("A1", "an attack", "server", "oh"),))
+    monkeypatch.setattr(costs, "attack_run", lambda *_, **__: broken)
+    with pytest.raises(AttackFailed, match="A1 an attack: oh"):
+        made(tmp_path, "fpl-sum")
+    whole = Card("x", (result(high=0.15),), ())
+    monkeypatch.setattr(costs, "attack_run", lambda *_, **__: whole)
+    assert made(tmp_path, "fpl-sum")["rows"][0]["held"] == "A1"
+
+
+# --- columns and claims ---------------------------------------------------------------------------
 
 
 def result(code="A1", value=0.1, low=0.0, high=0.2, base=0.1, party="server", recall=math.nan):
     return Result(code, "an attack", party, "x", "precision", value, (low, high), base, recall, 9)
 
 
-def cell(*results, digest="d", p=0.1):
-    return PriceCell.joined({0: of_one_seed(*results, digest=digest, p=p)})
+def facts(*results, seed=0, model="d", seconds=1.0, up=1.0):
+    return {
+        "attacks": Card("x", results, ()).attacks(),
+        "seed": seed,
+        "model": model,
+        "round seconds": seconds,
+        "round up": up,
+        "round down": 1.0,
+        "devices": 1,
+        "rounds": 1,
+        "noise": 0.0,
+    }
 
 
-def of_one_seed(*results, digest="d", p=0.1, seconds=1.0):
-    attacks = tuple(Card("x", results, ()).attacks())
-    return PriceCell(
-        {"P@10": p, "NDCG@10": p}, 0.05, "", "", 1, 1, 1.0, 1.0, seconds, digest, 0.0, attacks, ()
-    )
+def line(key, *several, p=0.1):
+    system = SYSTEMS[key]
+    row = {"data": "town", "system": "FPL", "key": key, "settings": system["words"], "P@10": p}
+    row |= {**system["row"], "epsilon": system["settings"].get("epsilon")}
+    one = StudyLine(row, facts=several)
+    row.update(price_list.columns(one))
+    return one
 
 
-def test_of_several_seeds_there_is_the_mean_and_every_attack():
+def test_of_several_seeds_every_attack_counts():
     won, lost = result(value=0.5, low=0.4, high=0.6), result()
-    found = PriceCell.joined({
-        3: of_one_seed(won, result("A3"), digest="a", p=0.1, seconds=2.0),
-        5: of_one_seed(lost, result("A3", 0.9, 0.8, 1.0), digest="b", p=0.2, seconds=3.0),
-        6: of_one_seed(lost, result("A3", 0.9, 0.8, 1.0), digest="b", p=0.3, seconds=1.5),
-    })  # fmt: skip
-    assert found.accuracy["P@10"] == pytest.approx(0.2)
-    assert (found.seconds, found.digest) == (1.5, "a+b+b")
-    assert [a["seed"] for a in found.attacks] == [3, 3, 5, 5, 6, 6]
-    assert price_claims.broken_codes(found) == ["A1", "A3"]
-    assert _broken(found) == ["A1 (1 of 3 seeds)", "A3 (2 of 3 seeds)"]
-    assert _broken(PriceCell.joined({0: of_one_seed(won)})) == ["A1"]
+    strong = result("A3", 0.9, 0.8, 1.0)
+    row = line(
+        "fpl-sum",
+        facts(won, result("A3"), seed=3, model="a", seconds=2.0),
+        facts(lost, strong, seed=5, model="b", seconds=3.0),
+        facts(lost, strong, seed=6, model="b", seconds=1.5),
+    ).row
+    assert (row["round seconds"], row["model"]) == (1.5, "a+b+b")
+    assert row["broken"] == "A1 (1 of 3 seeds), A3 (2 of 3 seeds)"
+    assert line("fpl-sum", facts(won)).row["broken"] == "A1"
 
 
-def test_of_several_seeds_there_is_every_attack_that_was_left_out():
-    one, other = ({"code": code, "reason": "no such message"} for code in ("A2", "A7"))
-    left = {0: (one,), 1: (dict(one), other), 2: (), 3: ({**one, "reason": "too few"},)}
-    cells = {seed: replace(of_one_seed(), left_out=each) for seed, each in left.items()}
-    assert PriceCell.joined(cells).left_out == (one, other, {**one, "reason": "too few"})
+def claims_of(*lines):
+    sets = {"main": list(lines)}
+    sets["attacks"] = price_list.attacks(None, sets)
+    made = [
+        claim
+        for spec in installed("price-list")["claims"]
+        for claim in getattr(price_list, spec["test"].split(":")[1])(sets, spec)
+    ]
+    return {claim["claim"]: claim for claim in made}
 
 
-@pytest.mark.parametrize("seeds", [(), (1, 1)])
-def test_seeds_are_named_once_each(seeds):
-    with pytest.raises(ConfigError, match="seeds"):
-        PriceConfig(seeds=seeds)
-
-
-def claims_of(tmp_path, *cells):
-    made = study(tmp_path, ROWS[: len(cells)])
-    found = list(zip(ROWS, cells, strict=False))
-    return {c["claim"]: c for c in price_claims.every_claim(made, "town", found)}
+def ways(*found, p=0.1):
+    return [line(key, one) for key, one in zip(SYSTEMS, found, strict=False)]
 
 
 def one(claims, words):
@@ -151,88 +188,86 @@ def one(claims, words):
     return found["holds"]
 
 
-@pytest.mark.parametrize(("recall", "low", "holds"), [(0.97, 0.9, True), (0.9, 0.9, False),
-                                                      (0.97, 0.0, False)])  # fmt: skip
-def test_a1_must_find_nearly_all(tmp_path, recall, low, holds):
-    printed = cell(result(value=0.95, low=low, high=1.0, recall=recall))
-    assert one(claims_of(tmp_path, printed), "hidden positives") is holds
+@pytest.mark.parametrize(
+    ("recall", "low", "holds"), [(0.97, 0.9, True), (0.9, 0.9, False), (0.97, 0.0, False)]
+)
+def test_a1_must_find_nearly_all(recall, low, holds):
+    printed = facts(result(value=0.95, low=low, high=1.0, recall=recall))
+    assert one(claims_of(*ways(printed)), "hidden positives") is holds
 
 
-def test_an_attack_that_wins_against_a_sound_way_is_named(tmp_path):
+def test_an_attack_that_was_not_run_proves_nothing():
+    assert one(claims_of(*ways(facts())), "hidden positives") is False
+
+
+def test_an_attack_that_wins_against_a_sound_way_is_named():
     weak, strong = result(high=0.15), result("A3", 0.9, 0.8, 1.0)
-    held = claims_of(tmp_path, cell(weak), cell(weak), cell(weak))
-    lost = claims_of(tmp_path, cell(weak), cell(weak), cell(weak, strong))
+    held = claims_of(*ways(facts(weak), facts(weak), facts(weak)))
+    lost = claims_of(*ways(facts(weak), facts(weak), facts(weak, strong)))
     assert one(held, "secure sum: no attack") is True
     assert one(lost, "secure sum: no attack") is False
     detail = next(c["detail"] for text, c in lost.items() if "secure sum: no attack" in text)
     assert "A3" in detail
     assert "A1" not in detail
-    few = claims_of(tmp_path / "few", cell(weak), cell(weak), cell(result()))
+    few = claims_of(*ways(facts(weak), facts(weak), facts(result())))
     detail = next(c["detail"] for text, c in few.items() if "secure sum: no attack" in text)
     assert "A1" in detail
     assert detail.endswith("underpowered")
 
 
-def test_membership_has_a_claim_of_its_own_with_what_noise_costs(tmp_path):
+def test_membership_has_a_claim_of_its_own_with_what_noise_costs():
     leak, closed = result("A12", 0.7, 0.6, 0.8, 0.5), result("A12", 0.5, 0.47, 0.53, 0.5)
-    claims = claims_of(tmp_path, cell(), cell(), cell(leak), cell(closed, p=0.05))
+
+    def with_noise(found, p=0.1):
+        return claims_of(*ways(facts(), facts(), facts(leak)), line("fpl-noise", facts(found), p=p))
+
+    claims = with_noise(closed, 0.05)
     assert one(claims, "tells nothing of members") is False
     assert one(claims, "noise for ε = 8 closes A12") is True
     assert one(claims, "FPL, secure sum: no attack") is True
     assert any("(-50%)" in claim["detail"] for claim in claims.values())
-    unclear = cell(result("A12", 0.5, 0.4, 0.6, 0.5))
-    claims = claims_of(tmp_path / "few", cell(), cell(), cell(leak), unclear)
-    assert one(claims, "noise for ε = 8 closes A12") is False
+    assert one(with_noise(result("A12", 0.5, 0.4, 0.6, 0.5)), "noise for ε = 8 closes") is False
     # That ε permits more than a coin does not close anything.
-    for value, closed in ((0.5, True), (0.55, False)):
+    for value, holds in ((0.5, True), (0.55, False)):
         found = replace(result("A12", value, value - 0.02, value + 0.02, 0.86), measure=PERMITTED)
-        claims = claims_of(tmp_path / str(value), cell(), cell(), cell(leak), cell(found))
         assert found.verdict == "holds"
-        assert one(claims, "noise for ε = 8 closes A12") is closed
+        assert one(with_noise(found), "noise for ε = 8 closes A12") is holds
 
 
-def test_another_model_is_seen(tmp_path):
-    claims = claims_of(tmp_path, cell(), cell(digest="d"), cell(digest="e"))
+def test_another_model_is_seen():
+    claims = claims_of(*ways(facts(), facts(model="d"), facts(model="e")))
     assert one(claims, "bit for bit") is False
 
 
-@pytest.mark.parametrize(
-    "table",
-    [
-        {"system": "FPL", "label": "x", "kind": "good"},
-        {"system": "FPL", "label": "x"},
-        {"system": "FPL", "label": "x", "kind": "sound", "colour": "red"},
-    ],
-)
-def test_rows_that_make_no_sense_are_refused(table):
-    with pytest.raises(ConfigError):
-        PriceRow.of(table, 3)
-
-
-def test_noise_needs_to_know_the_rounds():
-    row = fpl("x", "sound", epsilon=1.0, link={**SUM, "clip": 1.0}, algorithm={"epochs": 2})
-    with pytest.raises(ConfigError, match="rounds"):
-        row.experiment("town", DATA["town"], 0)
+# --- the file -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("quick", [False, True])
 def test_the_installed_file_makes_sense(tmp_path, quick):
-    made = PriceStudy.read("price-list", quick, tmp_path, 1, quiet)
-    for source in made.config.sources:
-        rows = made.rows_of(source)
-        kinds = {(row.system, row.kind) for row in rows}
-        systems = {row.system for row in rows}
+    study = StudyFile("price-list", installed("price-list", quick))
+    cells = Cells(tmp_path, 1, quiet)
+    for data in study.worlds.values():
+        world = data.world(data.source)
+        ways = [one for one in study.systems if one.kind == "attacked"]
+        ways = [one for one in ways if not one.data or data.source in one.data]
+        kinds = {(one.label, one.row["kind"]) for one in ways}
+        systems = {one.label for one in ways}
         assert systems >= {"FPL", "FCF", "FMF-LDP", "UC-FedRec", "gram"}
         printed = systems - {"gram"}  # which nobody has printed
         assert kinds >= {(s, "sound") for s in systems} | {(s, "printed") for s in printed}
-        for row in rows:
-            assert row.experiment(source, made.data[source], 0).baselines
+        for one in ways:
+            settings, _ = one.on(world)
+            noisy = {"epsilon": 8.0} if "epsilon" in one.words else {}
+            job = Job(world, {**settings, **noisy}, "test", 0, (0.0,), cells)
+            assert experiment_of(job).link is not None or one.label == "DRIFT"
+            assert AttackedKind().key(job)
 
 
-def test_it_is_among_what_can_be_reproduced(tmp_path, monkeypatch):
-    made = study(tmp_path, ROWS[:1], attacker=lambda *_: Card("x", (), ()))
-    monkeypatch.setattr(PriceStudy, "read", lambda *_: made)
-    monkeypatch.setattr(PriceStudy, "cell", lambda *_: cell(result()))
-    found = reproduce.run("price-list", quick=True, out=tmp_path / "o", threads=1, report=quiet)
-    assert found["name"] == "price-list"
-    assert found["rows"][0]["system"] == "FPL"
+def test_rare_items_are_cut_from_the_data_of_one_way(tmp_path):
+    study = StudyFile("price-list", installed("price-list"))
+    (known,) = [one for one in study.systems if one.key == "fcf-known"]
+    world = StudyData(source="town").world("town")
+    settings, _ = known.on(world)
+    made = experiment_of(Job(world, settings, "test", 0, (0.0,), Cells(tmp_path, 1, quiet)))
+    assert made.data.min_item_users == 10
+    assert "price-list" in reproduce.NAMES

@@ -128,6 +128,15 @@ def test_a_cell_that_diverges_is_one_sentence_and_takes_nothing_with_it(counted,
     assert len(counted) == 3, "what diverged is remembered"
 
 
+def test_lists_of_other_lengths_are_other_cells(counted, tmp_path):
+    table = study_of({"at": "a"})
+    short = made("short", table, tmp_path)["rows"]
+    table["data"] = {"town": {"source": "town", "cutoffs": [2, 10]}}
+    both = made("both", table, tmp_path)["rows"]
+    assert "HR@2" not in short[0]
+    assert both[0]["HR@2"] <= both[0]["HR@10"] == short[0]["HR@10"]
+
+
 def test_what_diverges_on_validation_is_not_chosen(counted, tmp_path):
     table = study_of({})
     table["systems"]["s0"]["grid"] = {"at": ["infinity", "a"]}
@@ -199,13 +208,19 @@ def test_two_processes_on_one_study_train_every_cell_once(tmp_path):
 
 
 TOWN = StudyWorld("town", StudyData("town"))
-VARIED = {
-    "epsilon": ("year", "crowd"),
-    "months": ("year",),
-    "min_devices": ("year",),
-    "share": ("fpl",),
-}
-"""Settings that entries of a set vary, and of which kinds of systems."""
+
+
+def varied(study, system):
+    """The first value of each setting that entries vary for a system."""
+    return {
+        name: values[0]
+        for entries in study.table.get("sets", {}).values()
+        for entry in entries
+        for name, values in entry.get("vary", {}).items()
+        if system.key in entry.get("systems", [one.key for one in study.systems])
+    }
+
+
 STUDIES = [name for name in reproduce.NAMES if "title" in installed(name)]
 
 
@@ -231,16 +246,13 @@ def test_every_setting_of_every_file_is_one_of_its_kind(name):
         study = StudyFile(name, installed(name, quick))
         own = next((one for one in study.worlds.values() if type(one) is not StudyData), None)
         world = TOWN if own is None else own.world("own")
-        varied = {}
-        for entry in study.table.get("sets", {}).get("main", ()):
-            varied |= {k: v[0] for k, v in entry.get("vary", {}).items()}
         for system in study.systems:
             kind = lines.named(lines.KINDS[system.kind])()
             for over in ({}, *system.at.values()):
                 settings = laid_over(system.settings, over.get("settings", {}))
                 for grid in (over["grid"],) if "grid" in over else system.grids or ({},):
                     values = {k: v[0] for k, v in grid.items() if not isinstance(v, str)}
-                    more = {k: v for k, v in varied.items() if system.kind in VARIED.get(k, ())}
+                    more = varied(study, system)
                     one = kind.prepared({**settings, **values, **more}, world)
                     bare = {k: v for k, v in one.items() if k != kind.along(one)}
                     differing(kind.key(Job(world, bare, "test", 0, (), None)))

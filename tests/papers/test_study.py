@@ -1,44 +1,27 @@
-"""What all studies share: files, cells that last, claims and results."""
+"""What all studies share: cells that last, and files."""
 
-import json
 import os
 import subprocess
 import sys
 import threading
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-import sottovoce_papers as reproduce
 from sottovoce.cli import output
-from sottovoce.evaluation.tables import Column, Table
-from sottovoce_papers.poisoning import Case, Poisoning, PoisoningConfig, TargetDataConfig
-from sottovoce_papers.study import Study, claim, installed, laid_over, plus_minus, shown
+from sottovoce_papers.cells import Cells
+from sottovoce_papers.claims import plus_minus
+from sottovoce_papers.worlds import laid_over
 
 
 def quiet(what, done, total):
     pass
 
 
-class Plain(Study):
-    prefix = "plain-"
-
-    @classmethod
-    def read(cls, name, quick, cells, threads, report, device="cpu"):
-        return cls(cells, threads, report)
-
-    def describe(self):
-        return "by hand"
-
-    def describe_data(self):
-        return "nothing"
-
-
 @pytest.fixture
 def study(tmp_path):
-    return Plain(tmp_path / "cells", 2, quiet)
+    return Cells(tmp_path / "cells", 2, quiet)
 
 
 # --- cells ---------------------------------------------------------------------------------------
@@ -58,7 +41,6 @@ def test_a_cell_is_trained_once_and_grows(study):
     study.kept(["a", 2], ["x"], lambda: train(x=4))
     names = sorted(path.name for path in study.folder.iterdir())
     assert len(names) == 2
-    assert all(name.startswith("plain-") for name in names)
 
 
 def test_two_who_want_a_cell_train_it_once(study):
@@ -78,8 +60,6 @@ def test_two_who_want_a_cell_train_it_once(study):
     for one in ask:
         one.start()
     assert begun.wait(20)
-    assert study.busy(["a"])
-    assert not study.busy(["b"])
     assert not study.has(["a"])
     go.set()
     for one in ask:
@@ -87,7 +67,6 @@ def test_two_who_want_a_cell_train_it_once(study):
     assert [int(one["x"]) for one in found] == [7, 7, 7]
     assert len(trained) == 1
     assert study.has(["a"])
-    assert not study.busy(["a"])
     assert len(list(study.folder.iterdir())) == 1
 
 
@@ -104,7 +83,6 @@ def test_a_process_that_was_killed_holds_nobody_up(study):
     done = subprocess.run([sys.executable, "-S", "-c", code, os.fspath(claim)], check=False)
     assert done.returncode == -9
     assert claim.exists()
-    assert not study.busy(["a"])
     assert int(study.kept(["a"], ["x"], lambda: {"x": np.array(3)})["x"]) == 3
     assert not claim.exists()
 
@@ -119,19 +97,9 @@ def test_who_fails_lets_go(study):
     assert int(study.kept(["a"], ["x"], lambda: {"x": np.array(3)})["x"]) == 3
 
 
-def test_keys_of_poisoning_are_written_with_the_old_names(tmp_path, monkeypatch):
-    keys = []
-    monkeypatch.setattr(Study, "kept", lambda self, key, names, train: keys.append(key))
-    poisoned = Poisoning(PoisoningConfig((TargetDataConfig("town"),)), tmp_path, 1, quiet)
-    with pytest.raises(TypeError):
-        poisoned.case(Case(0, "direct"))
-    assert keys[0][2].startswith("WorldConfig(source='town', min_user_items=0, embedding_size=10, ")
-    assert keys[0][4].startswith("PoisoningConfig(worlds=(), ")
-
-
 def test_parts_are_worked_on_in_order_and_reported(tmp_path):
     told = []
-    study = Plain(tmp_path, 3, lambda *done: told.append(done))
+    study = Cells(tmp_path, 3, lambda *done: told.append(done))
     assert study.many("squares", lambda n: n * n, [1, 2, 3]) == [1, 4, 9]
     assert told[0] == ("squares", 0, 3)
     assert ("squares", 3, 3) in told
@@ -162,41 +130,6 @@ def test_tables_are_laid_over_each_other():
         "reading": "x",
     }
     assert below["study"]["seeds"] == [0, 1]
-
-
-@pytest.mark.parametrize("name", reproduce.PROGRAMS)
-def test_every_name_has_a_file_that_says_how_to_read_it_and_a_view(name):
-    assert len(installed(name)["reading"]) > 80
-    assert installed(name, quick=True)["reading"] == installed(name)["reading"]
-    places = reproduce.MODULES[name.split("-")[0]]
-    views = [__import__(f"sottovoce_papers.{place}", fromlist=["VIEWS"]) for place in places]
-    (module,) = [view for view in views if name in view.VIEWS]
-    assert issubclass(module.STUDY, Study)
-
-
-# --- results -------------------------------------------------------------------------------------
-
-
-def test_a_result_has_the_shape_that_scripts_rely_on(study, tmp_path):
-    rows = [{"system": "ours", "P@10": 0.1, "P@10_paper": 0.2}]
-    table = Table("A table", [Column("system"), Column("P@10"), Column("P@10_paper")], rows)
-    claims = [claim("it is so", (True, "one"), (False, "two"))]
-    found = study.result("fpl-table3", tmp_path / "out", [table], claims, extra=[1])
-    assert list(found) == [
-        "name", "data", "protocol", "rows", "claims", "extra", "figures", "tables", "report",
-    ]  # fmt: skip
-    assert found["claims"] == [{"claim": "it is so", "holds": False, "detail": "one; two"}]
-    assert found["rows"] == rows
-    page = Path(found["report"]).read_text()
-    assert "A table" in page
-    assert "it is so" in page
-    assert "CCE counts item rows" in page
-    json.dumps({k: v for k, v in found.items() if k != "tables"})
-
-
-def test_a_table_shows_some_columns_of_rows():
-    table = shown("x", [Column("a"), Column("b")], [{"a": 1, "c": 2}])
-    assert table.rows == [{"a": 1, "b": None}]
 
 
 def test_one_seed_has_no_interval():

@@ -348,7 +348,9 @@ def test_attacks_without_enough_to_learn_from_are_left_out(tmp_path, world, quic
 )
 def test_a_real_training_goes_through(tmp_path, world, recommender, filters, monkeypatch):
     monkeypatch.setattr(AttackWork, "run", nearest)
-    settings = {"recommender": recommender, "hide": "all", "filters": filters, "knows": True}
+    settings = {
+        "recommender": recommender, "hide": "all", "filters": filters, "knows": True, "clip": 64.0,
+    }  # fmt: skip
     mine = trial(world, tmp_path, settings)
     look, facts = mine.result()
     assert mine.model["table"].shape == (150, 8 if recommender == "mf" else 16)

@@ -183,12 +183,13 @@ export class Fpl {
     return best(this.scores(view, vector), n, (item) => seen.has(item) || leave(item));
   }
 
-  /** How often she draws: as the terms say, or by interaction, as often as she has positives,
-   * rounded down to a power of two, and so often at most. */
+  /** How often she draws: as the terms say, or as often as she has positives, by interaction
+   * rounded down to a power of two; `triples` times at most. */
   private draws(history: History): number {
     const { draws_by, triples } = this.settings;
     if (draws_by === null) return triples;
-    return Math.min(triples, 2 ** (31 - Math.clz32(Math.max(1, history.items.length))));
+    const held = Math.max(1, history.items.length);
+    return Math.min(triples, draws_by === "positives" ? held : 2 ** (31 - Math.clz32(held)));
   }
 
   private require(view: ModelView, history: History, vector: Float32Array): void {

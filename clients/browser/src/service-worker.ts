@@ -30,6 +30,8 @@ interface Scope {
 }
 
 const scope = globalThis as unknown as Scope;
+/** Whether a page has forgotten everything since one last named files. */
+let forgotten = false;
 
 scope.addEventListener("install", (event) => event.waitUntil(scope.skipWaiting()));
 scope.addEventListener("activate", (event) =>
@@ -39,10 +41,12 @@ scope.addEventListener("activate", (event) =>
 scope.addEventListener("message", (event) => {
   const { keep, forget: everything } = (event.data ?? {}) as { keep?: unknown; forget?: unknown };
   if (everything === "sottovoce") {
+    forgotten = true;
     const gone = forget(() => true).then(() => scope.registration.unregister());
     event.waitUntil(gone.then((found) => event.ports[0]?.postMessage(found)));
   }
   if (!Array.isArray(keep)) return;
+  forgotten = false;
   const own = keep.map((file) => new URL(String(file), scope.location.href));
   const files = own.filter((file) => file.origin === scope.location.origin);
   event.waitUntil(caches.open(KEPT).then((kept) => kept.addAll(files.map(({ href }) => nameOf(href)))));
@@ -76,13 +80,13 @@ async function answered(request: Request): Promise<Response> {
   return found;
 }
 
-/** Keep what is new, or nothing. A page may have forgotten everything meanwhile: then nothing is kept
- * again. */
+/** Keep what is new, or nothing. A page may forget everything meanwhile: then nothing is kept again. */
 async function replaced(name: string, found: Response | null): Promise<void> {
   if (!(await caches.has(KEPT))) return;
   const kept = await caches.open(KEPT);
   if (found === null) await kept.delete(name);
   else await kept.put(name, found).catch(() => kept.delete(name));
+  if (forgotten) await caches.delete(KEPT);
 }
 
 async function forget(which: (name: string) => boolean): Promise<void> {

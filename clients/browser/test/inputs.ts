@@ -77,7 +77,7 @@ export function fplTerms(draw: Draw, sizes: readonly number[] = SIZES): string {
   if (draw() < 0.5) algorithm["reg_user"] = draw() / 10;
   if (draw() < 0.5) algorithm["reg_positive"] = draw() / 10;
   if (draw() < 0.5) algorithm["reg_negative"] = draw() / 10;
-  if (draw() < 0.3) algorithm["draws_by"] = "interaction";
+  if (draw() < 0.3) algorithm["draws_by"] = draw() < 0.5 ? "positives" : "interaction";
   if (draw() < 0.3) algorithm["server_rate"] = between(draw, 0.01, 0.5);
   const made = sum ? { ...link(draw), clip: one(draw, [0, 0.5]) } : { name: "direct" };
   return JSON.stringify({

@@ -165,6 +165,20 @@ test("it forgets what it keeps, and goes", async () => {
   assert.deepEqual([...kept.all.keys()], ["a cache of the shop"]);
 });
 
+test("a file that comes while everything is forgotten is not kept", async () => {
+  answer = () => new Response("a page");
+  await told("message", { data: { keep: ["/"] } });
+  const has = kept.has;
+  kept.has = async (name) => {
+    const there = await has.call(kept, name);
+    await told("message", { data: { forget: "sottovoce" }, ports: [] });
+    return there;
+  };
+  assert.equal(await asked("/"), "a page");
+  kept.has = has;
+  assert.deepEqual(addresses().filter((one) => one.startsWith(ORIGIN)), []);
+});
+
 test("what an earlier one kept is gone", async () => {
   await kept.open("sottovoce-1");
   await told("activate");

@@ -137,6 +137,10 @@ class AlgorithmSettings(Component, ABC):
         """Draws of a device and round, on average, about."""
         return float(plan.triples)
 
+    def most_draws(self, held: NDArray[np.int64], triples: int) -> int:
+        """The most draws of any device in a round, if devices hold so many positives."""
+        return triples
+
     @property
     def counts_senders(self) -> bool:
         """Whether the last number of a row in a report says 1, for its sender."""

@@ -9,6 +9,7 @@ import typer
 
 from sottovoce.cli import output
 from sottovoce.cli.options import Json, Out, Threads
+from sottovoce.errors import UsageError
 
 
 def reproduce(
@@ -20,11 +21,24 @@ def reproduce(
         ),
     ] = None,
     listed: Annotated[
-        bool, typer.Option("--list", help="List the studies, and which data they lack here.")
+        bool,
+        typer.Option("--list", help="List the studies: sizes, times, and which data they lack."),
     ] = False,
+    paper: Annotated[
+        str | None,
+        typer.Option(
+            "--all",
+            metavar="PAPER",
+            help="Run all studies of a paper (fpl, fmf, drift or uc) onto one page.",
+        ),
+    ] = None,
     data: Annotated[
         list[str] | None,
-        typer.Option(metavar="SET", help="Take this data set of the file alone; repeatable."),
+        typer.Option(
+            metavar="SET",
+            help="Take this data set: one of the study's, or any that is here, in the place of "
+            "the study's own; repeatable.",
+        ),
     ] = None,
     settings: Annotated[
         list[str] | None,
@@ -65,6 +79,8 @@ def reproduce(
     Examples:
       sottovoce reproduce --list
       sottovoce reproduce fpl-table2 --quick
+      sottovoce reproduce fpl-table2 --data foursquare-brazil
+      sottovoce reproduce --all fpl --quick
       sottovoce reproduce mine.toml --set "study.seeds=[7]"
       sottovoce reproduce uc-table2 --device cuda
     """
@@ -72,21 +88,37 @@ def reproduce(
     from sottovoce.core.recommender import default_threads
     from sottovoce.runs.folder import check_writable
 
+    advice = "start it again with the same command; models that are trained are kept"
+    if paper is not None:
+        from sottovoce_papers.papers import run_paper, studies_of
+
+        if name is not None or settings or listed:
+            raise UsageError("--all takes a paper's studies as they are: leave out NAME and --set")
+        studies_of(paper)
+        place = out or Path("runs") / paper
+        check_writable(place)
+        with output.interruptible(advice), output.progress(lines=True) as report:
+            found = run_paper(
+                paper,
+                quick=quick,
+                out=place,
+                threads=threads or default_threads(),
+                report=report,
+                device=device,
+                data=data or (),
+            )
+        failed = [one for one in found["studies"] if "error" in one and not one["lacking"]]
+        _tell(found, as_json)
+        if failed:
+            raise typer.Exit(1)
+        return
     if name is None or listed:
-        lacks = {known: published.missing(known) for known in published.NAMES}
-        if as_json:
-            output.emit({"names": published.NAMES, "missing": lacks})
-        else:
-            width = max(len(known) for known in published.NAMES)
-            for known, text in published.NAMES.items():
-                ends = f"; not here: {', '.join(lacks[known])}" if lacks[known] else ""
-                output.show(f"{known:<{width}}  {text}{ends}")
+        _list(as_json)
         return
     if not name.endswith(".toml"):
         published.check(name, device)
     place = out or Path("runs") / Path(name).stem
     check_writable(place)
-    advice = "start it again with the same command; models that are trained are kept"
     with output.interruptible(advice), output.progress(lines=True) as report:
         found = published.run(
             name,
@@ -165,15 +197,47 @@ def benchmark(
     _tell(found, as_json)
 
 
+def _list(as_json: bool) -> None:
+    import sottovoce_papers as published
+
+    known = {name: published.described(name) for name in published.NAMES}
+    if as_json:
+        output.emit({
+            "names": published.NAMES,
+            "missing": {name: one["missing"] for name, one in known.items()},
+            "studies": known,
+        })  # fmt: skip
+        return
+    width = max(len(name) for name in known)
+    for name, one in known.items():
+        parts = [one["title"]]
+        size = one.get("size", {}).items()
+        if size and all(count for _, count in size):
+            parts.append(", ".join(f"{n} {what}{'s' * (n > 1)}" for what, n in size))
+        parts += [
+            f"{one['recorded'][key]:g} min{words}"
+            for key, words in (("minutes", ""), ("quick_minutes", " with --quick"))
+            if key in one["recorded"]
+        ]
+        parts += [
+            f"{words}: {', '.join(one[key])}"
+            for key, words in (("missing", "not here"), ("also", "--data also"))
+            if one[key]
+        ]
+        output.show(f"{name:<{width}}  {'; '.join(parts)}")
+
+
 def _tell(found: dict[str, Any], as_json: bool) -> None:
     tables = found.pop("tables", [])
     if as_json:
         output.emit(found)
         return
     output.show(*tables)
-    for claim in found.get("claims", []):
-        verdict = "holds" if claim["holds"] else "does not hold"
-        output.show(f"{verdict}: {claim['claim']} ({claim['detail']})")
+    for study in found.get("studies", [found]):
+        start = f"{study['name']}: " if study is not found else ""
+        for claim in study.get("claims", []):
+            verdict = "holds" if claim["holds"] else "does not hold"
+            output.show(f"{start}{verdict}: {claim['claim']} ({claim['detail']})")
     output.show(f"Report: {found['report']}")
     if "file" in found:
         output.show(f"For others to add to: {found['file']}")

@@ -53,7 +53,10 @@ def available(root: Path | str | None = None) -> dict[str, Path | None]:
 _DOWNLOADS = {
     "movielens-100k": "ml-100k.zip",
     "movielens-1m": "ml-1m.zip",
+    "movielens-20m": "ml-20m.zip",
     "movielens-latest-small": "ml-latest-small.zip",
+    "foursquare-brazil": "dataset_TIST2015.zip --country BR",
+    "foursquare-canada": "dataset_TIST2015.zip --country CA",
     "foursquare-italy": "dataset_TIST2015.zip --country IT",
     "douban-book": "PATH --require-attribute location --min-user-items 20",
 }

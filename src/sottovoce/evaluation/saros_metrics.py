@@ -1,9 +1,13 @@
 """How SAROS and DRIFT are measured: MAP and NDCG at 5 and 10, over streams with negatives.
 
-An interaction of the test part is relevant where its rating says so. Three ways to measure:
+An interaction of the test part is relevant where its rating says so. Four ways to measure:
 
 - `full`: the catalogue less what the user has touched in training, as every other table here.
 - `own`: each user's held-out items alone, liked or not; the definitions of metrics.py.
+- `printed`: as `own`, with NDCG as the DRIFT thesis prints it: the ideal list has K relevant items,
+  whether the user has as many or not. Who has fewer than K cannot reach 1. (The thesis prints the
+  gain of an item as 2^(rel − 1), which would give half a point to an irrelevant one; what is meant
+  is 2^rel − 1, as its ideal list shows.)
 - `legacy`: the same candidates with the public SAROS code's definitions. AP divides by the hits
   within k; the discount is 1, 1, 1/log2(3), ...: the first two ranks count alike; the ideal list
   is the user's own first 10 places in the best order. Users without hits count 0.
@@ -83,6 +87,26 @@ def own(
         values[f"AP@{k}"] = metrics.average_precision(hit[:, :k], relevant)
         values[f"NDCG@{k}"] = metrics.ndcg(hit[:, :k], relevant)
     return Measured(users, values, "the user's held-out items alone")
+
+
+def printed(
+    scorer: Scorer, test: Interactions, positive_from: float, *, threads: int | None = None
+) -> Measured:
+    """As `own`, with NDCG as the DRIFT thesis prints it."""
+    liked = test.select(_liked(test, positive_from))
+    users = np.flatnonzero(liked.counts > 0)
+    hit = own_hits(scorer, test, users, positive_from, threads=threads)
+    values: dict[str, Floats] = {}
+    for k in CUTS:
+        values[f"AP@{k}"] = metrics.average_precision(hit[:, :k], liked.counts[users])
+        values[f"NDCG@{k}"] = printed_ndcg(hit[:, :k])
+    return Measured(users, values, "the user's held-out items alone, NDCG as the thesis prints it")
+
+
+def printed_ndcg(hit: Bools) -> Floats:
+    """DCG over that of a list in which all K items are relevant."""
+    full_list = np.full(len(hit), hit.shape[1])
+    return metrics.ndcg(hit, full_list)
 
 
 def legacy(

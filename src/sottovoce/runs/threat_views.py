@@ -460,7 +460,9 @@ def _views(
         settings.link,
         world.split.train.n_items,
         final,
-        triples=federation.schedule.triples,
+        triples=settings.algorithm.most_draws(
+            federation.devices.cohort.history.counts, federation.schedule.triples
+        ),
         draws=world.experiment.draws,
     )
     each = SEALED_BYTES + settings.link.layer_bytes

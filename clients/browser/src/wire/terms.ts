@@ -94,7 +94,7 @@ const ALGORITHMS: Readonly<Record<string, Rules>> = {
     server_rate: either(number(0.1, 0, 10, true), null),
     cohort_size: either(whole(1, 1), "all"),
     triples: either(whole(1, 1, 1_000_000), "mean"),
-    draws_by: either(one("interaction"), null),
+    draws_by: either(one("positives", "interaction"), null),
     epochs: whole(20, 1, 1_000_000),
     rounds: whole(0, 0, 1e12),
     reg_user: either(REGULARISATION, null),

@@ -92,7 +92,7 @@ export interface FplSettings {
   readonly server_rate: number | null;
   readonly cohort_size: number | "all";
   readonly triples: number;
-  readonly draws_by: "interaction" | null;
+  readonly draws_by: "positives" | "interaction" | null;
   readonly epochs: number;
   readonly rounds: number;
   readonly reg_user: number | null;

@@ -7,6 +7,7 @@
 | max_reports   | k     | reports of a device and round; lives in the release              |
 | epsilon       | ε     | cost of one report; the consent record and the tiers have it     |
 | server_steps  |       | steps on the server per round, all with the same estimate        |
+| learning_rate | kγ    | step size; `rate_per_user` is γ itself                           |
 
 Each round: the server publishes `items`; every device solves for its vector, draws k coordinates
 (item, factor), computes only those entries of its gradient −2 c_ui (p_ui − x_u·v_i) x_u, cuts each
@@ -21,7 +22,7 @@ instead of that of reports estimates k times the mean; the budget is kεT over T
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -56,8 +57,11 @@ class FMFConfig(AlgorithmSettings):
     embedding_size: int = 5
     """Length of a user's or item's vector; F in the paper."""
     learning_rate: float = 0.004
-    """Step size on the server; γ in the paper. Not used by the variant "rotated", like `reg`'s
-    part on the server, `server_steps` and `scale`."""
+    """Step size on the server, along the mean of all reports. Not used by the variant "rotated",
+    like `reg`'s part on the server, `server_steps` and `scale`."""
+    rate_per_user: float | None = None
+    """The same in the paper's units (it has 0.001), in the place of `learning_rate`: the paper
+    divides by users instead of reports, so that its step is `max_reports` times as large."""
     alpha: float = 1.0
     """Confidence of a positive is 1 + α, of everything else 1."""
     reg: float = 1e-6
@@ -84,6 +88,8 @@ class FMFConfig(AlgorithmSettings):
         require_whole("rounds", self.rounds, 1, 1_000_000)
         require_whole("server_steps", self.server_steps, 1, 10_000)
         require_number("learning_rate", self.learning_rate, 0.0, 1e6)
+        if self.rate_per_user is not None:
+            require_number("rate_per_user", self.rate_per_user, 0.0, 1e6)
         require_number("alpha", self.alpha, 0.0, 1e6, above=False)
         require_number("reg", self.reg, 0.0, 1e6)
         require_number("favour", self.favour, 0.0, 0.9, above=False)
@@ -124,7 +130,11 @@ class FMFConfig(AlgorithmSettings):
         return FMF(self, tuple(float(e) for e in epsilons))
 
     def build_under(self, release: Any, link: Link | None, triples: int) -> FMF:
-        return self.build(release.epsilons)
+        settings = self
+        if self.rate_per_user is not None:
+            rate = self.rate_per_user * release.max_reports
+            settings = replace(self, learning_rate=rate, rate_per_user=None)
+        return settings.build(release.epsilons)
 
     def describe(self, plan: Schedule) -> str:
         return (

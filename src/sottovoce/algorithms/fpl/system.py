@@ -19,10 +19,12 @@ its squares in all rounds so far (Adagrad; as a server's step, Reddi et al. 2021
 large for an item of ten people as for one of ten thousand. It is made of what the server sees
 anyhow: devices, and what leaves them, stay as they are.
 
-Ours, too, is `draws_by`: who has ten positives and draws a hundred times learns nothing more of
-them, and tells items of hers that are not. By interaction a device draws as often as it has
-positives, rounded down to a power of two, and T is the most. Over a direct link the number of rows
-of a report then says, to a factor of two, how many positives she has.
+`draws_by` follows each user's positives instead of their mean: a user who has ten positives and
+draws a hundred times learns nothing more of them, and tells items that she does not have. The
+discussion paper of 2022 defines the "+" configurations so; the paper of 2021 has T = X⁺/N for all.
+With "positives" a device draws exactly as often as it has positives. With "interaction",
+which is ours, that number is rounded down to a power of two, and T is the most. Over a direct link
+the number of rows of a report then says how many positives she has: exactly, or to a factor of two.
 
 Two errors of the papers that matter here: the sum's σ is over the whole score (not per factor), and
 pFPL+ makes X⁺/N times as many draws per epoch as pFPL although the text calls them equal.
@@ -94,9 +96,10 @@ class FPLConfig(AlgorithmSettings):
     """Devices per round; "all" takes every device that takes part."""
     triples: int | Literal["mean"] = "mean"
     """Draws per device and round; "mean" is the mean number of positives, rounded down."""
-    draws_by: Literal["interaction"] | None = None
-    """Where it is "interaction", a device draws as often as it has positives, rounded down to a
-    power of two, and `triples` is the most; "mean" is twice the mean then."""
+    draws_by: Literal["positives", "interaction"] | None = None
+    """With "positives" a device draws as often as it has positives, `triples` times at most (with
+    "mean" there is no limit). With "interaction" that number is rounded down to a power of two, and
+    "mean" is twice the mean."""
     epochs: int = 20
     """An epoch is as many rounds as make |U⁻| · rounds = X⁺ contacts between devices and server."""
     rounds: int = 0
@@ -131,8 +134,10 @@ class FPLConfig(AlgorithmSettings):
             require_whole("cohort_size", self.cohort_size, 1)
         if self.triples != "mean":
             require_whole("triples", self.triples, 1, 1_000_000)
-        if self.draws_by not in (None, "interaction"):
-            raise ConfigError(f'draws_by can be "interaction", not {self.draws_by!r}')
+        if self.draws_by not in (None, "positives", "interaction"):
+            raise ConfigError(
+                f'draws_by can be "positives" or "interaction", not {self.draws_by!r}'
+            )
         if not 0.0 < self.learning_rate <= 10.0:
             raise ConfigError(f"learning_rate must lie in (0, 10], not {self.learning_rate:g}")
         if self.server_rate is not None and not 0.0 < self.server_rate <= 10.0:
@@ -177,15 +182,20 @@ class FPLConfig(AlgorithmSettings):
         """How often devices draw that hold so many positives."""
         if self.draws_by is None:
             return np.full(len(held), triples, dtype=np.int64)
-        whole = np.floor(np.log2(np.maximum(held, 1))).astype(np.int64)
-        own: NDArray[np.int64] = np.minimum(np.int64(1) << whole, triples)
-        return own
+        own: NDArray[np.int64] = np.maximum(held, 1)
+        if self.draws_by == "interaction":
+            own = np.int64(1) << np.floor(np.log2(own)).astype(np.int64)
+        return np.minimum(own, triples)
+
+    def most_draws(self, held: NDArray[np.int64], triples: int) -> int:
+        return int(self.own_draws(held, triples).max(initial=1))
 
     def server_reads(self, release: Any, n_items: int) -> tuple[str, ...]:
         least = super(FPLConfig, self).server_reads(release, n_items)
         if self.draws_by is None:
             return least
-        return (*least, "How many rows a report has tells, to a factor of two, how many you like.")
+        exactly = "exactly" if self.draws_by == "positives" else "to a factor of two"
+        return (*least, f"How many rows a report has tells, {exactly}, how many you like.")
 
     def in_terms(self, triples: int) -> FPLConfig:
         return replace(self, configuration="", triples=triples)
@@ -208,7 +218,9 @@ class FPLConfig(AlgorithmSettings):
     def describe(self, plan: Schedule) -> str:
         many = f"{plan.triples:,} pairs of items each"
         if self.draws_by is not None:
-            many = f"as many pairs of items as they have positives, {plan.triples:,} at most"
+            many = "as many pairs of items as they have positives"
+            if plan.triples < plan.positives:
+                many += f", {plan.triples:,} at most"
         return (
             f"draw {many}, learn from them at home, and send what "
             "their owners permit. The server adds up what it gets and publishes the item table. "
@@ -304,8 +316,10 @@ def schedule(config: FPLConfig, devices: int, positives: int) -> Schedule:
     cohort_size = devices if config.cohort_size == "all" else config.cohort_size
     if cohort_size > devices:
         raise ConfigError(f"cohort_size is {cohort_size}, but only {devices} devices take part")
-    mean = (2 if config.draws_by else 1) * positives // devices
-    triples = mean if config.triples == "mean" else config.triples
+    most = (2 if config.draws_by else 1) * positives // devices
+    if config.draws_by == "positives":
+        most = positives  # nobody has more
+    triples = most if config.triples == "mean" else config.triples
     per_epoch = positives // cohort_size
     if triples < 1 or per_epoch < 1:
         raise ConfigError("there are fewer positives than devices; set triples and rounds yourself")
@@ -323,8 +337,8 @@ class FPL(CrossDevice):
 
     @property
     def fuses(self) -> bool:
-        """Where the server adds sums up as they are, and all draw alike: fused rounds do that."""
-        return self.config.server_rate is None and self.config.draws_by is None
+        """Where the server adds sums up as they are: fused rounds do that."""
+        return self.config.server_rate is None
 
     @property
     def row_bytes(self) -> int:
@@ -385,28 +399,20 @@ class FPL(CrossDevice):
         rng: Streams,
         threads: int,
     ) -> tuple[NDArray[np.int64], RowCounts]:
-        keys, model = self._keys(cohort, rows, view.round, rng), factors.padded(view.items)
-        counts = np.zeros((2, len(rows)), dtype=np.int32)
-        sums: NDArray[np.int64] | None = None
-        for triples, place in self._groups(cohort, rows):
-            mine = replace(rule, keys=rule.keys[place], threshold=rule.threshold[place])
-            part, counts[0, place], counts[1, place] = factors.learn_summed(
-                self.config.step(),
-                model,
-                cohort.vectors,
-                rows[place],
-                cohort.history.indptr,
-                cohort.history.items,
-                keys[place],
-                triples,
-                mine,
-                threads,
-                self._sieve(cohort),
-            )
-            sums = part if sums is None else sums + part
-        if sums is None:
-            sums = np.zeros(model.shape, dtype=np.int64)
-        positives, negatives = counts
+        history, model = cohort.history, factors.padded(view.items)
+        sums, positives, negatives = factors.learn_summed(
+            self.config.step(),
+            model,
+            cohort.vectors,
+            rows,
+            history.indptr,
+            history.items,
+            self._keys(cohort, rows, view.round, rng),
+            self._draws(cohort, rows),
+            rule,
+            threads,
+            self._sieve(cohort),
+        )
         return sums[:, : view.items.shape[1]], RowCounts(positives, negatives)
 
     def device_learn_rounds(
@@ -428,7 +434,7 @@ class FPL(CrossDevice):
             history.indptr,
             history.items,
             rng.child("learn").paired_keys(rounds, cohort.users[rows]),
-            self.triples,
+            self._draws(cohort, rows),
             rule,
             self._sieve(cohort),
         )
@@ -473,6 +479,12 @@ class FPL(CrossDevice):
         for triples, place in self._groups(cohort, everyone):
             for turn in range(-(-_HOME_DRAWS // triples)):
                 self.device_learn(view, cohort, place, rng.child("home", turn))
+
+    def _draws(self, cohort: Cohort, rows: NDArray[np.int64]) -> factors.Draws:
+        """How often devices draw: all of them, or each."""
+        if self.config.draws_by is None:
+            return self.triples
+        return self.config.own_draws(cohort.history.counts[rows], self.triples)
 
     def _groups(
         self, cohort: Cohort, rows: NDArray[np.int64]

@@ -42,6 +42,8 @@ from sottovoce.core.messages import GRID
 from sottovoce.errors import DataError
 from sottovoce.rng import Keys
 
+Draws = int | NDArray[np.int64]
+"""The number of draws of every device, or of each."""
 _LINE = 64
 _WORTH_A_THREAD = 20_000
 """Draws below which a thread costs more than it brings."""
@@ -114,15 +116,15 @@ def learn_summed(
     indptr: NDArray[np.int64],
     items: NDArray[np.int32],
     keys: Keys,
-    triples: int,
+    triples: Draws,
     rule: ShareRule,
     threads: int = 1,
     sieve: NDArray[np.uint8] | None = None,
 ) -> tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.int32]]:
     """The sum over the cohort of all updates that may leave, and each device's number of positive
-    and negative rows sent. `model` is padded; `vectors` moves in place. `rows` are distinct. Where
-    devices draw once, callers of many rounds may pass `make_sieve(indptr, items)`; it saves time
-    and changes nothing."""
+    and negative rows sent. `model` is padded; `vectors` moves in place. `rows` are distinct.
+    `triples` is the number of draws of every device, or of each. Where all draw once, callers of
+    many rounds may pass `make_sieve(indptr, items)`; it saves time and changes nothing."""
     _check(model, vectors, rows, indptr, items, keys, triples, rule)
     learn = kernels(vectors.shape[1])
     strangers = _checked_sieve(sieve, items)
@@ -138,23 +140,27 @@ def learn_summed(
     def part(span: slice) -> tuple[NDArray[np.int32], NDArray[np.int64], bool]:
         low = _zeros((n_items + GROUP, width), np.int32)
         high = np.zeros((n_items, width), dtype=np.int64)
-        devices = vectors, draws[0][span], *world, frozen, draws[1][span]
-        share, updates = (coins[0][span], coins[1][span], allowed), _zeros((2, width), np.int32)
-        sums = low, high, positives[span], negatives[span]
-        if triples == 1:
-            carried = learn.sum_single(
-                *devices, step.numbers(), *share, strangers, updates,
-                *_zeros((2, BLOCK), np.float32), *sums,
-            )  # fmt: skip
-        else:
-            carried = learn.learn_summed(
-                *devices, triples, step.numbers(), _bitset(n_items), updates,
-                *share, _bitset(n_items), _zeros((GROUP, width), np.float32),
-                *_zeros((2, LANES), np.float32), *sums,
-            )  # fmt: skip
+        updates, carried = _zeros((2, width), np.int32), False
+        for many, place in _alike(triples, span):
+            devices = vectors, draws[0][place], *world, frozen, draws[1][place]
+            share = coins[0][place], coins[1][place], allowed
+            sent = np.empty((2, len(draws[0][place])), dtype=np.int32)
+            if many == 1:
+                over = learn.sum_single(
+                    *devices, step.numbers(), *share, strangers, updates,
+                    *_zeros((2, BLOCK), np.float32), low, high, *sent,
+                )  # fmt: skip
+            else:
+                over = learn.learn_summed(
+                    *devices, many, step.numbers(), _bitset(n_items), updates,
+                    *share, _bitset(n_items), _zeros((GROUP, width), np.float32),
+                    *_zeros((2, LANES), np.float32), low, high, *sent,
+                )  # fmt: skip
+            positives[place], negatives[place] = sent
+            carried = carried or over
         return low[:n_items], high, carried
 
-    spans = _spans(len(rows), triples, threads, model.size)
+    spans = _spans(len(rows), float(np.mean(triples)) if len(rows) else 1.0, threads, model.size)
     parts = each(part, spans, len(spans))
     sums = np.empty((n_items, width), dtype=np.int64)
     widen(parts[0][0], sums)
@@ -174,38 +180,40 @@ def learn_rounds(
     indptr: NDArray[np.int64],
     items: NDArray[np.int32],
     keys: Keys,
-    triples: int,
+    triples: Draws,
     rule: ShareRule,
     sieve: NDArray[np.uint8] | None = None,
 ) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-    """len(rows) rounds of one client each. `model` (padded) and `vectors` move in place. Callers of
-    many short runs may pass `make_sieve(indptr, items)`; it saves time and changes nothing."""
+    """len(rows) rounds of one client each. `model` (padded) and `vectors` move in place. `triples`
+    is the number of draws of every round, or of each. Callers of many short runs may pass
+    `make_sieve(indptr, items)`; it saves time and changes nothing."""
     _check(model, vectors, rows, indptr, items, keys, triples, rule)
     learn = kernels(vectors.shape[1])
-    world = _world(indptr, items)
-    rounds = (read_only(rows, np.int64), *world, model, read_only(keys, keys.dtype))
-    share = (
-        read_only(rule.keys, rule.keys.dtype),
-        read_only(rule.threshold, np.uint64),
-        read_only(rule.allowed, np.bool_),
-    )
+    world, clients = _world(indptr, items), read_only(rows, np.int64)
+    own, coins = read_only(keys, keys.dtype), read_only(rule.keys, rule.keys.dtype)
+    threshold = read_only(rule.threshold, np.uint64)
+    allowed = read_only(rule.allowed, np.bool_)
     n_items, width = model.shape
     positives = np.empty(len(rows), dtype=np.int32)
     negatives = np.empty(len(rows), dtype=np.int32)
-    if triples == 1:
+    if isinstance(triples, int) and triples == 1:
         if sieve is None:
             worth = len(rows) * _ROUNDS_PER_SIEVE >= len(items)
             sieve = make_sieve(indptr, items) if worth else np.zeros(0, dtype=np.uint8)
         learn.learn_single(
-            vectors, *rounds, step.numbers(), *share, fold_rate(step),
-            _checked_sieve(sieve, items), positives, negatives,
+            vectors, clients, *world, model, own, step.numbers(), coins, threshold, allowed,
+            fold_rate(step), _checked_sieve(sieve, items), positives, negatives,
         )  # fmt: skip
-    else:
+        return positives, negatives
+    # The kernel leaves these as they are, so that all its calls share them.
+    bits, seen, updates = _bitset(n_items), _bitset(n_items), _zeros((2, width), np.int32)
+    low, high = _zeros((n_items + 1, width), np.int32), np.zeros((n_items, width), dtype=np.int64)
+    numbers, rate = step.numbers(), fold_rate(step)
+    for many, part in _runs(triples, len(rows)):
         learn.learn_rounds(
-            vectors, *rounds, triples, step.numbers(),
-            _bitset(n_items), _zeros((2, width), np.int32), *share, _bitset(n_items),
-            fold_rate(step), _zeros((n_items + 1, width), np.int32),
-            np.zeros((n_items, width), dtype=np.int64), positives, negatives,
+            vectors, clients[part], *world, model, own[part], many, numbers, bits, updates,
+            coins[part], threshold[part], allowed, seen, rate, low, high, positives[part],
+            negatives[part],
         )  # fmt: skip
     return positives, negatives
 
@@ -258,13 +266,15 @@ def _check(
     indptr: NDArray[np.int64],
     items: NDArray[np.int32],
     keys: Keys,
-    triples: int,
+    triples: Draws,
     rule: ShareRule | None = None,
 ) -> None:
     """The kernels read and write memory unchecked, so shapes are checked here. That interactions
     name items of the model is checked with every device's draws."""
-    if triples < 1:
+    if np.size(triples) and np.min(triples) < 1:
         raise DataError("a device must draw at least once")
+    if not isinstance(triples, int) and len(triples) != len(rows):
+        raise DataError("there must be one number of draws per device")
     for name, table in (("item", model), ("user", vectors)):
         if table.dtype != np.float32 or table.ndim != 2 or not table.flags.c_contiguous:
             raise DataError(f"{name} rows must be a contiguous table of single precision")
@@ -279,6 +289,23 @@ def _check(
         raise DataError("keys and thresholds must have one value per device")
     if rule is not None and len(rule.allowed) not in (0, len(items)):
         raise DataError("there must be one flag per interaction, or none at all")
+
+
+def _alike(triples: Draws, span: slice) -> list[tuple[int, Any]]:
+    """The numbers of draws in a part of a cohort, and which devices draw so often."""
+    if isinstance(triples, int):
+        return [(triples, span)]
+    mine = triples[span]
+    return [(int(n), span.start + np.flatnonzero(mine == n)) for n in np.unique(mine)]
+
+
+def _runs(triples: Draws, rounds: int) -> list[tuple[int, slice]]:
+    """The numbers of draws one after the other, and the rounds that have them."""
+    if isinstance(triples, int):
+        return [(triples, slice(0, rounds))]
+    starts = np.flatnonzero(np.diff(triples, prepend=0))
+    ends = [*starts[1:], rounds]
+    return [(int(triples[a]), slice(a, b)) for a, b in zip(starts, ends, strict=True)]
 
 
 def _zeros(shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
@@ -305,9 +332,9 @@ def _bitset(n_items: int) -> NDArray[np.uint64]:
     return np.zeros((n_items + 63) // 64, dtype=np.uint64)
 
 
-def _spans(n: int, triples: int, threads: int, table: int) -> list[slice]:
-    """Equal parts of a cohort, one per thread; every device has the same number of draws. A thread
+def _spans(n: int, triples: float, threads: int, table: int) -> list[slice]:
+    """Equal parts of a cohort, one per thread; a device has so many draws. A thread
     has a table of sums of its own to clear and to add up, and must be worth that too."""
     worth = max(_WORTH_A_THREAD, table // _CELLS_PER_DRAW)
-    parts = max(1, min(threads, n, n * triples // worth))
+    parts = max(1, min(threads, n, int(n * triples) // worth))
     return equal_spans(n, parts)

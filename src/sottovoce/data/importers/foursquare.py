@@ -80,8 +80,8 @@ def _in_country(archive: Archive, venues: pa.Table, country: str) -> pa.Table:
         code = {name.lower(): c for name, c in codes.items()}.get(country.lower(), code)
     kept = venues.filter(pc.equal(venues["country"], code))
     if kept.num_rows == 0:
-        known = ", ".join(sorted(pc.unique(venues["country"]).to_pylist())[:12])
-        raise DataError(f"{archive.path} has no venue in {country!r}; codes look like: {known}")
+        known = ", ".join(sorted(pc.unique(venues["country"]).to_pylist()))
+        raise DataError(f"{archive.path} has no venue in {country!r}; it has the countries {known}")
     return kept
 
 
