@@ -84,7 +84,7 @@ def small(name, seeds=(0, 1), liked=(4.0, 3.0), **more):
     """An installed study with short trainings on the small world."""
     table = installed(name)
     grid = {"positive_from": [*liked], "epochs": [1, 2, 4]}
-    changes = {"study": {"seeds": [*seeds]}, "data": {"movielens": {"source": "small"}}}
+    changes = {"study": {"seeds": [*seeds]}, "data": {"movielens-1m": {"source": "small"}}}
     if name == "drift-figure62":
         bare = {"grid": {"positive_from": [*liked]}}
         changes["systems"] = {
