@@ -14,7 +14,7 @@ import numpy as np
 from sottovoce.baselines import BASELINES
 from sottovoce.baselines.lightgcn import LightGCN
 from sottovoce.errors import ConfigError
-from sottovoce.evaluation.protocol import Evaluation, evaluate
+from sottovoce.evaluation.protocol import evaluate
 from sottovoce.experiment import Experiment, find_experiment
 from sottovoce.privacy.accountant import certify
 from sottovoce.privacy.central import noise_for
@@ -63,7 +63,7 @@ class ExperimentKind(Kind):
         outcome = run_experiment(made, threads=threads, device=device)
         found = outcome.evaluations[outcome.system]
         own = outcome.consent.epsilon[found.users].astype(np.float64)
-        found = _with_values(found, {OWN: own})
+        found = replace(found, values={**found.values, OWN: own})
         warned = any(FLOOR in hint for hint in hints(outcome))
         return TrainedSystem({END: found}, {"warned": warned})
 
@@ -91,18 +91,6 @@ def sections_of(settings: Settings) -> dict[str, Any]:
         more = PAYS[pays](found, settings["epsilon"], settings.get("times", 1))
         found = laid_over(found, more)
     return found | {"consent": {"mix": settings["mix"]}} if "mix" in settings else found
-
-
-def _with_values(found: Evaluation, more: Mapping[str, Any]) -> Evaluation:
-    return Evaluation(
-        protocol=found.protocol,
-        users=found.users,
-        values={**found.values, **more},
-        served=found.served,
-        skipped=found.skipped,
-        n_items=found.n_items,
-        lists=found.lists,
-    )
 
 
 # --- what a user pays ----------------------------------------------------------------------------

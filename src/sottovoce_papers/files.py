@@ -59,7 +59,8 @@ def studies() -> Path:
 
 
 def read(place: Path, quick: bool = False) -> dict[str, Any]:
-    """Read a file, laid over the one that it extends; `quick` lays its [quick] table over it."""
+    """Read a file, laid over the one that it extends; `quick` lays its [quick] table over it. What
+    was recorded of the other study is not taken over."""
     try:
         table = tomllib.loads(place.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
@@ -70,7 +71,7 @@ def read(place: Path, quick: bool = False) -> dict[str, Any]:
         below = place.with_name(f"{table['extends']}.toml")
         if not below.exists():
             below = studies() / below.name
-        table = laid_over(read(below), table)
+        table = laid_over({k: v for k, v in read(below).items() if k != "recorded"}, table)
     return laid_over(table, table.get("quick", {})) if quick else table
 
 

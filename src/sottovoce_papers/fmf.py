@@ -11,16 +11,14 @@ import numpy as np
 
 from sottovoce import config
 from sottovoce.algorithms.fmf.system import FMFConfig
-from sottovoce.core.consent import Choice, Consent
+from sottovoce.core.consent import Choice
 from sottovoce.core.messages import ModelView
-from sottovoce.engines.observers import AtRounds, Moment
-from sottovoce.evaluation.protocol import Evaluation
 from sottovoce.privacy.accountant import Certificate, certify
 from sottovoce.privacy.reports import KReports, Tier
 from sottovoce.rng import Streams
-from sottovoce.runs.federation import Federation
 from sottovoce.wire.versions import encode_model
 from sottovoce_papers.claims import Claim, Row, claim, groups
+from sottovoce_papers.kinds import alike, watched
 from sottovoce_papers.lines import Job, Kind, Settings, StudyLine, TrainedLine, TrainedSystem
 from sottovoce_papers.worlds import StudyWorld
 
@@ -48,17 +46,9 @@ class FMFKind(Kind):
     def train(self, job: Job) -> TrainedSystem:
         k, epsilon = job.settings["reports"], float(job.settings["epsilon"])
         settings, train = self._config(job.settings), job.split.train
-        users = np.arange(train.n_users, dtype=np.int64)
-        consent = Consent.uniform(users, Choice(epsilon=epsilon, max_reports=k))
-        release, rng = KReports(k, (Tier(epsilon),)), Streams.from_seed(job.seed)
-        federation = Federation.build(settings, train, consent, release, rng)
-        looks: dict[float, Evaluation] = {}
-
-        def look(moment: Moment) -> None:
-            looks[float(moment.round)] = job.measure(federation.scorer())
-
-        federation.devices.ledger.keep_rows = False
-        federation.run([AtRounds(tuple(int(stop) for stop in job.stops), look)])
+        choice, release = Choice(epsilon=epsilon, max_reports=k), KReports(k, (Tier(epsilon),))
+        federation = alike(settings, train, choice, release, Streams.from_seed(job.seed))
+        looks = watched(federation, job, {int(stop): stop for stop in job.stops})
         last = encode_model(ModelView(settings.rounds, federation.server.items))
         return TrainedSystem(looks, {"model_bytes": len(last)})
 

@@ -13,17 +13,14 @@ from sottovoce import config
 from sottovoce.algorithms.fcf.system import FCFConfig
 from sottovoce.algorithms.fpl.system import CONFIGURATIONS, FPLConfig, published_cost, schedule
 from sottovoce.baselines import BPRMF
-from sottovoce.core.consent import Choice, Consent
+from sottovoce.core.consent import Choice
 from sottovoce.data.importers.foursquare import TOP_CATEGORIES, top_category
-from sottovoce.engines.observers import AtRounds, Moment
 from sottovoce.evaluation.metrics import bias_disparity
 from sottovoce.evaluation.plots import pareto_front
-from sottovoce.evaluation.protocol import Evaluation
 from sottovoce.privacy.mechanisms import Everything, ShareFraction
 from sottovoce.rng import Streams
-from sottovoce.runs.federation import Federation
 from sottovoce_papers.claims import Claim, Row, claim, groups
-from sottovoce_papers.kinds import BaselineKind
+from sottovoce_papers.kinds import BaselineKind, alike, watched
 from sottovoce_papers.lines import Job, Kind, Settings, StudyLine, TrainedLine, TrainedSystem
 from sottovoce_papers.worlds import StudyWorld
 
@@ -71,22 +68,13 @@ class FPLKind(Kind):
         return [self._config(job), job.settings["share"]]
 
     def train(self, job: Job) -> TrainedSystem:
-        train, settings = job.split.train, self._config(job)
-        users = np.arange(train.n_users, dtype=np.int64)
-        consent = Consent.uniform(users, Choice(share_positives=job.settings["share"]))
+        choice, release = Choice(share_positives=job.settings["share"]), ShareFraction("draw")
         rng = Streams.from_seed(job.seed)
-        federation = Federation.build(settings, train, consent, ShareFraction("draw"), rng)
+        federation = alike(self._config(job), job.split.train, choice, release, rng)
         plan = federation.schedule
         stops = {max(1, round(e * plan.rounds_per_epoch)): e for e in job.stops}
         federation.schedule = replace(plan, rounds=max(stops))
-        looks: dict[float, Evaluation] = {}
-
-        def look(moment: Moment) -> None:
-            looks[stops[moment.round]] = job.measure(federation.scorer())
-
-        federation.devices.ledger.keep_rows = False
-        federation.run([AtRounds(tuple(stops), look)])
-        return TrainedSystem(looks)
+        return TrainedSystem(watched(federation, job, stops))
 
     def _config(self, job: Job) -> FPLConfig:
         ours = ("share", "work")
@@ -112,21 +100,12 @@ class FCFKind(Kind):
         return config.build(FCFConfig, dict(job.settings), "fcf")
 
     def train(self, job: Job) -> TrainedSystem:
-        train, stops = job.split.train, tuple(int(stop) for stop in job.stops)
-        settings = config.build(FCFConfig, {**job.settings, "rounds": max(stops)}, "fcf")
-        users = np.arange(train.n_users, dtype=np.int64)
-        consent = Consent.uniform(users, Choice(share_positives=1.0))
+        train, rounds = job.split.train, int(max(job.stops))
+        settings = config.build(FCFConfig, {**job.settings, "rounds": rounds}, "fcf")
         name = "FCF" if settings.variant == "paper" else "FCF (as in FPL)"
         rng = Streams.from_seed(0).child("baseline", name)
-        federation = Federation.build(settings, train, consent, Everything(), rng)
-        looks: dict[float, Evaluation] = {}
-
-        def look(moment: Moment) -> None:
-            looks[float(moment.round)] = job.measure(federation.scorer())
-
-        federation.devices.ledger.keep_rows = False
-        federation.run([AtRounds(stops, look)])
-        return TrainedSystem(looks)
+        federation = alike(settings, train, Choice(share_positives=1.0), Everything(), rng)
+        return TrainedSystem(watched(federation, job, {int(stop): stop for stop in job.stops}))
 
 
 class FPLBaselineKind(BaselineKind):

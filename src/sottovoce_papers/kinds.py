@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
+import numpy as np
+
 from sottovoce import config
+from sottovoce.algorithms.base import AlgorithmSettings
 from sottovoce.baselines import BASELINES, Baseline
+from sottovoce.core.consent import Choice, Consent
+from sottovoce.core.interactions import Interactions
+from sottovoce.engines.observers import AtRounds, Moment
 from sottovoce.errors import ConfigError
+from sottovoce.evaluation.protocol import Evaluation
+from sottovoce.privacy.base import Release
 from sottovoce.rng import Streams
+from sottovoce.runs.federation import Federation
 from sottovoce_papers.claims import Row, interval
 from sottovoce_papers.lines import END, Job, Kind, Settings, StudyLine, TrainedSystem
 from sottovoce_papers.worlds import StudyWorld
@@ -49,6 +59,32 @@ class BaselineKind(Kind):
         if name not in BASELINES:
             raise ConfigError(f"there is no baseline {name!r}; there are {', '.join(BASELINES)}")
         return BASELINES[str(name)]
+
+
+# --- federations ---------------------------------------------------------------------------------
+
+
+def alike(
+    settings: AlgorithmSettings, train: Interactions, choice: Choice, release: Release, rng: Streams
+) -> Federation:
+    """Return a federation of which all users make the same choice; its ledger keeps no rows."""
+    consent = Consent.uniform(np.arange(train.n_users, dtype=np.int64), choice)
+    made = Federation.build(settings, train, consent, release, rng)
+    made.devices.ledger.keep_rows = False
+    return made
+
+
+def watched(
+    federation: Federation, job: Job, stops: Mapping[int, float]
+) -> dict[float, Evaluation]:
+    """Run a federation, and measure it after these rounds, each of which stands for a length."""
+    looks: dict[float, Evaluation] = {}
+
+    def look(moment: Moment) -> None:
+        looks[stops[moment.round]] = job.measure(federation.scorer())
+
+    federation.run([AtRounds(tuple(stops), look)])
+    return looks
 
 
 # --- columns -------------------------------------------------------------------------------------

@@ -26,7 +26,7 @@ from sottovoce.attacks.poisoning import (
     pushing_bits,
 )
 from sottovoce.config import require_whole
-from sottovoce.core.consent import Choice, Consent
+from sottovoce.core.consent import Choice
 from sottovoce.core.messages import Batch, ModelView, SummedReports, add_up
 from sottovoce.core.recommender import Scorer
 from sottovoce.errors import ConfigError
@@ -37,6 +37,7 @@ from sottovoce.privacy.reports import KReports, Tier
 from sottovoce.rng import Streams
 from sottovoce.runs.federation import Federation
 from sottovoce_papers.claims import Row
+from sottovoce_papers.kinds import alike
 from sottovoce_papers.lines import END, Job, Kind, Settings, StudyLine, TrainedLine, TrainedSystem
 
 if TYPE_CHECKING:
@@ -167,7 +168,7 @@ class PoisonedTraining:
         return federation.scorer()
 
     def _federation(self) -> Federation:
-        s, users = self.settings, np.arange(self.train.n_users, dtype=np.int64)
+        s = self.settings
         settings = FPLConfig(
             embedding_size=s.embedding_size,
             learning_rate=s.learning_rate,
@@ -175,11 +176,8 @@ class PoisonedTraining:
             triples=s.triples,
             rounds=s.rounds,
         )
-        consent = Consent.uniform(users, Choice(share_positives=1.0))
-        rng = Streams.from_seed(self.seed)
-        made = Federation.build(settings, self.train, consent, ShareFraction("draw"), rng)
-        made.devices.ledger.keep_rows = False
-        return made
+        choice, rng = Choice(share_positives=1.0), Streams.from_seed(self.seed)
+        return alike(settings, self.train, choice, ShareFraction("draw"), rng)
 
     def _poisoner(
         self, federation: Federation, target: int, senders: NDArray[np.int64], rng: Streams
@@ -230,11 +228,9 @@ class PoisonedTraining:
             rounds=s.rounds,
         )
         release, k = KReports(100, (Tier(2.5, 100),)), 100
-        users = np.arange(train.n_users, dtype=np.int64)
-        consent = Consent.uniform(users, Choice(epsilon=2.5, max_reports=k))
-        federation = Federation.build(settings, train, consent, release, rng)
-        federation.devices.ledger.keep_rows = False
+        federation = alike(settings, train, Choice(epsilon=2.5, max_reports=k), release, rng)
         server, devices = federation.server, federation.devices
+        users = np.arange(train.n_users, dtype=np.int64)
         n_bad = 0 if target is None else max(1, round(s.share * train.n_users))
         for _ in range(s.rounds):
             view = server.publish()

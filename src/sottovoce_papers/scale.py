@@ -16,7 +16,7 @@ from sottovoce.algorithms.fmf.system import FMFConfig
 from sottovoce.algorithms.fpl.system import FPLConfig
 from sottovoce.algorithms.gram.system import GramConfig
 from sottovoce.baselines.simple import TopPop
-from sottovoce.core.consent import Choice, Consent
+from sottovoce.core.consent import Choice
 from sottovoce.core.interactions import Interactions
 from sottovoce.data.crowd import SeededCrowd, SeededCrowdConfig
 from sottovoce.data.splitting import Split
@@ -26,9 +26,9 @@ from sottovoce.privacy.mechanisms import ShareFraction
 from sottovoce.privacy.own_epsilon import OwnEpsilon
 from sottovoce.privacy.reports import KReports, Tier
 from sottovoce.rng import Streams
-from sottovoce.runs.federation import Federation
 from sottovoce_papers.cells import differing
 from sottovoce_papers.claims import Claim, Row, claim, groups
+from sottovoce_papers.kinds import alike
 from sottovoce_papers.lines import END, Job, Kind, StudyLine, TrainedLine, TrainedSystem
 from sottovoce_papers.worlds import Part, StudyData, StudyWorld
 
@@ -114,9 +114,7 @@ class CrowdKind(Kind):
         if made is None:
             return TrainedSystem({END: job.measure(TopPop().fit(train, rng))})
         settings, release, choice = made
-        consent = Consent.uniform(np.arange(train.n_users, dtype=np.int64), choice)
-        federation = Federation.build(settings, train, consent, release, rng)
-        federation.devices.ledger.keep_rows = False
+        federation = alike(settings, train, choice, release, rng)
         if job.cells.device != "cpu":
             federation.check_device(job.cells.device)
             federation.accelerate(job.cells.device)

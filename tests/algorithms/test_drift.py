@@ -39,7 +39,8 @@ def same(one, other):
 def test_one_owner_theta_one_user_by_user_is_saros(ridge):
     train = world(30, 25, 600, seed=1)
     settings_ = {"learning_rate": 0.05, "ridge": ridge}
-    saros = SAROS(lower=0.0, upper=1.0, **settings_).fit_steps(train, RNG, [1, 4])
+    central = SAROS(lower=0.0, upper=1.0, positive_from=3.0, **settings_)
+    saros = central.fit_steps(train, RNG, [1, 4])
     config = DRIFTConfig(theta=1, order="user", **settings_)
     whole = np.ones((25, 1), dtype=bool)
     drift = DRIFT(config).fit_steps(train, OwnerTable.of_membership(whole), RNG, [1, 4])
@@ -48,7 +49,7 @@ def test_one_owner_theta_one_user_by_user_is_saros(ridge):
     assert not same(saros[0], saros[1])
     _, sent, updates = by_messages(config, train, whole, epochs=4)
     assert same(saros[1], sent.model)
-    assert updates == 4 * len(SAROS(lower=0.0, upper=1.0).blocks(train, RNG))
+    assert updates == 4 * len(central.blocks(train, RNG))
 
 
 @settings(max_examples=60, deadline=None)
@@ -71,7 +72,7 @@ def test_messages_and_the_plan_give_the_same_model(
         refused = np.random.default_rng(seed).random((5, len(table.all_owners()))) < 0.4
     config = DRIFTConfig(theta=theta, order=order, learning_rate=0.1, window=window)
     _, sent, updates = by_messages(config, train, member, epochs=2, refused=refused)
-    events, told = door(table, 5, refused).would_leave(Events.of(train, 4.0, order))
+    events, told = door(table, 5, refused).would_leave(Events.of(train, 3.0, order))
     blocks = plan(events, table, theta, window, told)
     planned = DriftModel.start(5, 9, config.embedding_size, RNG)
     for _ in range(2):
@@ -101,9 +102,9 @@ def test_a_round_takes_all_its_owners_however_many_there_are():
 def test_owners_of_a_round_start_from_the_same_rows():
     """Both owners hold the item, so that serving them in turn would give another model."""
     train, table = world(9, 6, 90, seed=8), OwnerTable.of_membership(np.ones((6, 2), dtype=bool))
+    config = DRIFTConfig(learning_rate=0.5, positive_from=4.0)
     together, in_turn = (
-        DRIFT(DRIFTConfig(window=w, learning_rate=0.5)).fit_steps(train, table, RNG, [1])[0]
-        for w in (30, 0)
+        DRIFT(replace(config, window=w)).fit_steps(train, table, RNG, [1])[0] for w in (30, 0)
     )
     assert not same(together, in_turn)
     blocks = plan(Events.of(train, 4.0, "time"), table, 2, 30)
@@ -115,7 +116,7 @@ def test_owners_of_a_round_start_from_the_same_rows():
 @given(seed=st.integers(0, 10**6), late=st.permutations(range(5)))
 def test_an_update_does_not_depend_on_whose_message_came_first(seed, late):
     """One user's messages stay in their order; those of others may overtake them."""
-    events = Events.of(world(5, 9, 60, seed), 4.0, "time")
+    events = Events.of(world(5, 9, 60, seed), 3.0, "time")
     first, second = (Owner(0, range(9), DRIFTConfig(theta=1)) for _ in range(2))
     turns = np.argsort(np.argsort(late)[events.user], kind="stable")
     for owner, turn in ((first, np.arange(len(events))), (second, turns)):
@@ -137,7 +138,7 @@ def test_an_update_does_not_depend_on_whose_message_came_first(seed, late):
     negatives=st.sampled_from(["touched", "untouched"]),
 )
 def test_a_restored_owner_goes_on_as_if_nothing_had_happened(seed, stop, negatives):
-    events = Events.of(world(5, 9, 60, seed), 4.0, "time")
+    events = Events.of(world(5, 9, 60, seed), 3.0, "time")
     config = DRIFTConfig(theta=2, negatives=negatives)
     owner, other = (Owner(0, range(9), config, RNG) for _ in range(2))
     for user in range(5):
@@ -171,7 +172,7 @@ def test_owners_need_not_be_numbered_without_gaps():
 
 def test_an_epoch_goes_on_without_an_owner_that_does_not_answer():
     train, member = world(9, 6, 60, seed=6), SEVERAL
-    events = Events.of(train, 4.0, "time")
+    events = Events.of(train, 3.0, "time")
     users, owners, orchestrator = parties(DRIFTConfig(), member, train.n_users)
     del owners[1]
     done = replay(events, users, owners, orchestrator)
@@ -187,7 +188,7 @@ def test_an_epoch_goes_on_without_an_owner_that_does_not_answer():
 def test_an_owner_that_is_silent_for_a_round_keeps_its_blocks_for_the_next():
     train, member = world(9, 12, 120, seed=8), membership(12, 3, 8)
     config = DRIFTConfig(window=30, learning_rate=0.3)
-    events, n = Events.of(train, 4.0, "time"), 0
+    events, n = Events.of(train, 3.0, "time"), 0
     models = []
     for silent in ({}, {0: [1], 1: [1]}, {0: [1], 1: [1, 2], (len(events) - 1) // 30: [0, 1, 2]}):
         users, owners, orchestrator = parties(config, member, 9)
@@ -203,7 +204,7 @@ def test_an_owner_that_is_silent_for_a_round_keeps_its_blocks_for_the_next():
 def test_events_of_somebody_who_has_not_joined_are_refused():
     users, owners, orchestrator = parties(DRIFTConfig(), SEVERAL, 2)
     with pytest.raises(DataError, match="has not joined"):
-        replay(Events.of(world(9, 6, 60, seed=7), 4.0, "user"), users, owners, orchestrator)
+        replay(Events.of(world(9, 6, 60, seed=7), 3.0, "user"), users, owners, orchestrator)
 
 
 # --- the owner -----------------------------------------------------------------------------------

@@ -198,9 +198,11 @@ def test_values_of_each_make_no_world_that_is_not_asked_for():
 def test_the_list_says_sizes_times_and_what_is_not_here(here):
     known = reproduce.described("fpl-table2")
     assert known["missing"] == []
-    assert known["size"] == {"system": 18, "data set": 3, "seed": 3}
+    assert known["size"] == {"system": 20, "data set": 3, "seed": 3}
     assert set(known["recorded"]) <= {"minutes", "quick_minutes", "machine", "date"}
     assert reproduce.described("fmf-figure4")["missing"] == ["movielens-1m"]
+    assert known["recorded"]["quick_minutes"] < 2
+    assert reproduce.described("fpl-table4")["recorded"] == {}  # it extends fpl-table2
     for name in reproduce.NAMES:
         assert {"title", "missing", "also", "recorded"} <= set(reproduce.described(name))
 

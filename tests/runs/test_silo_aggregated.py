@@ -255,7 +255,7 @@ def test_all_that_was_held_out_can_be_asked_for_and_then_baselines_learn_from_al
     assert every.folder.model().tobytes() == liked.folder.model().tobytes()
     assert every.split.test.n_interactions > liked.split.test.n_interactions
     protocols = [one.folder.manifest()["protocol"] for one in (liked, every, others)]
-    assert "rated 4 or better" in protocols[0]
+    assert "rated 3 or better" in protocols[0]
     assert protocols[1] == protocols[2]
     assert every.split.test.items.tolist() == others.split.test.items.tolist()
     popular = [one.folder.manifest()["results"]["top-pop"] for one in (every, others)]

@@ -111,7 +111,7 @@ def test_a_run_leaves_what_it_promises(whole):
     assert set(manifest["results"]) == {"top-pop", "saros", "DRIFT"}
     for result in manifest["results"].values():
         assert {"P@10", "own MAP@5", "legacy NDCG@10"} <= set(result)
-    assert "rated 4 or better" in manifest["protocol"]
+    assert "rated 3 or better" in manifest["protocol"]
     lines = RunFolder.open(path).metrics()
     assert [line["epoch"] for line in lines] == [0, 1, 2, 3, 4, 5, 6]
     assert lines[-1]["loss"] < lines[0]["loss"]
@@ -128,7 +128,7 @@ def test_the_ledger_says_who_read_what(whole):
     names, member = silo.owners_of(run.dataset, "categories")
     assert names == OWNERS
     member = member[run.split.item_map[: train.n_items]]
-    liked = train.ratings >= 4
+    liked = train.ratings >= 3
     rows = 0
     for line in table.to_pylist():
         user, owner = line["user"], line["kind"].removeprefix("interactions:")
@@ -190,7 +190,7 @@ def test_the_model_is_what_the_messages_of_the_parties_give(settings):
         orchestrator.join_user(user)
         for owner in owners.values():
             owner.admit(user)
-    events = Events.of(outcome.split.train, 4.0, world.config.order)
+    events = Events.of(outcome.split.train, 3.0, world.config.order)
     for _ in range(2):
         replay(door.joined(events), users, owners, orchestrator, world.config.window)
     door.close(2)

@@ -369,13 +369,13 @@ def test_introductions_of_other_kinds_are_refused(tmp_path, folder):
     for content in (b"", b"[]", b'{"protocol": 2}', b'{"protocol":2,"terms":{},"token":"ab"}'):
         place.write_bytes(content)
         with pytest.raises(UsageError):
-            folders.read_helper_introduction(place)
+            folders.HelperIntroduction.read(place)
     with pytest.raises(UsageError, match="cannot be read"):
-        folders.read_helper_introduction(tmp_path / "none")
+        folders.HelperIntroduction.read(tmp_path / "none")
     place.unlink()
-    folders.write_helper_introduction(place, folder.introduction)
+    folder.introduction.write(place)
     assert place.stat().st_mode & 0o077 == 0
-    assert folders.read_helper_introduction(place) == folder.introduction
+    assert folders.HelperIntroduction.read(place) == folder.introduction
     assert TOKEN not in repr(folder.introduction) + repr(folder)
 
 

@@ -126,8 +126,8 @@ class DRIFTConfig(AlgorithmSettings):
     """Passes over all interactions."""
     order: Order = "time"
     """A pass goes through all interactions in the order of time, or user by user."""
-    positive_from: float = 4.0
-    """Interactions with at least this rating are positive, the others negative."""
+    positive_from: float = 3.0
+    """Interactions with at least this rating are positive, the others negative; 3 as printed."""
     window: int = 0
     """0: an owner is served as soon as an update is due, as in the thesis. Otherwise all owners
     with a due update are served together after every so many interactions, from the same rows."""
