@@ -167,6 +167,7 @@ def test_the_command(tmp_path, capsys):
                 assert ready["pid"] == process.pid
                 code, words = fails(folder, "--port=0")
                 assert (code, "another process" in words) == (7, True)
+                until(lambda: (folder / "terms.json").exists())  # what `--goal` is held against
             finally:
                 process.terminate()
                 process.communicate(timeout=120)
