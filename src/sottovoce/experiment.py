@@ -315,6 +315,11 @@ class Experiment:
             raise ConfigError(f'draws must be "fast" or "secret", not {draws!r}')
         algorithm = named(_section(table, "algorithm"), ALGORITHMS, "fpl", "algorithm")
         consent = ConsentPolicy.from_table(_section(table, "consent"))
+        if consent.changes and "hidden_attributes" not in algorithm.reads:
+            raise ConfigError(
+                f"consent.changes hides attributes, for which {algorithm.system} has no filters; "
+                'leave it out, or set algorithm.name = "uc"'
+            )
         release: Release | None = None
         link: Link | None = None
         if algorithm.family == "owners":
@@ -414,6 +419,16 @@ class Experiment:
         users = dataset.shard.first + np.arange(dataset.interactions.n_users, dtype=np.int64)
         owners = () if self.silo is None else owners_of(dataset, self.owners.by)[0]
         return self.consent.draw(users, self.streams(), tuple(dataset.user_attributes), owners)
+
+    def later(self, consent: Consent) -> list[tuple[int, Consent]]:
+        """After which rounds users change their minds, and the records from then on; `consent` are
+        those of the beginning."""
+        return self.consent.later(consent, self.streams())
+
+    def at_end(self, consent: Consent) -> Consent:
+        """The records at the end of a run that begins with these."""
+        changes = self.later(consent)
+        return changes[-1][1] if changes else consent
 
     def items_named(self, dataset: Dataset, train: Interactions) -> dict[str, NDArray[np.int32]]:
         """The items, by their numbers in training, that each name in `never_send` stands for: an

@@ -227,8 +227,19 @@ TESTS: Mapping[str, Test] = {
 
 
 def tested(table: Mapping[str, Any], sets: Mapping[str, Sequence[StudyLine]]) -> list[Claim]:
-    """Return a claim of a study's file, or one for each value of its columns in `each`. One whose
-    rows are not there is left out. With `metrics` it has a part for each of several."""
+    """Return a claim of a study's file, or one for each value of its columns in `each`, or one for
+    each line `of` if it says `single`. One whose rows are not there is left out. With `metrics` it
+    has a part for each of several."""
+    if table.get("single"):
+        ones = chosen(lines_of(sets, table), {**table.get("where", {}), **table["of"]})
+        keys = dict.fromkeys(line.row["system"] for line in ones)
+        plain = {name: value for name, value in table.items() if name != "single"}
+        several = [{**plain, "text": table["text"].replace("{system}", key)} for key in keys]
+        return [
+            found
+            for key, one in zip(keys, several, strict=True)
+            for found in tested({**one, "of": {**table["of"], "system": key}}, sets)
+        ]
     lines, others = lines_of(sets, table), lines_of(sets, table, "than_set")
     test = TESTS.get(table["is"])
     if test is None:

@@ -322,8 +322,8 @@ class StudyRunner:
                 self.notes.append(f"{system.label} on {world.key}, seed {job[1]}: {error}")
                 return None
 
-        threads = 1 if self._kinds[system.kind].alone else None
-        results = self.cells.many(f"{system.label} on {world.key}", look, jobs, threads)
+        what = f"{system.label} on {world.key}"
+        results = self.cells.many(what, look, jobs, self._threads(system))
         several, lines = iter(results), []
         for one in varied:
             mine = {seed: next(several) for seed in self._seeds(system, world)}
@@ -335,6 +335,10 @@ class StudyRunner:
         if not self._kinds[system.kind].seeded:
             return self.seeds[:1]
         return self.seeds[: system.seeds or world.config.seeds or None]
+
+    def _threads(self, system: StudySystem) -> int | None:
+        """How many trainings run side by side; None for as many as there are threads."""
+        return 1 if self._kinds[system.kind].alone else None
 
     def _line(
         self,
@@ -433,7 +437,8 @@ class StudyRunner:
 
         what = f"{system.label} on {world.key}, validation"
         scores: dict[str, list[float]] = {}
-        for (group, _), values in zip(jobs, self.cells.many(what, score, jobs), strict=True):
+        found = self.cells.many(what, score, jobs, self._threads(system))
+        for (group, _), values in zip(jobs, found, strict=True):
             for one, value in zip(group, values, strict=True):
                 scores.setdefault(json.dumps(one, sort_keys=True), []).append(value)
         known |= {place: float(np.mean(values)) for place, values in scores.items()}

@@ -1,19 +1,19 @@
 """The one loop in which published rivals are trained: all clients of a round side by side.
 
-A rival's client learns a model of her own from her positives and, for each, some items drawn as
+A rival's client learns its own model from the user's positives and, for each, some items drawn as
 negatives; the server averages what is shared. Here the clients of a round are rows of tensors, so
 that a round of thousands takes a moment, on a processor or a GPU. Nothing is sent and nothing is
 protected: these are references to compare with, not systems to deploy.
 
-Negatives are drawn in one of two ways. Fair: from the items that are not in the user's training
-part. Leaking, as published code does it: from those in neither her training nor her test part. Then
-the one item that is never drawn is the answer.
+Fair negatives are drawn from the items outside the user's training part. Leaking ones, as in
+published code, are drawn from the items outside both training and test part: then the one item that
+is never drawn is the answer.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
@@ -29,10 +29,9 @@ from sottovoce.rng import GAMMA, Streams
 if TYPE_CHECKING:
     from torch import Tensor
 
-Progress = Callable[[int, int], None]
 Params = dict[str, "Tensor"]
 ROOM = {"cpu": 400_000, "cuda": 6_000_000}
-"""Samples that are held at a time."""
+"""The number of samples that are held at a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,31 +39,29 @@ class RivalSettings(ABC):
     """A rival with its settings. By default clients take SGD steps on the mean cross entropy."""
 
     system: ClassVar[str] = ""
-    """What tables call it."""
-    source: ClassVar[str] = ""
-    """Where it was published."""
+    """Its name in messages."""
     alternating: ClassVar[bool] = False
     """Whether a client first moves its own parameters, and then, by them, its item rows."""
 
     embedding_size: int = 32
     """Length of an item's vector."""
     rounds: int = 100
-    """In each of which every client takes part."""
+    """Every client takes part in each of them."""
     negatives: int = 4
-    """Drawn for each positive."""
+    """How many are drawn for each positive."""
     batch_size: int = 256
     """Samples of a local step."""
     local_epochs: int = 1
     """Passes over a client's samples in a round."""
     learning_rate: float = 0.1
-    """Step size of what a client has of its own."""
+    """Step size of a client's own parameters."""
     item_rate: float = 0.1
     """Step size of item rows on the client."""
     init_scale: float = 1.0
     """Standard deviation of the first values."""
     reg: float = 0.0
-    """Weight decay: in every local step of a client all of its numbers shrink by this share of the
-    step, item rows that it does not touch included."""
+    """Weight decay: in every local step of a client all its numbers shrink by this share of the
+    step, also item rows that it does not touch."""
 
     def __post_init__(self) -> None:
         for name in ("embedding_size", "rounds", "negatives", "batch_size", "local_epochs"):
@@ -78,17 +75,17 @@ class RivalSettings(ABC):
 
     @abstractmethod
     def begin(self, world: RivalWorld, rng: Streams) -> RivalClients:
-        """Before the first round."""
+        """Return the clients before the first round."""
 
     def sent(self, n_items: int) -> int:
-        """Bytes that a client sends in a round, as published: everything that is shared, in single
-        precision. It receives as many."""
+        """Return the bytes that a client sends in a round, as published: everything that is shared,
+        in single precision. It receives as many."""
         return 4 * n_items * self.embedding_size
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Samples:
-    """What some clients learn from in a round, in the order in which each goes through it."""
+    """The samples of some clients in a round, in the order in which each client takes them."""
 
     users: Tensor
     """[U], those with most samples first."""
@@ -98,7 +95,7 @@ class Samples:
     size: Tensor
     """[U]: where they are, and again how many."""
     pairs: Tensor
-    """[samples], the place of its pair of user and item in what follows."""
+    """[samples], the place of a sample's user and item among the pairs below."""
     labels: Tensor
     """[samples], 1 for positives."""
     pair_user: Tensor
@@ -106,11 +103,11 @@ class Samples:
     pair_item: Tensor
 
     def steps(self, batch: int) -> Iterator[tuple[int, Tensor, Tensor, Tensor]]:
-        """For each local step: how many users take it (the first ones), [those, batch] pairs and
-        labels, and which of them count."""
+        """Yield for each local step: how many users take it (the first ones), their pairs and
+        labels [users, batch], and which of these count."""
         import torch
 
-        # A GPU is not asked for anything on the way: it would have to finish first.
+        # Nothing is read back from a GPU on the way: it would have to finish first.
         last = len(self.pairs) - 1
         for first in range(0, int(self.sizes[0]), batch):
             active = int((self.sizes > first).sum())
@@ -121,8 +118,8 @@ class Samples:
 
 
 class RivalWorld:
-    """Who has what, and what is drawn as negatives. `hidden` is what leaks: a part that must not
-    be drawn, beside that of training."""
+    """The items of each user, and the draws of negatives. If `hidden` is given, negatives leak it:
+    they are drawn from neither the training part nor this one."""
 
     def __init__(
         self, train: Interactions, device: str = "cpu", hidden: Interactions | None = None
@@ -139,7 +136,7 @@ class RivalWorld:
         owner, item = closed // train.n_items, closed % train.n_items
         taken = np.bincount(owner, minlength=train.n_users)
         rank = np.arange(len(closed)) - np.repeat(np.cumsum(taken) - taken, taken)
-        # The r-th item that is open to user u is r + how many of hers are not above it.
+        # The r-th item that may be drawn for user u is r + how many of the user's are not above it.
         self._closed = torch.tensor(owner * train.n_items + item - rank, device=device)
         self._before = torch.tensor(np.cumsum(taken) - taken, device=device)
         self._open = torch.tensor(train.n_items - taken, device=device)
@@ -150,8 +147,8 @@ class RivalWorld:
         self.counts = counts
 
     def parts(self, negatives: int, batch: int) -> Iterator[NDArray[np.int64]]:
-        """Users who fit side by side, those with most first; each takes as much of a batch as the
-        first of them."""
+        """Yield the users that fit into memory together, those with most samples first; each takes
+        as much of a batch as the first one."""
         room = ROOM["cuda" if self.device.startswith("cuda") else "cpu"]
         sizes = self.counts[self.able] * (1 + negatives)
         samples = np.cumsum(sizes)
@@ -164,7 +161,7 @@ class RivalWorld:
             begin = stop
 
     def draw(self, users: Tensor, keys: Tensor, negatives: int) -> tuple[Tensor, Tensor]:
-        """The place of a user in `users`, and an item that is open to her, for each draw."""
+        """Return for each draw the place of its user in `users`, and an item."""
         import torch
 
         many = (self.indptr[users + 1] - self.indptr[users]) * negatives
@@ -177,7 +174,7 @@ class RivalWorld:
         return owner, rank + below
 
     def samples(self, chosen: NDArray[np.int64], negatives: int, rng: Streams) -> Samples:
-        """Of these users, in a round with this stream."""
+        """Draw the samples of these users in a round with this stream."""
         import torch
 
         users = torch.tensor(chosen, device=self.device)
@@ -204,7 +201,7 @@ class RivalWorld:
 
 
 def _pairs(table: Interactions, n_items: int | None = None) -> NDArray[np.int64]:
-    """user * n_items + item of every entry whose item can be ranked."""
+    """Return user * n_items + item of every entry whose item can be ranked."""
     limit = table.n_items if n_items is None else n_items
     owner = np.repeat(np.arange(table.n_users, dtype=np.int64), np.diff(table.indptr))
     kept = table.items < limit
@@ -212,7 +209,7 @@ def _pairs(table: Interactions, n_items: int | None = None) -> NDArray[np.int64]
 
 
 def _numbered(many: Tensor, owner: Tensor) -> Tensor:
-    """The number of each entry among those of its owner, who has so `many`, in a row."""
+    """Number the entries of each owner, who has so `many` in a row."""
     import torch
 
     return torch.arange(len(owner), device=owner.device) - (many.cumsum(0) - many)[owner]
@@ -225,7 +222,7 @@ def _keys(rng: Streams, counters: NDArray[np.int64], device: str) -> Tensor:
 
 
 def first_values(rng: Streams, rows: int, width: int, scale: float, device: str) -> Tensor:
-    """Normal values that depend on the stream alone."""
+    """Draw normal values, which depend on the stream alone."""
     import torch
 
     values = scale * rng.normal(np.arange(rows, dtype=np.int64), width)
@@ -245,34 +242,34 @@ class RivalClients(ABC):
 
     @abstractmethod
     def local(self, users: Tensor) -> Params:
-        """What each of these clients has beside item rows: [U, ...]."""
+        """Return these clients' own parameters [U, ...], without item rows."""
 
     @abstractmethod
     def keep(self, users: Tensor, params: Params) -> None:
-        """What a client keeps of that after a round, or tells the server of it."""
+        """Keep the clients' own parameters after a round, or add them up for the server."""
 
     @abstractmethod
     def logits(self, params: Params, rows: Tensor) -> Tensor:
-        """[U, batch], of item rows [U, batch, ...]."""
+        """Return scores [U, batch] of item rows [U, batch, ...]."""
 
     @abstractmethod
     def scorer(self) -> Scorer:
-        """By what each client recommends after the last round."""
+        """Return what each client recommends by after the last round."""
 
     def rows(self, samples: Samples) -> Tensor:
-        """A client's copies of item rows, for each pair."""
+        """Return a client's copy of the item row of each pair."""
         return self.items[samples.pair_item]
 
     def penalty(self, rows: Tensor, round: int) -> Tensor | float:
-        """[U, batch] of what is added to the cross entropy."""
+        """Return what is added to the cross entropy: [U, batch]."""
         return 0.0
 
     def rate(self, round: int, steps: Tensor) -> Tensor:
-        """By what each client multiplies its step sizes after so many local steps."""
+        """Return the factor of each client's step sizes after so many local steps."""
         return steps * 0.0 + 1.0
 
     def learn(self, samples: Samples, round: int) -> None:
-        """A round of these clients."""
+        """Train these clients for a round."""
         s, users = self.settings, samples.users
         before, params = self.rows(samples), self.local(users)
         table, steps = before.clone(), (samples.size * 0).to(before.dtype)
@@ -302,7 +299,7 @@ class RivalClients(ABC):
     def _gradients(
         self, rows: Tensor, params: Params, labels: Tensor, mask: Tensor, round: int
     ) -> tuple[Params, Tensor]:
-        """Of each client's mean loss over the batch."""
+        """Return the gradients of each client's mean loss over the batch."""
         import torch
         import torch.nn.functional as F
 
@@ -318,23 +315,21 @@ class RivalClients(ABC):
         return dict(zip(mine, found[1:], strict=True)), found[0]
 
     def gather(self, samples: Samples, before: Tensor, after: Tensor, left: Tensor) -> None:
-        """The server adds up what clients have changed in item rows, beside what is `left` [U] of
-        rows that they have not touched."""
+        """Add up at the server how clients changed item rows, and what is `left` [U] of the other
+        rows."""
         self._moved.index_add_(0, samples.pair_item, after - left[samples.pair_user, None] * before)
         self._left += float(left.sum())
 
     def fold(self, round: int) -> None:
-        """The server's average over all clients of the round, with rows that they have not
-        touched."""
+        """Average at the server over all clients of the round, with the rows that they did not
+        touch."""
         clients = len(self.world.able)
         self.items = self.items * (self._left / clients) + self._moved / clients
         self._moved, self._left = self.items * 0.0, 0.0
 
 
-def train_rival(
-    settings: RivalSettings, world: RivalWorld, rng: Streams, progress: Progress | None = None
-) -> Scorer:
-    """All rounds; the same `rng` gives the same scores on a processor."""
+def train_rival(settings: RivalSettings, world: RivalWorld, rng: Streams) -> Scorer:
+    """Train all rounds; the same `rng` gives the same scores on a processor."""
     import torch
 
     with torch.no_grad():
@@ -346,8 +341,6 @@ def train_rival(
             rival.fold(round)
             if round % 10 == 9:
                 _check(settings, rival)
-            if progress is not None:
-                progress(round + 1, settings.rounds)
         _check(settings, rival)
         return rival.scorer()
 

@@ -1,9 +1,9 @@
 """Published federated recommenders as references to compare with: FedMF, FedNCF, PFedRec, FedRAP;
-and a device that learns nothing and merely counts what it drew.
+and a device that learns nothing and only counts what it drew.
 
-All have an item table that the server averages, and take every client in every round. What differs
-is what a client keeps for itself: a vector (FedMF, FedNCF), a score function and its last round's
-view of the items (PFedRec), or a table of its own for good (FedRAP). The more it remembers of the
+All have an item table that the server averages, and ask every client in every round. They differ in
+what a client keeps for itself: a vector (FedMF, FedNCF), a score function and its last round's view
+of the items (PFedRec), or a table of its own for good (FedRAP). The more a client remembers of the
 items that it drew as negatives, the more it can learn of the one that it never drew.
 """
 
@@ -47,12 +47,11 @@ LAYERS = (64, 32, 16, 8)
 @dataclass(frozen=True, slots=True)
 class FedMF(RivalSettings):
     """Matrix factorisation: users' vectors stay, item rows are averaged. Published for ratings with
-    squared errors under homomorphic encryption, which changes no number; this is the plain version
-    for implicit feedback that later papers compare with. A client sends the gradient of all its
-    samples at once."""
+    squared errors under homomorphic encryption, which changes no number (Chai, Wang, Chen, Yang:
+    Secure Federated Matrix Factorization, 2019); this is the plain version for implicit feedback
+    that later papers compare with. A client sends the gradient of all its samples at once."""
 
     system = "FedMF"
-    source = "Chai, Wang, Chen, Yang: Secure Federated Matrix Factorization, 2019"
 
     batch_size: int = 1 << 20
     learning_rate: float = 3.0
@@ -92,10 +91,10 @@ class FedMFClients(RivalClients):
 @dataclass(frozen=True, slots=True)
 class FedNCF(RivalSettings):
     """NeuMF on devices: users' vectors stay; item rows are averaged over those who have moved them,
-    the network over everybody (the decomposed average of the paper). SGD instead of Adam."""
+    the network over everybody (the decomposed average of Perifanis & Efraimidis: Federated Neural
+    Collaborative Filtering, 2022). SGD instead of Adam."""
 
     system = "FedNCF"
-    source = "Perifanis & Efraimidis: Federated Neural Collaborative Filtering, 2022"
 
     embedding_size: int = 48
     """16 for the product and 32 for the network."""
@@ -165,7 +164,7 @@ class FedNCFClients(FedMFClients):
     def gather(self, samples: Samples, before: Tensor, after: Tensor, left: Tensor) -> None:
         super().gather(
             samples, before, after, left * 0.0 + 1.0
-        )  # who has not moved it is not asked
+        )  # clients that did not move a row do not count
         ones = (samples.pair_item * 0 + 1).to(self._senders.dtype)
         self._senders.index_add_(0, samples.pair_item, ones)
 
@@ -180,18 +179,14 @@ class FedNCFClients(FedMFClients):
         return ByTorch(self, self._all)
 
     def _all(self, users: Tensor) -> Tensor:
+        import torch
+
         shared = {name: value[None] for name, value in self.network.items()}
         one = [
             self.logits({"vector": self.vectors[user : user + 1], **shared}, self.items[None])
             for user in users.tolist()
         ]
-        return _stacked(one)
-
-
-def _stacked(rows: list[Tensor]) -> Tensor:
-    import torch
-
-    return torch.cat(rows)
+        return torch.cat(one)
 
 
 # --- PFedRec -------------------------------------------------------------------------------------
@@ -200,10 +195,10 @@ def _stacked(rows: list[Tensor]) -> Tensor:
 @dataclass(frozen=True, slots=True)
 class PFedRec(RivalSettings):
     """A score function of one's own, which stays, on item rows that the server averages and each
-    client tunes for itself; it recommends by what it has tuned last."""
+    client tunes for itself; it recommends by what it has tuned last (Zhang et al.: Dual
+    Personalization on Federated Recommendation, IJCAI 2023)."""
 
     system = "PFedRec"
-    source = "Zhang et al.: Dual Personalization on Federated Recommendation, IJCAI 2023"
     alternating = True
 
     learning_rate: float = 0.1
@@ -247,7 +242,7 @@ class PFedRecClients(RivalClients):
     def fold(self, round: int) -> None:
         if round < self.settings.rounds - 1:
             self._own.clear()
-        else:  # a client recommends by the table that it was given, and by what it made of it
+        else:  # a client recommends by the table that it got, and by what it made of it
             self._base = self.items
         super().fold(round)
 
@@ -275,23 +270,23 @@ class PFedRecClients(RivalClients):
 @dataclass(frozen=True, slots=True)
 class FedRAP(RivalSettings):
     """A table of items of each client's own, which stays, added to one that the server averages;
-    the two are driven apart, and the shared one is made sparse, more so with every round."""
+    the two are driven apart, and the shared one is made sparse, more so with every round (Li, Long,
+    Zhou: Federated Recommendation with Additive Personalization, ICLR 2024)."""
 
     system = "FedRAP"
-    source = "Li, Long, Zhou: Federated Recommendation with Additive Personalization, ICLR 2024"
 
     batch_size: int = 2048
     local_epochs: int = 10
     learning_rate: float = 0.5
     item_rate: float = 200.0
     apart: float = 0.1
-    """λ, of the distance between both tables, which is to grow."""
+    """λ: the weight of the distance between both tables, which is to grow."""
     sparse: float = 0.1
-    """μ, of the absolute values of the shared one."""
+    """μ: the weight of the absolute values of the shared table."""
     decay: float = 0.97
-    """Of the rates, from round to round."""
+    """The factor of both rates from round to round."""
     local_decay: float = 0.95
-    """Of the rates, from local step to local step."""
+    """The factor of both rates from local step to local step."""
 
     def begin(self, world: RivalWorld, rng: Streams) -> RivalClients:
         return FedRAPClients(self, world, rng)
@@ -355,7 +350,6 @@ class Counting(RivalSettings):
     least often; equal counts by lot."""
 
     system = "a device that counts its negatives"
-    source = "here"
 
     def begin(self, world: RivalWorld, rng: Streams) -> RivalClients:
         return CountingClients(self, world, rng)
@@ -402,11 +396,11 @@ class CountingClients(RivalClients):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class ByTorch:
-    """A `Scorer` whose scores are computed where the rival was trained."""
+    """A `Scorer` that computes scores on the device that trained the rival."""
 
     rival: RivalClients
     every: Any
-    """From users to their scores of all items."""
+    """A function from users to their scores of all items."""
 
     @property
     def n_items(self) -> int:
@@ -423,7 +417,7 @@ class ByTorch:
 
 
 def _scaled(settings: RivalSettings, world: RivalWorld) -> RivalSettings:
-    """With item rates times the number of items."""
+    """Return the settings with item rates times the number of items."""
     return replace(settings, item_rate=settings.item_rate * world.n_items)
 
 

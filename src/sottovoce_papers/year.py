@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,8 +21,8 @@ from sottovoce.experiment import Experiment, PreparedExperiment
 from sottovoce.privacy.central import price
 from sottovoce.privacy.own_epsilon import OwnEpsilon, distance
 from sottovoce.runs.federation import Federation
-from sottovoce_papers.claims import Claim, Floats, Row, claim, groups
-from sottovoce_papers.lines import END, Job, Kind, StudyLine, TrainedLine, TrainedSystem
+from sottovoce_papers.claims import Floats, Row
+from sottovoce_papers.lines import END, Job, Kind, TrainedLine, TrainedSystem
 
 METRIC = "P@10"
 WAYS = ("batches", "fresh", "alike", "once")
@@ -153,73 +152,26 @@ class YearCourse:
 
 
 def _booked(ledger: Ledger, users: int) -> Floats:
-    """Each user's ε, as the rows of her ledger add up."""
+    """Return each user's ε, as the rows of the ledger add up."""
     rows = ledger.pending()
     found = np.zeros(users)
     np.add.at(found, rows["user"].to_numpy(), rows["epsilon"].to_numpy())
     return found
 
 
-# --- rows and claims -----------------------------------------------------------------------------
+# --- columns -------------------------------------------------------------------------------------
 
 
 def course(line: TrainedLine) -> Row:
-    """The means over seeds after each month, of all users and of those who have joined; and each
-    user's ε in the end."""
+    """Return the means over seeds after each month, of all users and of those who have joined; the
+    mean of the whole year; and the users' ε in the end."""
     row: Row = {}
     for name, key in (("months", f"{METRIC} after {{}}"), ("joined", "joined {}")):
         for month, values in enumerate(zip(*(one[name] for one in line.facts), strict=True), 1):
             if None not in values:
                 row[key.format(month)] = float(np.mean(values))
+    row["year"] = float(np.mean([v for name, v in row.items() if name.startswith(METRIC)]))
     row["ledger"] = max(facts["ledger"] for facts in line.facts)
     row["exact"] = max(facts["exact"] for facts in line.facts)
     row["least"] = min(facts["least"] for facts in line.facts)
     return row
-
-
-def claims(sets: Mapping[str, Sequence[StudyLine]], spec: Mapping[str, Any]) -> list[Claim]:
-    """What is claimed of a year in batches, beside fresh releases."""
-    found = []
-    for mine in groups(sets["main"], ["epsilon"]).values():
-        rows = [(line.row, cast(TrainedLine, line).settings) for line in mine]
-        found += _claims([row | {"algorithm": s.get("algorithm", {})} for row, s in rows])
-    return found
-
-
-def _claims(rows: Sequence[Row]) -> list[Claim]:
-    epsilon = rows[0]["epsilon"]
-    batches = [row for row in rows if row["way"] == "batches"]
-    booked = all(
-        abs(row[name] - epsilon) <= 1e-6 * epsilon
-        for row in batches
-        for name in ("ledger", "exact", "least")
-    )
-    low, high = min(row["least"] for row in batches), max(row["ledger"] for row in batches)
-    text = f"ε = {epsilon:g}: in batches every user ends at her ε, by her own ledger"
-    found = [claim(text, (booked, f"{low:.6g} to {high:.6g}"))]
-    for one in batches:
-        twin = one["algorithm"] | {"noise": "factorised"}
-        other = next((row for row in batches if row["algorithm"] == twin), one)
-        if other is not one:
-            text = f"ε = {epsilon:g}: {other['system']} ends above {one['system']}"
-            found.append(claim(text, (other[METRIC] > one[METRIC], _against(other, one))))
-    fresh = next((row for row in rows if row["way"] == "fresh"), None)
-    if fresh is None:
-        return found
-    for row in batches:
-        # Of every way in batches: the best one, picked afterwards, would say too much.
-        mean, theirs = _year(row), _year(fresh)
-        text = f"ε = {epsilon:g}: {row['system']} is better than {fresh['system']} over the year"
-        detail = f"mean of all months {mean:.4f} against {theirs:.4f}"
-        found.append(claim(text, (mean > theirs, detail)))
-        text = f"ε = {epsilon:g}: {row['system']} does not end below {fresh['system']}"
-        found.append(claim(text, (row[METRIC] >= fresh[METRIC], _against(row, fresh))))
-    return found
-
-
-def _year(row: Row) -> float:
-    return float(np.mean([v for name, v in row.items() if name.startswith(f"{METRIC} after")]))
-
-
-def _against(row: Row, other: Row) -> str:
-    return f"{row['system']} {row[METRIC]:.4f} against {other['system']} {other[METRIC]:.4f}"

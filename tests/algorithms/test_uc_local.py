@@ -375,7 +375,7 @@ def test_shares_that_do_not_fit_are_named(priors):
 
 def test_users_without_items_or_with_all_are_named():
     row = np.zeros(1, np.int64)
-    rest = (np.zeros((1, 0), np.int64), np.zeros((1, 0), bool), np.zeros(1, np.float32))
+    rest = (np.zeros((1, 0), np.int64), np.zeros((1, 0), bool), np.zeros((1, 0), np.float32))
     for items in ([], np.arange(ITEMS)):
         history = Interactions.from_pairs([0] * len(items), items, n_users=1, n_items=ITEMS)
         with pytest.raises(DataError, match="some, but not all"):
@@ -423,7 +423,7 @@ def test_cohorts_that_do_not_fit_the_model_are_named():
             replace(clients, **{name: value})
     for strength in (1.0, -0.1, np.nan):
         with pytest.raises(DataError, match="strength"):
-            replace(clients, strength=np.full(USERS, strength, np.float32))
+            replace(clients, strength=np.full((USERS, 2), strength, np.float32))
 
 
 @pytest.mark.parametrize("norm", ["l2", "l1"])

@@ -324,7 +324,7 @@ def test_a_devices_mask_is_its_own_and_stays():
 def test_a_cohort_of_n_is_n_cohorts_of_one_to_the_last_bit(size, norm):
     """With three filters and as many wishes as clients."""
     model = trained_model("mf", THREE, size)
-    strength = np.linspace(0.1, 0.97, USERS).astype(np.float32)
+    strength = np.repeat(np.linspace(0.1, 0.97, USERS).astype(np.float32)[:, None], 3, axis=1)
     clients = replace(clients_of(attributes=THREE), strength=strength)
     masks = torch.randn(USERS, size, generator=torch.Generator().manual_seed(0))
     how = replace(HOW, clip=0.05, norm=norm)

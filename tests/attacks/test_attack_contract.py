@@ -59,6 +59,16 @@ WORLDS = {
         },
         "consent": {"mix": [{"weight": 1, "hidden_attributes": ["gender"]}, {"weight": 1}]},
     },
+    "uc, changed": {
+        "algorithm": {
+            "name": "uc", "embedding_size": 5, "rounds": 2, "local_epochs": 1, "pairs": 8,
+            "cohort_size": 30, "attributes": [{"name": "gender"}],
+        },
+        "consent": {
+            "share_positives": 1.0,
+            "changes": [{"after_round": 1, "share": 0.5, "hide": ["gender"]}],
+        },
+    },
     "gram": {
         "link": SUM,
         "algorithm": {"name": "gram", "least_head": 30, "most_head": 30},
@@ -74,8 +84,8 @@ WORLDS = {
         "consent": {},
     },
 }  # fmt: skip
-DEAR = {"attributes"}
-"""It trains many attackers."""
+DEAR = {"attributes", "changed-minds"}
+"""They train many attackers."""
 CASES = [pytest.param(name, marks=[pytest.mark.slow] * (name in DEAR)) for name in ATTACKS]
 
 

@@ -16,8 +16,7 @@ from test_services_killed import Killed
 
 from sottovoce.engines.trial import hop_folder
 from sottovoce.experiment import Experiment
-from sottovoce.runs.devices import world_of
-from sottovoce.runs.federation import Federation
+from sottovoce.runs.devices import federation_of, world_of
 from sottovoce.services.trial import HttpsTrial
 from sottovoce.stores import amending
 from sottovoce.stores import server as records
@@ -186,13 +185,9 @@ FMF = {
 @pytest.mark.slow
 def test_a_chain_of_shufflers_follows_once_both_operators_have_agreed(tmp_path):
     what = Experiment.from_table(FMF)
-    dataset = what.dataset()
-    consent = what.records(dataset)
-    settings, labels = what.on(dataset, consent)
-    chosen, rng = what.cross_device(), what.streams().child("federation")
-    train = what.split(dataset).train
-    made = Federation.build(settings, train, consent, chosen.release, rng, labels, chosen.link)
-    trial = HttpsTrial(world_of(what, dataset, made), tmp_path / "services", 1)
+    prepared = what.prepared(what.dataset())
+    made = federation_of(prepared)
+    trial = HttpsTrial(world_of(what, prepared.dataset, made), tmp_path / "services", 1)
     with trial.running():
         server = tmp_path / "services/server"
         trial.advance(2, nobody)

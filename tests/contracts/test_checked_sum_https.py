@@ -35,8 +35,7 @@ from sottovoce.engines.trial import aggregator_place
 from sottovoce.experiment import Experiment
 from sottovoce.parties.aggregator import form_of
 from sottovoce.parties.secure_sum import summed
-from sottovoce.runs.devices import world_of
-from sottovoce.runs.federation import Federation
+from sottovoce.runs.devices import federation_of, world_of
 from sottovoce.runs.train import run_experiment
 from sottovoce.services.trial import HttpsTrial
 from sottovoce.stores.aggregator_folder import (
@@ -70,13 +69,9 @@ TOWN = {
 
 def parties(**changes):
     experiment = Experiment.from_table(deepcopy(TOWN) | changes)
-    dataset = experiment.dataset()
-    consent = experiment.records(dataset)
-    settings, labels = experiment.on(dataset, consent)
-    chosen = experiment.cross_device()
-    rng, train = experiment.streams().child("federation"), experiment.split(dataset).train
-    made = Federation.build(settings, train, consent, chosen.release, rng, labels, chosen.link)
-    return made, world_of(experiment, dataset, made)
+    prepared = experiment.prepared(experiment.dataset())
+    made = federation_of(prepared)
+    return made, world_of(experiment, prepared.dataset, made)
 
 
 def fold(made, rows):

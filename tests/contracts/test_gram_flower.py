@@ -21,8 +21,7 @@ from sottovoce.engines.flower.trial import FlowerTrial
 from sottovoce.engines.trial import in_order, unequal_parts
 from sottovoce.experiment import Experiment
 from sottovoce.parties.secure_sum import summed
-from sottovoce.runs.devices import world_of
-from sottovoce.runs.federation import Federation
+from sottovoce.runs.devices import federation_of, world_of
 from sottovoce.runs.folder import RunFolder
 from sottovoce.stores.conductor import LOCK, Checkpoint, conducted
 
@@ -107,12 +106,9 @@ def test_three_gateways_give_the_simulations_model_and_ledger(tmp_path):
 
 def parties(table):
     experiment = Experiment.from_table(table)
-    dataset = experiment.dataset()
-    consent, chosen = experiment.records(dataset), experiment.cross_device()
-    settings, labels = experiment.on(dataset, consent)
-    rng, train = experiment.party_streams(), experiment.split(dataset).train
-    made = Federation.build(settings, train, consent, chosen.release, rng, labels, chosen.link)
-    return made, world_of(experiment, dataset, made)
+    prepared = experiment.prepared(experiment.dataset())
+    made = federation_of(prepared)
+    return made, world_of(experiment, prepared.dataset, made)
 
 
 def kill_conductor(folder):

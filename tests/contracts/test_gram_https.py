@@ -12,8 +12,7 @@ from test_services_killed import Killed
 
 from sottovoce.experiment import Experiment
 from sottovoce.parties.secure_sum import summed
-from sottovoce.runs.devices import world_of
-from sottovoce.runs.federation import Federation
+from sottovoce.runs.devices import federation_of, world_of
 from sottovoce.runs.train import run_experiment
 from sottovoce.stores.device import CohortStore
 from sottovoce.stores.session import DeviceSession
@@ -34,13 +33,9 @@ TOWN = {
 
 def parties(**changes):
     experiment = Experiment.from_table(deepcopy(TOWN) | changes)
-    dataset = experiment.dataset()
-    consent = experiment.records(dataset)
-    settings, labels = experiment.on(dataset, consent)
-    chosen = experiment.cross_device()
-    rng, train = experiment.streams().child("federation"), experiment.split(dataset).train
-    made = Federation.build(settings, train, consent, chosen.release, rng, labels, chosen.link)
-    return made, world_of(experiment, dataset, made)
+    prepared = experiment.prepared(experiment.dataset())
+    made = federation_of(prepared)
+    return made, world_of(experiment, prepared.dataset, made)
 
 
 def fold(made, rows):

@@ -14,8 +14,7 @@ from scipy import stats
 from sottovoce.core.links import SEALED_SEED_BYTES
 from sottovoce.core.messages import add_up
 from sottovoce.experiment import Experiment
-from sottovoce.runs.devices import world_of
-from sottovoce.runs.federation import Federation
+from sottovoce.runs.devices import federation_of, world_of
 from sottovoce.services.trial import HttpsTrial
 from sottovoce.stores import server as records
 from sottovoce.stores import sums
@@ -54,13 +53,9 @@ def parties(algorithm, service=None, **link):
     table["link"] |= link
     table["service"] |= service or {}
     experiment = Experiment.from_table(table)
-    dataset = experiment.dataset()
-    consent = experiment.records(dataset)
-    settings, labels = experiment.on(dataset, consent)
-    chosen = experiment.cross_device()
-    rng, train = experiment.streams().child("federation"), experiment.split(dataset).train
-    made = Federation.build(settings, train, consent, chosen.release, rng, labels, chosen.link)
-    return made, world_of(experiment, dataset, made)
+    prepared = experiment.prepared(experiment.dataset())
+    made = federation_of(prepared)
+    return made, world_of(experiment, prepared.dataset, made)
 
 
 def nobody(done):
@@ -108,6 +103,7 @@ def require_masked(bodies, devices, view, terms):
     return add_up(view.round, [plain], view.items.shape[1])
 
 
+@pytest.mark.slow  # tests/contracts/test_gram_https.py has the same parties in `make test`
 def test_agents_server_and_proxy_give_the_simulations_model(tmp_path):
     """The proxy is away for a while, and comes back; then two devices are."""
     simulated, world = parties(FPL, {"deadline_seconds": 10.0, "min_fraction": 0.5})

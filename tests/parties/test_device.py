@@ -6,16 +6,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sottovoce.algorithms.fpl.system import FPL, FPLConfig
+from sottovoce.algorithms.gram.system import GramConfig
 from sottovoce.core.cohort import Cohort
 from sottovoce.core.consent import Choice, Consent
 from sottovoce.core.ledger import Ledger
+from sottovoce.core.links import SecureSum
 from sottovoce.core.messages import DeviceReports, row_bytes
 from sottovoce.engines.simulation import SimulatedDevices
 from sottovoce.errors import ConsentError, DataError, MessageError
 from sottovoce.parties.device import _leaving
 from sottovoce.parties.server import Server
 from sottovoce.privacy.mechanisms import ShareFraction, share_subsets
+from sottovoce.privacy.own_epsilon import OwnEpsilon
 from sottovoce.rng import Streams
+from sottovoce.runs.federation import Federation
 from sottovoce.testing import random_world
 from sottovoce.wire.reports import encode_report
 
@@ -238,3 +242,32 @@ def test_a_cohort_must_be_of_one_piece():
         Cohort(np.arange(3), train, shares(3, 1.0), np.zeros((3, 2), np.float32))
     with pytest.raises(DataError, match="in order"):
         Cohort(np.array([3, 2, 1, 0]), train, shares(4, 1.0), np.zeros((4, 2), np.float32))
+
+
+def test_what_one_device_sends_is_named_and_what_several_send_is_not():
+    """Her ledger shows which of her things were in a report; the others in it are negatives."""
+    train = random_world(20, 60, 400, seed=1)
+    devices, server = federation(train, shares(20, 1.0))
+    view, [first, second, *_] = server.publish(), devices.willing().tolist()
+    reports = devices.report(view, np.array([first]))
+    own = set(reports.item.tolist()) & set(train.row(first).tolist())
+    assert own
+    assert set(devices.contents.items.tolist()) == own
+    assert (devices.contents.weight > 0).all()
+    devices.report(view, np.array([first, second]))
+    assert devices.contents is None
+
+
+def test_it_is_known_who_has_contributed_to_the_stage_of_a_round():
+    train = random_world(30, 25, 300, seed=1)
+    consent = Consent.uniform(np.arange(30), Choice(epsilon=8.0))
+    config = GramConfig(least_head=5, most_head=12, embedding_size=3)
+    made = Federation.build(
+        config, train, consent, OwnEpsilon(8.0), Streams.from_seed(3), link=SecureSum(20)
+    )
+    everyone, some = np.arange(30), np.arange(0, 30, 2)
+    view = made.server.publish()
+    made.devices.report_summed(view, some)
+    assert np.flatnonzero(made.devices.has_sent(everyone, view.round)).tolist() == some.tolist()
+    assert made.devices.has_sent(np.array([1, 2]), view.round).tolist() == [False, True]
+    assert not made.devices.has_sent(everyone, view.round + 1).any()

@@ -18,8 +18,7 @@ import pytest
 import sottovoce
 from sottovoce.engines.processes import Child, sottovoce_command
 from sottovoce.experiment import Experiment
-from sottovoce.runs.devices import world_of
-from sottovoce.runs.federation import Federation
+from sottovoce.runs.devices import federation_of, world_of
 from sottovoce.services.trial import HttpsTrial
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memory is read from /proc")
@@ -100,13 +99,9 @@ def served(table, rounds, folder):
     """Resident, proportional and own megabytes of the agent after so many rounds, and what it has
     loaded."""
     experiment = Experiment.from_table(table)
-    dataset = experiment.dataset()
-    consent = experiment.records(dataset)
-    settings, labels = experiment.on(dataset, consent)
-    chosen = experiment.cross_device()
-    rng, train = experiment.streams().child("federation"), experiment.split(dataset).train
-    made = Federation.build(settings, train, consent, chosen.release, rng, labels, chosen.link)
-    trial = OneAlone(world_of(experiment, dataset, made), folder, 2)
+    prepared = experiment.prepared(experiment.dataset())
+    made = federation_of(prepared)
+    trial = OneAlone(world_of(experiment, prepared.dataset, made), folder, 2)
     with trial.running():
         trial.advance(rounds, lambda done: None)
         trial.gather()  # when all know the last model

@@ -51,12 +51,6 @@ def made(path, items=ITEMS, number=0, config=CONFIG, **other):
     )
 
 
-def new_folder():
-    """Where writing is quick: kills of a process do not ask whether the disk has it."""
-    quick = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-    return Path(tempfile.mkdtemp(dir=quick))
-
-
 class Person:
     """A user with her keys, her pass and her own count of what she said to one owner."""
 
@@ -125,7 +119,7 @@ def held(owner):
 
 def on_disk(owner):
     """As a process would find it that starts now, after this one was killed."""
-    place = new_folder()
+    place = Path(tempfile.mkdtemp())
     try:
         copy_killed(owner, place / "o")
         with contextlib.closing(DataOwner.open(place / "o", KEYS)) as again:
@@ -180,7 +174,7 @@ class Life(RuleBasedStateMachine):
 
     def __init__(self):
         super().__init__()
-        self.folder = new_folder()
+        self.folder = Path(tempfile.mkdtemp())
         self.place = self.folder / "0"
         self.owner = made(self.place)
         self.plain = Owner(0, ITEMS, CONFIG)
@@ -433,7 +427,7 @@ def test_rounds_with_crashes_give_the_model_of_the_simulation(seed, window, thet
     (expected,) = DRIFT(config).fit_steps(train, table, RNG, [1])
 
     center, counted = Orchestrator(config, RNG), {0: -1, 1: -1}
-    folder = new_folder()
+    folder = Path(tempfile.mkdtemp())
     owners = {
         k: made(folder / str(k), table.items(k), k, config, draws=of_owner(RNG, k).root)
         for k in (0, 1)

@@ -34,7 +34,7 @@ def clients_of(hidden=None, strength=0.5, attributes=ATTRIBUTES):
     if hidden is None:
         hidden = draw.random(labels.shape) < 0.5
     hidden = np.broadcast_to(hidden, labels.shape).copy()
-    beta = np.full(USERS, strength, np.float32)
+    beta = np.full(labels.shape, strength, np.float32)
     return Clients(np.arange(USERS), np.arange(USERS), history, labels, hidden, beta)
 
 

@@ -6,7 +6,7 @@ Device code runs over a cohort of n ≥ 1 devices. Simulation passes all of them
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Protocol, Self
 
@@ -17,6 +17,7 @@ from sottovoce.core.choice import ASKED, DrawnField
 from sottovoce.core.cohort import Cohort, RowCounts
 from sottovoce.core.consent import Consent, ShareRule
 from sottovoce.core.contributions import Contributions, Profile
+from sottovoce.core.hiding import Hidden
 from sottovoce.core.knowledge import Prior, WithKnowledge
 from sottovoce.core.links import Link
 from sottovoce.core.messages import GRID, Aggregate, ModelView, SummedReports, Updates
@@ -104,7 +105,7 @@ class AlgorithmSettings(Component, ABC):
 
     def asked_for(self) -> tuple[DrawnField, ...]:
         """The fields of a choice that its devices learn by, as a page draws them."""
-        return tuple(ASKED[name] for name in self.reads)
+        return tuple(ASKED[name] for name in self.reads if name in ASKED)
 
     # --- its shape --------------------------------------------------------------------------------
 
@@ -459,6 +460,14 @@ class FactorModel(ABC):
     @abstractmethod
     def device_fit(self, view: ModelView, cohort: Cohort, rng: Streams) -> None:
         """Fit every vector of the cohort to the published model, at home."""
+
+    def device_hide(
+        self, view: ModelView, cohort: Cohort, hides: NDArray[np.bool_], names: Sequence[str]
+    ) -> list[Hidden]:
+        """Move the vectors of users who hide attributes from now on (`hides`, [users, names]), so
+        that the published model tells less of what they hide, and say how far each has moved.
+        Systems without filters have nothing to move by."""
+        return []
 
     def representations(
         self, vectors: NDArray[np.float32], items: NDArray[np.float32]

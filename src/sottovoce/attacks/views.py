@@ -112,7 +112,7 @@ class Result:
     """An attack's outcome, with what a guess without it would be worth."""
 
     code: str
-    """A1 to A14, or a name."""
+    """A1 to A15, or a name."""
     attack: str
     party: Party
     promise: str
@@ -211,7 +211,7 @@ class Attack:
     judge: Callable[[Any, Truth], Result] | None = None
     """By default a guess is `Claims`, and judged by `judge_claims`."""
     code: str = "X"
-    """Under which reports sort it: A1 to A14, N1, O1; X is everybody's."""
+    """Under which reports sort it: A1 to A15, N1, O1; X is everybody's."""
     against: frozenset[str] = frozenset()
     """Names of algorithms; empty: any."""
     releases: frozenset[str] = frozenset()

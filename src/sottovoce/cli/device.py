@@ -197,8 +197,15 @@ def consent(
     nothing, you are asked first, on a terminal; --yes answers.
 
     A federation may have filters for attributes such as gender. What is hidden (--hide) trains no
-    filter, and others' filters are used against its traces in what is learnt, by --strength; see
-    sottovoce device attributes.
+    filter, and others' filters are used against its traces in what is learnt, by --strength (one
+    number for all, or NAME=B for one attribute); see sottovoce device attributes.
+
+    If you change your mind and hide an attribute after rounds in which you shared it, your device
+    moves your embedding at once, until the published filter tells nothing more of it; in the rounds
+    to come it is hidden. How far it moved, and why it stopped, is in sottovoce device ledger.
+    Nothing is sent for this, and nothing is taken back: what left before, what the server or others
+    have copied, and what the items' vectors learnt from you stays as it is. An attacker who looks
+    where the filter does not look may still tell.
 
     In a federation of data owners, what you do with an item is read in full by every data owner
     that holds it and is not refused (--refuse). The orchestrator gets no interaction, but can work
@@ -215,6 +222,7 @@ def consent(
       sottovoce device consent ~/sottovoce --reports 100 --epsilon 1 --total-epsilon 500
       sottovoce device consent ~/sottovoce --take-part --share-positives 0.3
       sottovoce device consent ~/sottovoce --hide gender --hide age --strength 0.7
+      sottovoce device consent ~/sottovoce --hide age --strength gender=0.8 --strength age=0.3
       sottovoce device consent ~/sottovoce --ask-first
       sottovoce device consent ~/sottovoce --no-part
       sottovoce device consent ~/films --take-part --refuse Horror
@@ -223,7 +231,7 @@ def consent(
     from dataclasses import replace
 
     from sottovoce.cli import plainly, spent
-    from sottovoce.cli.device_attributes import hiding
+    from sottovoce.cli.device_attributes import hiding, with_strengths
     from sottovoce.cli.device_terms import is_gateway
     from sottovoce.stores import word
     from sottovoce.stores.opening import open_store
@@ -253,13 +261,16 @@ def consent(
 
         def changed(now: Choice) -> Choice:
             hidden = hiding(now, hide or [], reveal or [], known)
-            return replace(now, **changes, hidden_attributes=hidden)
+            more = with_strengths(now, changes, known)
+            return replace(now, **more, hidden_attributes=hidden)
 
-        choice = changed(choice)
+        before, choice, moved = choice, changed(choice), None
         worth = plainly.worth(choice, changes, known)
         if chosen:
             plainly.ask_before(worth, yes=yes, as_json=as_json)
-            choice = store.change_choice(number, changed)
+            choice, moved = hosted.change_choice(number, changed)
+        anew = [name for name in choice.hidden_attributes if name not in before.hidden_attributes]
+        no_model = hosted.model_round() is None
         if ask_first is not None:
             word.set_asks_first(store, ask_first)
         asks = word.asks_first(store)
@@ -267,6 +278,7 @@ def consent(
         cost = spent.spent_so_far(store, number)
         sums = spent.sums_of_store(store, number, known, choice)
     means = output.told(*plainly.costs(choice, known, cost, sums))
+    at_once = output.told(*plainly.hid(anew, moved, no_model=no_model))
     terms = []
     if known is None and (choice.takes_part or changes.get("takes_part")):
         terms = plainly.asking(path)
@@ -283,6 +295,8 @@ def consent(
                 "changed": changing,
                 "choice": output.plain(choice),
                 "ask_first": asks,
+                "hidden": moved and moved.to_table(),
+                "at_once": at_once,
                 "words": choice.words(),
                 "round_cost": spent.round_cost(choice, known),
                 "spent": cost,
@@ -300,7 +314,7 @@ def consent(
     if not choice.takes_part and changes.get("share_positives"):
         command = f"sottovoce device consent {path} --take-part"
         output.show(output.joined(said("device.share_waits", command=command)))
-    output.show(*terms, *means)
+    output.show(*at_once, *terms, *means)
     if not changing and records:
         output.show(output.joined(said("device.earlier")))
         for record in records:
@@ -364,7 +378,9 @@ def ledger(
     """Show what has left this store, or may have: every report, with its rows, bytes and cost.
 
     Contacts are requests that only say that the device is there: its enrolments and check-ins. They
-    are no releases, so they are not in the totals, nor in --csv.
+    are no releases, so they are not in the totals, nor in --csv. Neither is what you hid in a model
+    that was trained already (sottovoce device consent --hide): how far your embedding moved, and
+    why it stopped. Nothing left for it.
 
     The cost ε is the bound that the releases can vouch for: "none" (null in JSON) for every FPL or
     FCF release. For randomised reports there are two certificates: the plain sum, which assumes
@@ -395,7 +411,7 @@ def ledger(
         rows = store.ledger_rows(number)
         names = {int(n): store.name(int(n)) for n in store.users}
         totals = ledgers.totals_of(store.ledger(number))
-        contacts = store.contacts(number)
+        contacts, hidings = store.contacts(number), store.hidings(number)
         mine = slice(None) if number is None else store.users == number
         plain = int(plain_releases(store)[mine].sum())
         one = int(store.users[0]) if number is None and len(names) == 1 else number
@@ -408,7 +424,8 @@ def ledger(
         head = {"store": path, "totals": output.totals_json(totals)}
         head |= {"budget": budget and budget.to_table(), "lines": lines}
         told = [{"when": output.day(c.at), **output.plain(c)} for c in contacts]
-        output.emit({**head, "contacts": told})
+        hid = [{"when": output.day(at), **one.to_table()} for one, at in hidings]
+        output.emit({**head, "contacts": told, "hidings": hid})
         return
     if csv:
         columns = [
@@ -430,6 +447,11 @@ def ledger(
         output.show(*plainly.things_named(lines[-20:]))
     if contacts:
         output.show(output.joined(said("ledger.contacts", n=len(contacts))))
+    if hidings:
+        output.show(output.joined(said("hiding.head")))
+        for hidden, at in hidings:
+            (when,) = output.told(said("ledger.day", when=at))
+            output.show(f"  {when}: {output.joined(*plainly.moved(hidden))}")
 
 
 def _inside(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -182,6 +182,25 @@ def hiding(
             )
     kept = [name for name in choice.hidden_attributes if name not in reveal]
     return tuple(dict.fromkeys([*kept, *hide]))
+
+
+def with_strengths(
+    choice: Choice, changes: Mapping[str, Any], terms: Terms | None
+) -> dict[str, Any]:
+    """Changes of a choice, in which strengths of single attributes leave those of the others as
+    they are, and a number for all does not."""
+    if "strengths" not in changes:
+        return dict(changes)
+    names = [each.name for each in filters_of(terms)]
+    for name in changes["strengths"]:
+        if terms is not None and name not in names:
+            raise UsageError(
+                f"this federation has no filter for {name!r}, so that --strength cannot be for it; "
+                f"it has filters for {output.listed(names)}"
+            )
+    kept = {} if "strength" in changes else dict(choice.strengths)
+    merged = {**kept, **changes["strengths"]}
+    return {**changes, "strengths": tuple(sorted(merged.items()))}
 
 
 def without_filter(choice: Choice, terms: Terms) -> list[str]:

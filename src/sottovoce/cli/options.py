@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -270,6 +271,28 @@ def served(port: int, words: str = "") -> Callable[[Callable[..., Any]], Callabl
     return decorate
 
 
+def _strengths(given: Sequence[str]) -> dict[str, Any]:
+    """The fields of a choice that --strength stands for: a number is for every attribute, and those
+    that are named have their own."""
+    found: dict[str, Any] = {"strengths": {}}
+    for text in given:
+        name, equals, number = text.rpartition("=")
+        try:
+            value = float(number)
+        except ValueError:
+            value = math.nan
+        if math.isnan(value) or bool(equals) != bool(name.strip()):
+            raise UsageError(
+                "--strength takes a number from 0 to below 1, or NAME=NUMBER for one attribute, "
+                f"such as gender=0.8, not {text!r}"
+            )
+        if equals:
+            found["strengths"][name.strip()] = value
+        else:
+            found["strength"] = value
+    return found
+
+
 def with_choices(command: Callable[..., None]) -> Callable[..., None]:
     """The command with an option for each field of a choice that has one, behind its first
     parameter. It gets those that were given, as keywords."""
@@ -278,7 +301,8 @@ def with_choices(command: Callable[..., None]) -> Callable[..., None]:
         kind = FIELDS[field.name]
         if kind.option:
             option = typer.Option(kind.option, help=kind.help, metavar=kind.metavar)
-            hint: Any = Annotated[types[field.name] | None, option]
+            taken = list[str] if field.name == "strength" else types[field.name]
+            hint: Any = Annotated[taken | None, option]
             options.append(
                 inspect.Parameter(
                     field.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=hint
@@ -293,7 +317,10 @@ def with_choices(command: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(command)
     def chosen(**given: Any) -> None:
-        command(**{k: v for k, v in given.items() if v is not None or k not in names})
+        told = {k: v for k, v in given.items() if v is not None or k not in names}
+        if "strength" in told:
+            told |= _strengths(told.pop("strength"))
+        command(**told)
 
     chosen.__signature__ = inspect.Signature([first, *options, *rest])  # type: ignore[attr-defined]
     return chosen

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from sottovoce.cli import output, spent
+from sottovoce.core.hiding import REASONS, Hidden
 from sottovoce.core.words import Said, said
 from sottovoce.errors import UsageError
 from sottovoce.privacy.statements import guess, verdict
@@ -82,6 +83,30 @@ def ask_before(found: Sequence[Said], *, yes: bool, as_json: bool) -> None:
         return
     if not typer.confirm(output.joined(said("verdict.ask"))):
         raise UsageError("nothing was changed")
+
+
+# --- what is hidden at once ----------------------------------------------------------------------
+
+_STOPPED = dict(zip(REASONS, ("nothing", "far", "tired"), strict=True))
+
+
+def hid(names: Sequence[str], hidden: Hidden | None, *, no_model: bool) -> list[Said]:
+    """What became of a device's own numbers when its user hid these attributes, and what that
+    cannot take back."""
+    if not names:
+        return []
+    if hidden is not None:
+        return [*moved(hidden), said("hiding.cannot")]
+    return [said("hiding.first", names=list(names))] if no_model else []
+
+
+def moved(hidden: Hidden) -> list[Said]:
+    """How far a vector moved, and why it stopped."""
+    way = float(f"{hidden.moved:.3g}")
+    return [
+        said("hiding.moved", names=list(hidden.attributes), moved=way),
+        said(f"hiding.{_STOPPED[hidden.reason]}"),
+    ]
 
 
 # --- what a choice costs -------------------------------------------------------------------------

@@ -352,7 +352,7 @@ def _answer(
     notes: Sequence[str],
 ) -> dict[str, Any]:
     """What every engine's run says in JSON."""
-    known = ("protocol", "results", "ledger", "model_versions")
+    known = ("protocol", "results", "ledger", "model_versions", "changes_of_mind")
     return {
         "run": out,
         "name": experiment.name,

@@ -10,6 +10,7 @@ nothing heavy.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -79,9 +80,13 @@ class Choice:
     """Attributes that must not be learnt."""
     strength: float = _field(
         0.5, "float32", most=1.0, below=True, asks=False, later=False, option="--strength",
-        metavar="B", help="β, from 0 to below 1: how much hiding weighs against recommending well.",
+        metavar="B", help="β, from 0 to below 1: how much hiding weighs against recommending well; "
+        "NAME=B for one attribute by itself; repeatable.",
     )  # fmt: skip
     """β in [0, 1): the weight of hiding attributes against that of good recommendations."""
+    strengths: tuple[tuple[str, float], ...] = _field((), asks=False)
+    """β of single attributes by name, where it is not `strength`; a mapping will do. In an
+    experiment file `strength` may be such a table."""
     refused_owners: tuple[str, ...] = _field(())
     """Data owners, by name, that must see nothing of hers."""
     never_send: tuple[str, ...] = _field(())
@@ -104,7 +109,16 @@ class Choice:
     def table(self) -> dict[str, Any]:
         """As stores keep it: the same mind is the same text, whichever release wrote it."""
         plain = {each.name for each in fields(self) if getattr(self, each.name) == each.default}
-        return {k: v for k, v in asdict(self).items() if not (FIELDS[k].later and k in plain)}
+        every = asdict(self) | {"strengths": dict(self.strengths)}
+        return {k: v for k, v in every.items() if not (FIELDS[k].later and k in plain)}
+
+    def strength_of(self, attribute: str) -> float:
+        """β of one attribute."""
+        return dict(self.strengths).get(attribute, self.strength)
+
+    def hiding(self) -> list[tuple[str, float]]:
+        """What is hidden, and β of each."""
+        return [(name, self.strength_of(name)) for name in self.hidden_attributes]
 
     def words(self) -> str:
         """The settings as a device owner would read them."""
@@ -124,7 +138,11 @@ class Choice:
             parts.append(f"{most} over all rounds{noisy} together")
         if self.hidden_attributes:
             names = ", ".join(self.hidden_attributes)
-            parts.append(f"hides {names} with strength {self.strength:g}")
+            if self.strengths:
+                hides = [f"{name} with strength {b:g}" for name, b in self.hiding()]
+                parts.append(f"hides {', '.join(hides)}")
+            else:
+                parts.append(f"hides {names} with strength {self.strength:g}")
         if self.refused_owners:
             parts.append("sends nothing to " + ", ".join(self.refused_owners))
         if self.never_send:
@@ -209,6 +227,8 @@ class Columns:
 def _checked(name: str, value: Any, default: object) -> Any:
     """The value, where it is one of its field's."""
     kind = FIELDS[name]
+    if name == "strengths":
+        return _by_attribute(value)
     if isinstance(default, tuple):
         if not isinstance(value, list | tuple) or not all(isinstance(a, str) for a in value):
             raise ConfigError(f"{name} must be a list of names")
@@ -227,3 +247,21 @@ def _checked(name: str, value: Any, default: object) -> Any:
     if kind.below and value == kind.most:
         raise ConfigError(f"{name} must be below {kind.most:g}")
     return float(value) if isinstance(default, float) else value
+
+
+def _by_attribute(value: Any) -> tuple[tuple[str, float], ...]:
+    """β by attribute, in the order of their names; raises where it is not such a table."""
+    pairs = list(value.items()) if isinstance(value, Mapping) else value
+    told = isinstance(pairs, list | tuple) and all(
+        isinstance(one, list | tuple) and len(one) == 2 and isinstance(one[0], str) and one[0]
+        for one in pairs
+    )
+    if not told or len({one[0] for one in pairs}) < len(pairs):
+        raise ConfigError(
+            "strength must be a number from 0 to below 1, or a table of such numbers by attribute, "
+            "such as { gender = 0.8, age = 0.3 }"
+        )
+    for name, b in pairs:
+        if isinstance(b, bool) or not isinstance(b, int | float) or not 0 <= b < 1:
+            raise ConfigError(f"strength of {name!r} must be a number from 0 to below 1, not {b!r}")
+    return tuple(sorted((name, float(b)) for name, b in pairs))

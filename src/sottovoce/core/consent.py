@@ -29,6 +29,10 @@ def _nothing() -> NDArray[np.bool_]:
     return np.zeros((0, 0), dtype=bool)
 
 
+def _no_strengths() -> NDArray[np.float32]:
+    return np.zeros((0, 0), dtype=np.float32)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Consent(Columns):
     """A row per device. Immutable: a change of mind is a new record."""
@@ -40,12 +44,17 @@ class Consent(Columns):
     """[n, owners], columns named by `owners`."""
     never_send: NDArray[np.bool_] = field(default_factory=_nothing)
     """[n, things], columns named by `things`: those items and categories that anybody names."""
+    strengths: NDArray[np.float32] = field(default_factory=_no_strengths)
+    """[n, attributes]: β of each attribute by itself; NaN where it is `strength`."""
     attributes: tuple[str, ...] = ()
     owners: tuple[str, ...] = ()
     things: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         n = len(self.users)
+        if not self.strengths.size:
+            none = np.full((n, len(self.attributes)), np.nan, dtype=np.float32)
+            object.__setattr__(self, "strengths", none)
         if not self.never_send.size:
             object.__setattr__(self, "never_send", np.zeros((n, len(self.things)), dtype=bool))
         for name in COLUMN_TYPES:
@@ -54,6 +63,10 @@ class Consent(Columns):
         for name, columns in LISTS.items():
             if getattr(self, name).shape != (n, len(getattr(self, columns))):
                 raise ConsentError(f"{name} must have one row per device")
+        if self.strengths.shape != (n, len(self.attributes)):
+            raise ConsentError("strengths must have one row per device")
+        if not np.all(np.isnan(self.strengths) | ((self.strengths >= 0) & (self.strengths < 1))):
+            raise ConsentError("strengths must lie in [0, 1)")
         for name in COLUMN_TYPES:
             values, most = getattr(self, name), FIELDS[name].most
             if not np.all((values >= 0) & (values <= most)):
@@ -94,6 +107,12 @@ class Consent(Columns):
                     raise ConfigError(
                         f"hidden attribute {name!r} is not among the data's {list(known)}"
                     )
+            for name, _ in choice.strengths:
+                if name not in known:
+                    raise ConfigError(
+                        f"strength names {name!r}, which is not among the data's attributes "
+                        f"{list(known)}"
+                    )
             for name in choice.refused_owners:
                 if name not in holders:
                     raise ConfigError(
@@ -111,6 +130,8 @@ class Consent(Columns):
         for name, by in LISTS.items():
             rows = [[n in getattr(c, name) for n in named[by]] for c in choices]
             columns[name] = np.array(rows, dtype=bool).reshape(len(rows), len(named[by]))[which]
+        own = [[dict(c.strengths).get(n, np.nan) for n in known] for c in choices]
+        columns["strengths"] = np.array(own, dtype=np.float32).reshape(len(own), len(known))[which]
         for name, kind in COLUMN_TYPES.items():
             columns[name] = np.array([getattr(c, name) for c in choices], dtype=kind)[which]
         return cls(users=np.asarray(users, dtype=np.int64), **columns)
@@ -119,7 +140,7 @@ class Consent(Columns):
         return replace(
             self,
             users=self.users[rows],
-            **{name: getattr(self, name)[rows] for name in (*LISTS, *COLUMN_TYPES)},
+            **{name: getattr(self, name)[rows] for name in (*LISTS, *COLUMN_TYPES, "strengths")},
         )
 
     def asked(self) -> list[str]:
@@ -146,7 +167,18 @@ class Consent(Columns):
         for name, by in LISTS.items():
             named, chosen = getattr(self, by), getattr(self, name)[index]
             fields[name] = tuple(n for n, here in zip(named, chosen, strict=True) if here)
+        own = zip(self.attributes, self.strengths[index].tolist(), strict=True)
+        fields["strengths"] = tuple((name, b) for name, b in own if b == b)
         return Choice(**fields)
+
+    def strength_of(self, names: Sequence[str]) -> NDArray[np.float32]:
+        """[n, names]: β of each of these attributes."""
+        found = np.repeat(self.strength[:, None], len(names), axis=1)
+        for column, name in enumerate(names):
+            if name in self.attributes:
+                own = self.strengths[:, self.attributes.index(name)]
+                found[:, column] = np.where(np.isnan(own), self.strength, own)
+        return found
 
     def chose(self, choice: Choice) -> NDArray[np.bool_]:
         """Return the users who made this choice."""
@@ -154,9 +186,20 @@ class Consent(Columns):
         for name, by in LISTS.items():
             wanted = np.array([n in getattr(choice, name) for n in getattr(self, by)], dtype=bool)
             mine &= (getattr(self, name) == wanted).all(axis=1)
+        own = np.array([dict(choice.strengths).get(n, np.nan) for n in self.attributes], np.float32)
+        mine &= ((self.strengths == own) | (np.isnan(self.strengths) & np.isnan(own))).all(axis=1)
         for name, kind in COLUMN_TYPES.items():
             mine &= getattr(self, name) == np.array(getattr(choice, name), dtype=kind)
         return mine
+
+
+def newly_hidden(before: Consent, after: Consent) -> NDArray[np.bool_]:
+    """[n, attributes of `after`]: what each user hides now and did not hide before."""
+    hides = after.hidden_attributes.copy()
+    for column, name in enumerate(after.attributes):
+        if name in before.attributes:
+            hides[:, column] &= ~before.hidden_attributes[:, before.attributes.index(name)]
+    return hides
 
 
 def affords(
@@ -204,11 +247,57 @@ class ShareRule:
 
 
 @dataclass(frozen=True, slots=True)
+class ChangeOfMind:
+    """In a simulation: some users hide attributes from a round on that they did not hide before."""
+
+    after_round: int
+    """How many rounds are done by then."""
+    hide: tuple[str, ...]
+    share: float = 1.0
+    """How many of those who take part and do not hide all of these yet; each is drawn by herself,
+    so that this is about the share of them that changes."""
+
+    def __post_init__(self) -> None:
+        config.require_whole("after_round", self.after_round, 1)
+        config.require_number("share", self.share, 0.0, 1.0)
+        object.__setattr__(self, "hide", tuple(self.hide))
+        if not self.hide or not all(isinstance(name, str) and name for name in self.hide):
+            raise ConfigError('hide must name the attributes to hide, such as ["age"]')
+
+    def words(self) -> str:
+        """One line for a report."""
+        who = "everybody" if self.share == 1 else f"{100 * self.share:.4g}% of those"
+        return (
+            f"after round {self.after_round:,}, {who} who shared it until then "
+            f"hides {', '.join(self.hide)}"
+        )
+
+    def applied(self, consent: Consent, rng: Streams) -> Consent:
+        """The records after it."""
+        missing = [name for name in self.hide if name not in consent.attributes]
+        if missing:
+            raise ConfigError(
+                f"consent.changes hides {missing[0]!r}, which is not among the attributes of the "
+                f"data; they have {list(consent.attributes)}"
+            )
+        columns = [consent.attributes.index(name) for name in self.hide]
+        open_to_it = consent.takes_part & ~consent.hidden_attributes[:, columns].all(axis=1)
+        drawn = rng.uniform(consent.users, 1)[:, 0] < self.share
+        hidden = consent.hidden_attributes.copy()
+        for column in columns:
+            hidden[open_to_it & drawn, column] = True
+        return replace(consent, hidden_attributes=hidden)
+
+
+@dataclass(frozen=True, slots=True)
 class ConsentPolicy:
-    """How a federation's records come about in simulation: a mix of choices with weights."""
+    """How a federation's records come about in simulation: a mix of choices with weights, and how
+    users change their minds on the way."""
 
     choices: tuple[Choice, ...] = field(default_factory=lambda: (Choice(),))
     weights: tuple[float, ...] = (1.0,)
+    changes: tuple[ChangeOfMind, ...] = ()
+    """In the order of their rounds."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "choices", tuple(self.choices))
@@ -226,9 +315,12 @@ class ConsentPolicy:
 
     @classmethod
     def from_table(cls, table: Mapping[str, object]) -> ConsentPolicy:
-        """From an experiment file: one choice's fields, or `mix`, a list of them with `weight`."""
+        """From an experiment file: one choice's fields, or `mix`, a list of them with `weight`; and
+        `changes`, a list of changes of mind."""
+        table = dict(table)
+        changes = _changes(table.pop("changes", []))
         if "mix" not in table:
-            return cls.everyone(config.build(Choice, table, "consent"))
+            return cls((_choice(table, "consent"),), (1.0,), changes)
         others = sorted(set(table) - {"mix"})
         if others:
             raise ConfigError(f"[consent] has a mix and also {others}; choose one way")
@@ -239,9 +331,9 @@ class ConsentPolicy:
         for number, entry in enumerate(mix):
             where, fields = f"consent.mix[{number}]", dict(entry)
             weight = {"weight": fields.pop("weight")} if "weight" in fields else {}
-            choices.append(config.build(Choice, fields, where))
+            choices.append(_choice(fields, where))
             weights.append(config.build(_Weight, weight, where).weight)
-        return cls(tuple(choices), tuple(weights))
+        return cls(tuple(choices), tuple(weights), changes)
 
     def draw(
         self,
@@ -255,14 +347,47 @@ class ConsentPolicy:
         which = np.minimum(np.searchsorted(edges, where, side="right"), len(edges) - 1)
         return Consent.of(users, self.choices, which.astype(np.int64), attributes, owners)
 
+    def later(self, consent: Consent, rng: Streams) -> list[tuple[int, Consent]]:
+        """From which round on other records hold than those that were drawn at first, by what the
+        seed says of each user alone."""
+        found = []
+        for number, change in enumerate(self.changes):
+            consent = change.applied(consent, rng.child("change-of-mind", number))
+            found.append((change.after_round, consent))
+        return found
+
     def words(self, *, owners: bool = False) -> list[str]:
         """One line per choice: its share of the users and what it means, for data owners or for
-        devices."""
+        devices; and one per change of mind."""
         total = sum(self.weights)
         return [
             f"{100 * weight / total:3.4g}%  {choice.owner_words() if owners else choice.words()}"
             for choice, weight in zip(self.choices, self.weights, strict=True)
-        ]
+        ] + [change.words() for change in self.changes]
+
+
+def _choice(fields: Mapping[str, object], where: str) -> Choice:
+    """A choice of an experiment file, in which `strength` may be a table by attribute."""
+    strength = fields.get("strength")
+    if not isinstance(strength, Mapping):
+        return config.build(Choice, fields, where)
+    plain: Choice = config.build(
+        Choice, {k: v for k, v in fields.items() if k != "strength"}, where
+    )
+    try:
+        return replace(plain, strengths=tuple(strength.items()))
+    except ConfigError as error:
+        raise ConfigError(f"[{where}] {error}") from None
+
+
+def _changes(entries: object) -> tuple[ChangeOfMind, ...]:
+    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
+        raise ConfigError("consent.changes must be a list of tables")
+    found = [
+        config.build(ChangeOfMind, entry, f"consent.changes[{number}]")
+        for number, entry in enumerate(entries)
+    ]
+    return tuple(sorted(found, key=lambda change: change.after_round))
 
 
 @dataclass(frozen=True, slots=True)

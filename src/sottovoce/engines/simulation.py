@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from sottovoce.algorithms.base import Accelerator, Contributing
 from sottovoce.core.consent import Consent
+from sottovoce.core.hiding import Hidden
 from sottovoce.core.interactions import Interactions
 from sottovoce.core.ledger import Ledger
 from sottovoce.core.links import hop_party
@@ -70,20 +71,25 @@ class SimulatedDevices(Devices):
     """A cohort behind its door, in a simulation."""
 
     _accelerator: Accelerator | None = None
+    _accelerated: tuple[int, str] = (0, "cpu")
+    """By how many items, and where."""
     _held: bool = False
     _sums_on: str = "cpu"
     """Where contributions are added up."""
 
-    def change_consent(self, consent: Consent) -> None:
+    def change_consent(self, consent: Consent, view: ModelView | None = None) -> list[Hidden]:
+        self.settle()
+        hidden = super(SimulatedDevices, self).change_consent(consent, view)
         if self._accelerator is not None:
-            raise ConfigError("consent can change on --device cpu alone")
-        super(SimulatedDevices, self).change_consent(consent)
+            self.accelerate(*self._accelerated)
+        return hidden
 
     def accelerate(self, n_items: int, device: str) -> None:
         """From now on, compute whole rounds on `device`."""
         if self.contributes:
             self._sums_on = device
             return
+        self._accelerated = n_items, device
         everyone = np.arange(len(self.cohort), dtype=np.int64)
         release = self._release
         scales = release.scales() if release.per_row else np.zeros(len(everyone))

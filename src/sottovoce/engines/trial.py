@@ -11,6 +11,7 @@ import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -19,6 +20,8 @@ from numpy.typing import NDArray
 
 from sottovoce.algorithms.base import AlgorithmSettings
 from sottovoce.core.cohort import Cohort
+from sottovoce.core.consent import Choice, Consent
+from sottovoce.core.hiding import Hidden
 from sottovoce.core.interactions import Vocabulary
 from sottovoce.core.ledger import COLUMNS, Entries, entries_of
 from sottovoce.core.links import CheckedSum, Proxied, SecureSum
@@ -90,6 +93,10 @@ class Trial(Protocol):
 
     def ledger(self) -> list[Entries]:
         """Every row of every device's ledger, by round and user."""
+        ...
+
+    def stores(self) -> Sequence[Path]:
+        """Every store of its devices."""
         ...
 
     def log(self) -> tuple[list[Mapping[str, Any]], Mapping[str, int]]:
@@ -178,6 +185,29 @@ def make_server_folder(path: Path, world: TrialWorld, first: Path | None = None)
         defence=world.defence,
         hosts=["127.0.0.1", "localhost"],
     )
+
+
+def change_minds(stores: Iterable[Path], consent: Consent, view: ModelView) -> list[Hidden]:
+    """Let the users of these stores hide what they hide by these records, as they would themselves,
+    by the model that is published by then; how far each has moved, by user."""
+    from sottovoce.stores.device import CohortStore
+    from sottovoce.stores.session import DeviceSession
+
+    rows, found = {n: row for row, n in enumerate(consent.users.tolist())}, []
+    for path in stores:
+        with CohortStore.open(path) as store:
+            session = DeviceSession(store)
+            session.keep_model(view)
+            for number in store.users.tolist():
+                hides = consent.row(rows[number]).hidden_attributes
+                if set(hides) - set(store.choice(number).hidden_attributes):
+                    moved = session.change_choice(number, partial(_hiding, hides))[1]
+                    found += [moved] if moved is not None else []
+    return sorted(found, key=lambda one: one.user)
+
+
+def _hiding(hides: tuple[str, ...], choice: Choice) -> Choice:
+    return replace(choice, hidden_attributes=hides)
 
 
 def ledger_of(stores: Iterable[Path]) -> list[Entries]:

@@ -28,8 +28,9 @@ from numpy.typing import NDArray
 from sottovoce.algorithms.base import Contributing, CrossDevice, FactorModel, Reporting
 from sottovoce.core.arrays import ascending, distinct, each, sum_groups
 from sottovoce.core.cohort import Cohort, RowCounts
-from sottovoce.core.consent import Consent, ShareRule
+from sottovoce.core.consent import Consent, ShareRule, newly_hidden
 from sottovoce.core.contributions import Contributions, cut, cut_to, joined
+from sottovoce.core.hiding import Hidden
 from sottovoce.core.interactions import Interactions
 from sottovoce.core.ledger import Entries, Ledger
 from sottovoce.core.links import CheckedSum, Direct, Link, has_noise
@@ -121,15 +122,21 @@ class Devices(Redacted):
         bound = _bound(algorithm, history, cohort.consent, release, rng, root, way)
         return cls(algorithm, cohort, ledger, rng, release, root, bound, way, history)
 
-    def change_consent(self, consent: Consent) -> None:
-        """From the next round on, these records hold; where they cannot, nothing changes."""
+    def change_consent(self, consent: Consent, view: ModelView | None = None) -> list[Hidden]:
+        """From the next round on, these records hold; where they cannot, nothing changes. By a
+        published model, what users hide from now on is hidden in their vectors at once; how far
+        each has moved is returned."""
         if not np.array_equal(consent.users, self.cohort.users):
             raise ConsentError("consent records must belong to the cohort's devices, in order")
         history = self.cohort.sendable(consent)
         self._release = _bound(
             self.algorithm, history, consent, self._offer, self.rng, self._noise, self._link
         )
+        hides = newly_hidden(self.cohort.consent, consent)
         self.sendable, self.cohort.consent, self._seen = history, consent, None
+        if view is None or not hides.any():
+            return []
+        return self.algorithm.device_hide(view, self.cohort, hides, consent.attributes)
 
     @property
     def reports_bits(self) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -14,18 +14,28 @@ from numpy.typing import NDArray
 
 from sottovoce.core.ledger import Ledger, Totals, totals_of
 from sottovoce.core.links import SecureSum
+from sottovoce.core.messages import ModelView
 from sottovoce.core.recommender import Scorer
 from sottovoce.data.dataset import Dataset
 from sottovoce.data.splitting import Split
 from sottovoce.engines.observers import AtRounds, Observer, Periodically
 from sottovoce.engines.transcripts import MessageKeeper, Transcript
-from sottovoce.engines.trial import Trial, TrialWorld, folder_of, trial_rules
+from sottovoce.engines.trial import (
+    Gathered,
+    Trial,
+    TrialWorld,
+    change_minds,
+    folder_of,
+    trial_rules,
+)
 from sottovoce.errors import ConfigError, RunError
+from sottovoce.evaluation.protocol import Evaluation
 from sottovoce.experiment import Experiment, PreparedExperiment
 from sottovoce.parties.server import NO_DEFENCE
-from sottovoce.runs.federation import Federation
+from sottovoce.runs.federation import Federation, MindsChanged
 from sottovoce.runs.folder import RunCheckpoint, RunFolder
 from sottovoce.runs.home import scorer_at_home
+from sottovoce.runs.minds import KeptChange, by_minds, kept_changes
 from sottovoce.runs.topology import ActiveRun, Engine, Measures, RunOptions, RunOutcome, Topology
 from sottovoce.wire.terms import Terms
 
@@ -59,6 +69,7 @@ def federation_of(prepared: PreparedExperiment) -> Federation:
         experiment.defence,
         experiment.items_named(prepared.dataset, prepared.split.train),
         prepared.dataset.shard,
+        experiment.later(prepared.consent),
     )
 
 
@@ -68,6 +79,8 @@ class DeviceTopology(Topology):
     dataset: Dataset
     split: Split
     federation: Federation
+    changes: list[KeptChange] = field(default_factory=list)
+    """What changes of mind did, where there are any."""
     reopened: Scorer | None = None
     """Of a finished run. What devices that stay at home have learnt is in its saved vectors."""
 
@@ -95,10 +108,10 @@ class DeviceTopology(Topology):
         """With the numbers that rules came to, where the file has some."""
         asked, found = self.experiment.algorithm, self.federation.server.algorithm.config
         ruled = {
-            field.name: getattr(found, field.name)
-            for field in fields(found)
-            if getattr(found, field.name) != getattr(asked, field.name)
-            and type(getattr(found, field.name)) in (int, float)
+            one.name: getattr(found, one.name)
+            for one in fields(found)
+            if getattr(found, one.name) != getattr(asked, one.name)
+            and type(getattr(found, one.name)) in (int, float)
         }
         rules = {"by_rule": ruled} if ruled else {}
         return {"schedule": asdict(self.federation.schedule), **rules}
@@ -119,6 +132,9 @@ class DeviceTopology(Topology):
                     "run that was stopped; start it anew with another --out"
                 )
             self.federation.restore(saved)
+            if run.folder is not None:
+                every = kept_changes(run.folder.path)
+                self.changes = [one for one in every if one.round < saved.round]
         if run.options.device != "cpu":
             self.federation.accelerate(run.options.device)
         plan = self.federation.schedule
@@ -134,8 +150,26 @@ class DeviceTopology(Topology):
             identity = run.folder.manifest()["identity"]
             keeper = MessageKeeper(width=self.federation.sum_width)
             kept.append(Transcript(run.folder.path / "transcript", identity, keeper))
+        self.federation.on_change = lambda change: self._note_minds(run, change)
         with checkpoints.deferred():
             self.federation.run(observers, kept, threads=run.options.threads, on_pace=run.on_pace)
+
+    def _note_minds(self, run: ActiveRun, change: MindsChanged) -> None:
+        """What a change of mind did to recommendations at once, and what an attacker would have
+        got before and after it."""
+        rows = np.isin(self.federation.devices.cohort.users, change.users)
+        now = self.federation.vectors()
+        then = np.where(rows[:, None], change.before, now)
+        told = {
+            when: by_minds(run.judge(self._at_home(vectors, change.items)), rows)
+            for when, vectors in (("before", then), ("after", now))
+        }
+        found = KeptChange(
+            change.number, change.round, change.hidden, told, change.items, then, now
+        )
+        self.changes.append(found)
+        if run.folder is not None:
+            found.save(run.folder.path)
 
     def _by_processes(self, run: ActiveRun) -> None:
         """The rounds are run by other processes, which keep their own state; Ctrl-C stops them
@@ -147,27 +181,43 @@ class DeviceTopology(Topology):
         with trial.running():
             begun = trial.round()
             looks = run.stops(self.federation.schedule.rounds_per_epoch)
-            for stop in [s for s in looks if s >= begun and s not in noted] + [rounds]:
+            stops = {s for s in looks if s >= begun and s not in noted} | {rounds}
+            later = list(enumerate(self.federation.later))
+            for stop in sorted(stops | {after for _, (after, _) in later if after >= begun}):
                 trial.advance(stop, run.trained)
-                state = trial.gather()
-                self.federation.restore(
-                    RunCheckpoint(
-                        state.round,
-                        state.items,
-                        state.vectors,
-                        Totals(),
-                        published=state.published,
-                        offered=state.offered,
-                    )
-                )
-                if stop < rounds:
+                state = self._gathered(trial)
+                if stop in stops - {rounds}:
                     run.note(state.round)
+                for number, (after, consent) in later:
+                    if after == stop:
+                        view = state.published or ModelView(state.round, state.items)
+                        hidden = change_minds(trial.stores(), consent, view)
+                        then, state = state.vectors, self._gathered(trial)
+                        change = MindsChanged(
+                            number, stop, tuple(hidden), view.items, then, state.vectors
+                        )
+                        self._note_minds(run, change)
         for entries in trial.ledger():
             self.ledger.record(entries)
         run.save(self.federation.server.round)
         log, refused = trial.log()
         run.folder.save_rounds(log)
         run.folder.update_manifest(refused=dict(refused))
+
+    def _gathered(self, trial: Trial) -> Gathered:
+        """Where everybody is, which is then so here, too."""
+        state = trial.gather()
+        self.federation.restore(
+            RunCheckpoint(
+                state.round,
+                state.items,
+                state.vectors,
+                Totals(),
+                published=state.published,
+                offered=state.offered,
+            )
+        )
+        return state
 
     def _trial(self, options: RunOptions, run: Path) -> Trial:
         """New in its run folder, or to be gone on with."""
@@ -210,9 +260,13 @@ class DeviceTopology(Topology):
     def state(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         return self.federation.server.recommending.items, self.federation.vectors()
 
-    def at_end(self) -> dict[str, Any]:
-        offered = self.federation.server.offered
-        return {"model_versions": [one.to_table() for one in offered]} if offered else {}
+    def at_end(self, evaluation: Evaluation) -> dict[str, Any]:
+        offered, found = self.federation.server.offered, dict[str, Any]()
+        if offered:
+            found["model_versions"] = [one.to_table() for one in offered]
+        if self.changes:
+            found["changes_of_mind"] = [one.summary(evaluation) for one in self.changes]
+        return found
 
     def line(self, round: int, *, final: bool = False) -> dict[str, Any]:
         if final:

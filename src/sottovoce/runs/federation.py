@@ -12,12 +12,14 @@ from numpy.typing import NDArray
 from sottovoce.algorithms.base import AlgorithmSettings, Contributing, Schedule
 from sottovoce.core.cohort import Cohort
 from sottovoce.core.consent import Consent
+from sottovoce.core.hiding import Hidden
 from sottovoce.core.interactions import Interactions
 from sottovoce.core.ledger import Ledger
 from sottovoce.core.links import LINKS, CheckedSum, Link, SecureSum
 from sottovoce.core.one_bit import noise_root
 from sottovoce.core.ranks import WHOLE, Ranks, Shard
 from sottovoce.core.recommender import Scorer
+from sottovoce.core.redacted import Redacted
 from sottovoce.engines.observers import MessageObserver, Observer
 from sottovoce.engines.simulation import SimulatedDevices, Simulation, joining
 from sottovoce.errors import ConfigError
@@ -32,6 +34,27 @@ from sottovoce.privacy.reports import KReports
 from sottovoce.rng import SecretStreams, Streams
 from sottovoce.runs.folder import RunCheckpoint
 from sottovoce.wire.terms import check_fitting
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class MindsChanged(Redacted):
+    """Users who hid attributes after so many rounds, and what that did at once."""
+
+    number: int
+    """Of the change, from 0."""
+    round: int
+    hidden: tuple[Hidden, ...]
+    """By user."""
+    items: NDArray[np.float32]
+    """The model by whose filters vectors moved."""
+    before: NDArray[np.float32]
+    """Everybody's vector before it."""
+    after: NDArray[np.float32]
+
+    @property
+    def users(self) -> NDArray[np.int64]:
+        """The numbers of those who changed their minds."""
+        return np.array([one.user for one in self.hidden], dtype=np.int64)
 
 
 @dataclass(slots=True)
@@ -51,6 +74,12 @@ class Federation:
     """Three of them, where sums are checked."""
     shard: Shard = WHOLE
     """Which of the devices are here, where a process of several has them."""
+    later: Sequence[tuple[int, Consent]] = ()
+    """After which rounds users change their minds, and the records from then on."""
+    on_change: Callable[[MindsChanged], None] | None = None
+    """Is told what each change did."""
+    changed: int = 0
+    """How many of them have been."""
 
     @classmethod
     def build(
@@ -65,12 +94,13 @@ class Federation:
         defence: Defence = NO_DEFENCE,
         items_named: Mapping[str, NDArray[np.int32]] | None = None,
         shard: Shard = WHOLE,
+        later: Sequence[tuple[int, Consent]] = (),
     ) -> Federation:
         """`labels` are what devices know of their owners, a column per attribute of the algorithm;
         nothing where it has none. `items_named` are the items that names in the records stand for.
         The link is the algorithm's first where it is not given. Histories and records are those of
-        a `shard` of the users; the plan is for all of them. Raises where the parts do not go
-        together."""
+        a `shard` of the users; the plan is for all of them. `later` are the records after a change
+        of mind, by its round. Raises where the parts do not go together."""
         way = link or LINKS[settings.links[0]]()
         check_fitting(settings, release, way)
         users = consent.users
@@ -124,7 +154,10 @@ class Federation:
                 )
             aggregators = in_memory(way.checking, algorithm, release, rng)
         most = release.largest_value(plan.triples) * release.steps
-        return cls(plan, server, devices, proxy, masker, most, aggregators, shard)
+        _check_changes(later, plan.rounds, shard)
+        for _, records in later:
+            algorithm.device_check(records)
+        return cls(plan, server, devices, proxy, masker, most, aggregators, shard, later)
 
     @property
     def _summing(self) -> SecureSum | CheckedSum | None:
@@ -149,6 +182,10 @@ class Federation:
         if len(saved.sent):
             self.devices.cohort.sent = saved.sent
         self.devices.ledger.totals = saved.totals
+        # A checkpoint is of the moment before users change their minds after that round.
+        self.changed = sum(after < saved.round for after, _ in self.later)
+        if self.changed:
+            self.devices.change_consent(self.later[self.changed - 1][1])
         self.server.published = saved.published
         self.server.offered = [Offered.from_table(one) for one in saved.offered]
 
@@ -188,6 +225,34 @@ class Federation:
     ) -> None:
         """`masked`: whether observers see masked updates, or of each round the sum alone.
         `on_pace` is told for how long each rank has worked."""
+        while True:
+            left = [after for after, _ in self.later[self.changed :]]
+            rounds = min([self.schedule.rounds, *left])
+            self._run(rounds, observers, message_observers, threads, masked, on_pace)
+            if not left or left[0] > self.server.round:
+                return
+            self._change_minds()
+
+    def _change_minds(self) -> None:
+        """The next change of mind, after the round that was the last."""
+        number, consent = self.changed, self.later[self.changed][1]
+        self.devices.settle()
+        before, view = self.devices.cohort.vectors.copy(), self.server.recommending
+        hidden = tuple(self.devices.change_consent(consent, view))
+        self.changed += 1
+        if self.on_change is not None:
+            after = self.devices.cohort.vectors.copy()
+            self.on_change(MindsChanged(number, view.round, hidden, view.items, before, after))
+
+    def _run(
+        self,
+        rounds: int,
+        observers: Sequence[Observer],
+        message_observers: Sequence[MessageObserver],
+        threads: int,
+        masked: bool,
+        on_pace: Callable[[int, list[float]], None] | None,
+    ) -> None:
         plan, link = self.schedule, self._summing
         noisy = link is not None and (link.noise or self.devices.contributes)
         everybody = noisy and plan.cohort_size == plan.devices
@@ -195,7 +260,7 @@ class Federation:
             self.server,
             self.devices,
             plan.cohort_size,
-            plan.rounds,
+            rounds,
             observers,
             message_observers,
             threads,
@@ -236,6 +301,23 @@ class Federation:
     def scorer(self) -> Scorer:
         """What every device would recommend by now."""
         return self.server.algorithm.device_scorer(self.vectors(), self.server.recommending.items)
+
+
+def _check_changes(later: Sequence[tuple[int, Consent]], rounds: int, shard: Shard) -> None:
+    """Raises where users cannot change their minds so."""
+    if not later:
+        return
+    if shard.ranks.together:
+        raise ConfigError(
+            "consent.changes is for a run in one process or by real devices; use --engine "
+            "simulation, https or flower"
+        )
+    after = max(round for round, _ in later)
+    if after > rounds:
+        raise ConfigError(
+            f"consent.changes has after_round = {after:,}, and the run has {rounds:,} rounds; "
+            "lower it, or set algorithm.rounds higher"
+        )
 
 
 def _check_contributions(devices: SimulatedDevices, ranks: Ranks) -> NDArray[np.int64]:

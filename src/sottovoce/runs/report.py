@@ -29,6 +29,7 @@ from sottovoce.evaluation.report import (
 )
 from sottovoce.evaluation.tables import Column, Table
 from sottovoce.parties.silo_door import SEALED_BYTES
+from sottovoce.runs import minds
 from sottovoce.runs.costs import budget_sections as budget_sections
 from sottovoce.runs.costs import honest_notes as honest_notes
 from sottovoce.runs.costs import sum_sections as sum_sections
@@ -414,6 +415,8 @@ def notes(outcome: RunOutcome) -> list[str]:
         limited = outcome.world.door.refused is not None or chosen.never_send.any()
         if limited or not chosen.takes_part.all():
             said.append("Baselines are central: they learn from everybody, whatever she permits")
+    if isinstance(outcome, DeviceOutcome) and outcome.folder is not None:
+        said += minds.lines(outcome.folder.manifest().get("changes_of_mind", []))
     return said + hints(outcome)
 
 

@@ -27,6 +27,7 @@ from sottovoce.attacks.suite.a05_linkage import Mixed
 from sottovoce.attacks.suite.a12_known_others import Contributed
 from sottovoce.attacks.suite.a12_shadows import Again
 from sottovoce.attacks.suite.a13_draws import TOLD_DEVICES, TOLD_ROUNDS, told_words
+from sottovoce.attacks.suite.a15_changed_minds import MindsSeen, MindsTruth
 from sottovoce.attacks.views import Truth, View
 from sottovoce.core.interactions import Interactions
 from sottovoce.core.links import SEALED_SEED_BYTES, Link
@@ -55,7 +56,8 @@ from sottovoce.privacy.reports import SEALED_BYTES
 from sottovoce.rng import Streams
 from sottovoce.runs.card import CardSetting
 from sottovoce.runs.devices import federation_of
-from sottovoce.runs.federation import Federation
+from sottovoce.runs.federation import Federation, MindsChanged
+from sottovoce.runs.minds import KeptChange, kept_changes
 from sottovoce.runs.owners import build_world
 from sottovoce.runs.read import FinishedRun
 
@@ -270,6 +272,11 @@ def _of_devices(
     kept = None if finished is None else _transcript(finished, look)
     source, notes = "the run's transcript", []
     recorder = Recorder(MOST_NUMBERS // look.whole, federation.sum_width)
+    minds: list[MindsChanged | KeptChange] = []
+    if finished is None:
+        federation.on_change = minds.append
+    else:
+        minds += kept_changes(finished.folder.path)
     # With a transcript, too: what was private then is needed for scoring.
     own = _enact(federation, look, threads, tell, [] if kept else [recorder])
     if kept is None:
@@ -289,6 +296,9 @@ def _of_devices(
     if look.end == plan.rounds and look.sums:  # what the last sum made of the model is published
         kept["device"][plan.rounds] = [ModelView(plan.rounds, final)]
     views = _views(world, federation, kept, final, vectors)
+    if minds:
+        tables, own["minds"] = _minds(world, federation, minds)
+        views["anyone"] = replace(views["anyone"], own={**views["anyone"].own, "minds": tables})
     if mixed := own.pop("mixed", ()):
         views["coalition"] = replace(views["server"], party="coalition", own={"mixed": mixed})
     own |= _draws(world, federation, kept)
@@ -493,6 +503,34 @@ def _draws(world: PreparedExperiment, federation: Federation, kept: SeenMessages
     return {"drawn": drawn_positives(algorithm, federation.devices.sendable, rounds, rng)}
 
 
+def _minds(
+    world: PreparedExperiment,
+    federation: Federation,
+    changes: Sequence[MindsChanged | KeptChange],
+) -> tuple[tuple[MindsSeen, ...], tuple[MindsTruth, ...]]:
+    """What somebody got hold of who had all embeddings when users changed their minds, before and
+    after; and who they were."""
+    later, users = world.experiment.later(world.consent), world.consent.users
+    algorithm = federation.server.algorithm
+    seen, truth = [], []
+    for one in changes:
+        then = [algorithm.representations(v, one.items) for v in (one.before, one.after)]
+        before, after = (np.asarray(table, dtype=np.float64) for table in then)
+        seen.append(MindsSeen(one.round, before, after))
+        records = later[one.number][1]
+        hidden = {
+            name: records.hidden_attributes[:, column]
+            for column, name in enumerate(records.attributes)
+        }
+        names = {name for each in one.hidden for name in each.attributes}
+        changed = {
+            name: np.isin(users, [h.user for h in one.hidden if name in h.attributes])
+            for name in names
+        }
+        truth.append(MindsTruth(changed, hidden))
+    return tuple(seen), tuple(truth)
+
+
 def _again(world: PreparedExperiment, plan: Schedule, threads: int) -> Again:
     """The same system on the same people, other ones of whom take part."""
     experiment, train, chosen = world.experiment, world.split.train, world.consent
@@ -557,11 +595,11 @@ def _senders(kept: SeenMessages, party: str) -> dict[int, NDArray[np.int64]]:
 def _truth(
     world: PreparedExperiment, vectors: NDArray[np.float32], own: Mapping[str, Any] | None = None
 ) -> Truth:
-    consent, labels = world.consent, {}
+    consent, labels = world.experiment.at_end(world.consent), {}
     for name, known in world.dataset.user_attributes.items():
         labels[name] = known.codes.astype(np.int64)
     if world.experiment.silo is None:
-        settings, codes = world.experiment.on(world.dataset, consent)
+        settings, codes = world.experiment.on(world.dataset, world.consent)
         if codes is not None:  # by its own numbers of classes
             labels |= {one.name: codes[:, k] for k, one in enumerate(settings.attributes)}
     return Truth(

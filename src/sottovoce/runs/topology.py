@@ -107,8 +107,8 @@ class Topology(ABC):
     def line(self, round: int, *, final: bool = False) -> dict[str, Any]:
         """Of metrics.jsonl, without what an evaluation adds."""
 
-    def at_end(self) -> dict[str, Any]:
-        """What is known of it at the end."""
+    def at_end(self, evaluation: Evaluation) -> dict[str, Any]:
+        """What is known of it at the end, after this evaluation."""
         return {}
 
     def measures(self, scorer: Scorer, threads: int) -> dict[str, float]:
@@ -167,7 +167,7 @@ class ActiveRun:
             return
         line = self.topology.line(round)
         if judged:
-            line |= self._judge(self.topology.scorer()).summary()
+            line |= self.judge(self.topology.scorer()).summary()
         if self.folder is not None and self.options.ranks.first:
             self.folder.append_metrics(line)
         if self.on_judged is not None and judged:
@@ -183,7 +183,8 @@ class ActiveRun:
             line["slow"] = slow
         self.folder.append_pace(line)
 
-    def _judge(self, scorer: Scorer, test: Interactions | None = None) -> Evaluation:
+    def judge(self, scorer: Scorer, test: Interactions | None = None) -> Evaluation:
+        """How well a scorer does, on these test items or on all."""
         split, options = self.topology.split, self.options
         return evaluate(
             scorer, split.train, split.test if test is None else test, self.protocol,
@@ -197,10 +198,10 @@ class ActiveRun:
         measures: Measures = {}
 
         def judge(label: str, scorer: Scorer) -> None:
-            evaluations[label] = self._judge(scorer)
+            evaluations[label] = self.judge(scorer)
             measures[label] = self.topology.measures(scorer, self.options.threads)
             if self.cut is not None:
-                whole = self.cut.judge(label, lambda test: self._judge(scorer, test))
+                whole = self.cut.judge(label, lambda test: self.judge(scorer, test))
                 measures[label] = {**measures[label], **whole}
 
         baselines, train = self.experiment.baselines, self.topology.split.train
@@ -239,7 +240,7 @@ class ActiveRun:
             protocol=topology.protocol_line(evaluations[system]),
             ledger=dict(zip(COUNTS, booked, strict=True)),
             **left_out,
-            **topology.at_end(),
+            **topology.at_end(evaluations[system]),
         )
 
 

@@ -144,7 +144,10 @@ class HttpsTrial:
         return Gathered(round, view.items, np.concatenate(vectors), other, offered)
 
     def ledger(self) -> list[Entries]:
-        return ledger_of(self.store(row) for row in range(len(self.world.cohort)))
+        return ledger_of(self.stores())
+
+    def stores(self) -> list[Path]:
+        return [self.store(row) for row in range(len(self.world.cohort))]
 
     def log(self) -> tuple[list[Mapping[str, Any]], Mapping[str, int]]:
         database = open_folder(self.folder / "server").database()

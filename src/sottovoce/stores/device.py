@@ -21,12 +21,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sottovoce.core.consent import Choice, Consent
+from sottovoce.core.hiding import Hidden
 from sottovoce.core.interactions import Interactions, Vocabulary
 from sottovoce.core.ledger import Ledger
 from sottovoce.core.one_bit import noise_root
 from sottovoce.errors import DataError, UsageError
 from sottovoce.rng import SECRET_BYTES, SecretStreams, Streams, streams_of
-from sottovoce.stores.device_rounds import drop_outdated, forget_vectors_of, ledger_rows
+from sottovoce.stores.device_rounds import (
+    drop_outdated,
+    forget_vectors_of,
+    hidings,
+    ledger_rows,
+)
 from sottovoce.stores.encrypted import StoreFile
 from sottovoce.stores.person import (
     AT_HOME,
@@ -596,7 +602,10 @@ class CohortStore(PersonalStore):
             np.array([number for number, _, _ in rows], dtype=np.int64),
             known,
             np.array([place[text] for _, text, _ in rows], dtype=np.int64),
-            sorted({name for choice in known for name in choice.hidden_attributes}),
+            sorted(
+                {name for choice in known for name in choice.hidden_attributes}
+                | {name for choice in known for name, _ in choice.strengths}
+            ),
             sorted({name for choice in known for name in choice.refused_owners}),
         )
         each = {number: known[place[text]] for number, text, _ in rows}
@@ -653,6 +662,10 @@ class CohortStore(PersonalStore):
     def budget(self, number: int | None = None) -> list[Spent]:
         """Running totals by user and kind of release. They never fall."""
         return by_kind(self.file, number)
+
+    def hidings(self, number: int | None = None) -> list[tuple[Hidden, int]]:
+        """How far vectors have moved when their users hid something, and when; oldest first."""
+        return hidings(self.file, number)
 
     def sent_reports(self, number: int | None = None) -> list[SentReports]:
         """Randomised reports that have left, by user, ε and batch. Their numbers never fall."""

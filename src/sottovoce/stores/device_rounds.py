@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from sottovoce.core.hiding import Hidden
 from sottovoce.core.ledger import Ledger
 from sottovoce.core.messages import ModelView
 from sottovoce.parties.device import Contents
@@ -140,6 +141,30 @@ class RoundBook:
             "INSERT INTO learnt VALUES (?, ?)",
             zip(numbers.tolist(), map(np.ndarray.tobytes, rows), strict=True),
         )
+
+    def stands(self, number: int) -> dict[str, bytes]:
+        """One user's vectors, by their table: at the start of the latest round, if it is not the
+        first one, and what she had learnt at its end."""
+        found = {}
+        for table in ("vectors", "learnt"):
+            row = self.file.row(f"SELECT vector FROM {table} WHERE number = ?", [number])
+            if row is not None:
+                found[table] = row[0]
+        return found
+
+    def move(self, number: int, table: str, vector: NDArray[np.float32]) -> None:
+        """Put another vector in the place of one of these."""
+        values = [number, np.ascontiguousarray(vector, dtype="<f4").tobytes()]
+        self.file.write(f"INSERT OR REPLACE INTO {table} VALUES (?, ?)", values)
+
+    def add_hiding(self, hidden: Hidden, now: int) -> None:
+        """Book how far a user's vector moved when she hid something."""
+        names = json.dumps(hidden.attributes)
+        values = [
+            *(hidden.user, hidden.round, names, hidden.before, hidden.after, hidden.moved),
+            *(hidden.steps, hidden.reason, now),
+        ]
+        self.file.write(f"INSERT INTO hidings VALUES (NULL{', ?' * len(values)})", values)
 
     def forget_vectors(self) -> None:
         """Everybody starts anew."""
@@ -348,6 +373,21 @@ def drop_outdated(file: StoreFile, reason: str) -> None:
     entry = book.latest()
     if entry is not None and entry.state == "prepared" and book.minds_changed(entry):
         book.drop(entry, reason)
+
+
+def hidings(file: StoreFile, number: int | None) -> list[tuple[Hidden, int]]:
+    """How far vectors moved when their users hid something, and when, of one user or of all; oldest
+    first."""
+    where, values = ("", []) if number is None else ("WHERE number = ?", [int(number)])
+    rows = file.rows(
+        "SELECT number, round, attributes, before, after, moved, steps, reason, at "
+        f"FROM hidings {where} ORDER BY id",
+        values,
+    )
+    return [
+        (Hidden(user, round, tuple(json.loads(names)), *way), at)
+        for user, round, names, *way, at in rows
+    ]
 
 
 def kept_terms(text: str) -> Terms:

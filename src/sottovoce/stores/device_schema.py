@@ -10,7 +10,7 @@ from __future__ import annotations
 APPLICATION_ID = 0x53564F43
 """Marks a file as a store ("SVOC")."""
 
-FORMAT = 8
+FORMAT = 9
 """The format of a store. A file of another format is refused."""
 
 SCHEMA = """
@@ -198,6 +198,27 @@ BEGIN SELECT RAISE(ABORT, 'what left stays on record'); END;
 CREATE TRIGGER contacts_are_fixed
 BEFORE UPDATE OF id, party, what, bytes, epsilon, at, owner, interactions, messages ON contacts
 BEGIN SELECT RAISE(ABORT, 'what left stays on record'); END;
+
+-- Each time a user hid attributes in a model that was trained already: how her vector moved at
+-- once. The choice itself is in consent. For her eyes: nothing here leaves.
+CREATE TABLE hidings (
+    id INTEGER PRIMARY KEY AUTOINCREMENT,
+    number INTEGER NOT NULL REFERENCES users ON UPDATE CASCADE,
+    round INTEGER NOT NULL,
+    attributes TEXT NOT NULL,
+    before REAL NOT NULL,
+    after REAL NOT NULL,
+    moved REAL NOT NULL,
+    steps INTEGER NOT NULL,
+    reason TEXT NOT NULL,
+    at INTEGER NOT NULL
+) STRICT;
+CREATE INDEX hidings_by_user ON hidings (number);
+CREATE TRIGGER hidings_stay BEFORE DELETE ON hidings
+BEGIN SELECT RAISE(ABORT, 'what was hidden, and when, stays on record'); END;
+CREATE TRIGGER hidings_are_fixed
+BEFORE UPDATE OF id, round, attributes, before, after, moved, steps, reason, at ON hidings
+BEGIN SELECT RAISE(ABORT, 'what was hidden, and when, stays on record'); END;
 
 CREATE TABLE seen (
     user INTEGER NOT NULL REFERENCES users,

@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 import secrets
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from typing import Literal
@@ -22,6 +23,7 @@ from numpy.typing import NDArray
 
 from sottovoce.core.cohort import Cohort
 from sottovoce.core.consent import Choice, Consent
+from sottovoce.core.hiding import Hidden
 from sottovoce.core.ledger import Ledger
 from sottovoce.core.messages import ModelView
 from sottovoce.core.recommender import recommend
@@ -49,7 +51,7 @@ from sottovoce.stores.device_limits import (
     sum_noise,
     told_beyond,
 )
-from sottovoce.stores.device_rounds import Round
+from sottovoce.stores.device_rounds import Round, drop_outdated
 from sottovoce.stores.person import RequestSent
 from sottovoce.stores.prepared import (
     Agreeing,
@@ -319,6 +321,51 @@ class DeviceSession(Agreeing):
         items, weight = found if found is not None else (np.zeros(0, np.int32), np.zeros(0))
         return Inside(items, weight.astype(np.float64), others, cost)
 
+    # --- a change of mind ------------------------------------------------------------------------
+
+    def change_choice(
+        self, number: int, change: Callable[[Choice], Choice]
+    ) -> tuple[Choice, Hidden | None]:
+        """`CohortStore.change_choice`; and if this hides an attribute that was not hidden before,
+        move the user's vector at once, here, by the filters of the model that is kept. The new
+        choice, and how far the vector moved: None if there is nothing to move, or to move by."""
+        view = self.model()
+        if view is not None and self.terms is not None:
+            self._terms_of(view).build()  # its library may be slow to load
+        with self.store.file.transaction():
+            before = self.store.choice(number)
+            choice = self.store.change_choice(number, change)
+            anew = [n for n in choice.hidden_attributes if n not in before.hidden_attributes]
+            hidden = self._hide(number, anew) if anew else None
+        if hidden is not None:
+            self.store.file.cut_log()  # where she was before is gone from here
+        return choice, hidden
+
+    def _hide(self, number: int, names: Sequence[str]) -> Hidden | None:
+        view, users = self.model(), self.store.users
+        if view is None or self.terms is None:
+            return None
+        drop_outdated(self.store.file, "a choice was changed")
+        terms, row = self._terms_of(view), np.flatnonzero(users == number)
+        algorithm, hides = terms.build(), np.ones((1, len(names)), dtype=bool)
+        entry = self._book.latest()
+        in_force = "learnt" if entry is not None and entry.state == "arrived" else "vectors"
+        kept, moved = self._book.stands(number), None
+        cohort = self._cohort(terms, self._vectors_at_start(), at_home=True).take(row)
+        # What a report that has left was learnt with may still count, or not: both move.
+        for table in ("vectors", *(["learnt"] if "learnt" in kept else [])):
+            if table == "learnt":
+                cohort.vectors = np.frombuffer(kept[table], "<f4").astype(np.float32)[None]
+            found = algorithm.device_hide(view, cohort, hides, names)
+            if not found:
+                return None
+            self._book.move(number, table, cohort.vectors[0])
+            if table == in_force or moved is None:
+                (moved,) = found
+        if moved is not None:
+            self._book.add_hiding(moved, self.store.now())
+        return moved
+
     # --- at home ---------------------------------------------------------------------------------
 
     def vectors(self) -> NDArray[np.float32]:
@@ -516,10 +563,14 @@ class DeviceSession(Agreeing):
 
     def _vectors(self, round: int | None) -> NDArray[np.float32]:
         """Everybody's vector as a round starts with it, or (None) as it is now."""
-        users, terms = self.store.users, self._known()[1]
-        vectors = terms.build().device_init(users, self.store.streams())
         entry = self._book.latest()
         learnt = entry is not None and entry.state == "arrived" and entry.round != round
+        return self._vectors_at_start(learnt=learnt)
+
+    def _vectors_at_start(self, *, learnt: bool = False) -> NDArray[np.float32]:
+        """Everybody's vector at the start of the latest round, or what was learnt at its end."""
+        users, terms = self.store.users, self._known()[1]
+        vectors = terms.build().device_init(users, self.store.streams())
         self._book.overlay(users, vectors, learnt=learnt)
         return vectors
 

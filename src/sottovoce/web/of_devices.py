@@ -66,6 +66,8 @@ _QUIET = {
     "declined": "quiet.declined",
 }
 _ASKS = "asks_first"
+_OWN = "strength:"
+"""The name of a field for the strength of one attribute begins so."""
 _LOOKS, _LOOK_SECONDS = 40, 0.25
 """How many times the page checks whether the agent has sent a message, and the seconds between."""
 
@@ -201,12 +203,29 @@ class DeviceDesk(StoreDesk[CohortStore]):
             )
             for one in (*asked, ASKED["never_send"])
         ]
+        drawn = [more for one in drawn for more in (one, *self._own_strengths(one, choice))]
         if kept_invitation(self.store) is not None:
             drawn.insert(1, self._asks())
         for each in drawn:
             if each["kind"] == "epsilon":
                 self._weigh_steps(each["steps"], choice, terms)
         return drawn
+
+    def _own_strengths(self, drawn: dict[str, Any], choice: Choice) -> list[dict[str, Any]]:
+        """A field for each attribute that she hides, after the one for all; none if it is the only
+        one."""
+        if drawn["name"] != "strength" or len(choice.hidden_attributes) < 2:
+            return []
+        return [
+            {
+                **drawn,
+                "name": f"{_OWN}{name}",
+                "label": said("field.strength_of.label", name=name).to_json(),
+                "help": said("field.strength_of.help").to_json(),
+                "value": value,
+            }
+            for name, value in choice.hiding()
+        ]
 
     def _asks(self) -> dict[str, Any]:
         """Return the switch "Ask me each time"."""
@@ -238,15 +257,22 @@ class DeviceDesk(StoreDesk[CohortStore]):
         if terms is None:
             return []
         found = []
+        hidings = self.store.hidings(self.number)
+        at_once = {n: (one, at) for one, at in hidings if one.moved for n in one.attributes}
         for each in terms.algorithm.attributes:
             hidden = each.name in choice.hidden_attributes
             words = "hidden" if hidden else "not_known" if each.name not in known else "shared"
+            told = said(f"attributes.{words}")
+            if hidden and each.name in at_once:
+                moved, when = at_once[each.name]
+                way = float(f"{moved.moved:.3g}")
+                told = said("attributes.hidden_at", when=when, moved=way)
             found.append(
                 {
                     "name": each.name,
                     "label": each.name,
                     "on": hidden,
-                    "said": said(f"attributes.{words}").to_json(),
+                    "said": told.to_json(),
                 }
             )
         return found
@@ -281,12 +307,33 @@ class DeviceDesk(StoreDesk[CohortStore]):
         exact = "" if terms is None else terms.release.objection(
             choice, noisy_sums=bool(sum_noise(terms))
         )  # fmt: skip
-        return {**found, "technical": [exact] if exact and choice.takes_part else []}
+        at_once = [one.to_json() for one in self._hides_anew(choice)]
+        technical = [exact] if exact and choice.takes_part else []
+        return {**found, "said": [*found["said"], *at_once], "technical": technical}
+
+    def _hides_anew(self, choice: Choice) -> list[Said]:
+        """What happens at once if she keeps this choice, and what that cannot take back."""
+        now = self.store.choice(self.number).hidden_attributes
+        names = [name for name in choice.hidden_attributes if name not in now]
+        if not names:
+            return []
+        if self.session.model_round() is None:
+            return [said("hiding.first", names=names)]
+        return [said("hiding.will", names=names), said("hiding.cannot")]
 
     def changed(self, change: Mapping[str, Any]) -> Choice:
         if not isinstance(change.get(_ASKS, False), bool):
             raise Told("trouble.bad_input", what=f"{_ASKS} must be true or false")
-        return super().changed({name: value for name, value in change.items() if name != _ASKS})
+        own = {n.removeprefix(_OWN): v for n, v in change.items() if n.startswith(_OWN)}
+        plain = {n: v for n, v in change.items() if n != _ASKS and not n.startswith(_OWN)}
+        terms = self.session.pending or self.session.terms
+        filters = {each.name for each in terms.algorithm.attributes} if terms else set()
+        if own.keys() - filters:
+            raise Told("trouble.bad_input", what=f"there is no filter for {min(own)}")
+        if own or "strength" in plain:
+            kept = {} if "strength" in plain else dict(self.store.choice(self.number).strengths)
+            plain["strengths"] = {**kept, **own}
+        return super().changed(plain)
 
     def choose(self, change: Mapping[str, Any]) -> None:
         with self.store.file.transaction():
@@ -297,7 +344,7 @@ class DeviceDesk(StoreDesk[CohortStore]):
                 self.keep(choice)
 
     def keep(self, choice: Choice) -> None:
-        self.store.set_choice(self.number, choice)
+        self.session.change_choice(self.number, lambda _: choice)
 
     # --- her things -------------------------------------------------------------------------------
 

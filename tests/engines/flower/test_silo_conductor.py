@@ -2,7 +2,6 @@
 dictionary, time is moved by hand, and everything that is said goes through its wire format."""
 
 import itertools
-import os
 import tempfile
 from collections import defaultdict
 from dataclasses import replace
@@ -154,16 +153,8 @@ class Town:
 
 
 @pytest.fixture
-def folder():
-    """Where writing is quick: nobody pulls the plug here."""
-    quick = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-    with tempfile.TemporaryDirectory(dir=quick) as folder:
-        yield Path(folder)
-
-
-@pytest.fixture
-def town(folder):
-    town = Town(folder)
+def town(tmp_path):
+    town = Town(tmp_path)
     yield town
     town.close()
 
@@ -351,9 +342,9 @@ class Simulated:
 
 
 @pytest.mark.parametrize("theta", [1, 3])
-def test_rounds_equal_the_replay(folder, theta):
+def test_rounds_equal_the_replay(tmp_path, theta):
     config = replace(CONFIG, theta=theta)
-    events, sim, town = events_of(60, 1), Simulated(config), Town(folder, config)
+    events, sim, town = events_of(60, 1), Simulated(config), Town(tmp_path, config)
     office = Office(town)
     for _ in range(2):
         for k in range(len(events)):
@@ -392,11 +383,11 @@ FAULTS = ["lost", "mute", "error once", "twice", "crash", "crash after", "restar
     closings=st.dictionaries(st.integers(0, 6), st.sampled_from(["before", "after"]), max_size=3),
 )
 def test_the_model_is_the_simulations_whatever_is_lost_doubled_or_killed(
-    folder, seed, n, faults, closings
+    tmp_path, seed, n, faults, closings
 ):
     """Who is left out of a round takes part in the next one; a conductor that is killed is followed
     by another one, which changes nothing."""
-    events, place = events_of(n, seed), Path(tempfile.mkdtemp(dir=folder))
+    events, place = events_of(n, seed), Path(tempfile.mkdtemp(dir=tmp_path))
     town, sim = Town(place), Simulated()
     mishaps, turns = Mishaps(town, sim, faults, closings), 0
     for turn, updates, away, record in mishaps.turns(events):
@@ -466,9 +457,9 @@ def test_a_silent_owner_is_named_and_nobody_waits_for_it_for_ever(town):
     assert status["online"] == list(HOLDINGS)
 
 
-def test_the_owners_of_a_round_do_not_make_each_other_stale(folder):
+def test_the_owners_of_a_round_do_not_make_each_other_stale(tmp_path):
     """Not even where rows may be of the present version alone: all are of the same one."""
-    town = Town(folder, replace(CONFIG, max_age=0))
+    town = Town(tmp_path, replace(CONFIG, max_age=0))
     for number, items in ((0, (1, 4)), (1, (1, 2)), (2, (3, 5))):
         for user in (0, 1):
             town.block(user, number, items)

@@ -91,6 +91,9 @@ class UCOptions(AlgorithmSettings):
     """How attributes are told apart: by the moments of those who share, which give every linear
     guess, by networks of two layers, as published, or by networks about as large as those of the
     published code. A network that tells nothing keeps no other attacker from telling."""
+    furthest: float = 100.0
+    """The longest way that a user's embedding moves when she hides an attribute in a model that
+    is trained already; T in the paper."""
     init_scale: float = 0.035
     """Largest initial value of an embedding."""
     attributes: tuple[FilterConfig, ...] = ()
@@ -123,6 +126,7 @@ class UCOptions(AlgorithmSettings):
                 raise ConfigError(f"{name} must be below 1")
         require_number("reg", self.reg, 0.0, 1e3, above=False)
         require_number("init_scale", self.init_scale, 0.0, 1e3)
+        require_number("furthest", self.furthest, 0.0, 1e12, above=False)
         names = self.names
         if len(set(names)) != len(names):
             raise ConfigError("attributes names one twice")

@@ -29,7 +29,7 @@ SYSTEMS = {"mf": "MF", "ncf": "FedNCF", "neumf": "NeuMF", "gnn": "FedGNN"}
 @dataclass(frozen=True, slots=True)
 class UCConfig(UCOptions):
     releases: ClassVar[tuple[str, ...]] = ("clipped",)
-    reads: ClassVar[tuple[str, ...]] = ("hidden_attributes", "strength")
+    reads: ClassVar[tuple[str, ...]] = ("hidden_attributes", "strength", "strengths")
     published: ClassVar[str] = ""
 
     @property

@@ -21,7 +21,7 @@ she used.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
@@ -33,11 +33,13 @@ from numpy.typing import NDArray
 from sottovoce.algorithms.base import Accelerator, CrossDevice
 from sottovoce.algorithms.uc.networks import UCModel
 from sottovoce.algorithms.uc.options import UCOptions
+from sottovoce.algorithms.uc.protect import REASONS, Stopping, protect
 from sottovoce.algorithms.uc.rows import ClientUpdates as Changes
 from sottovoce.algorithms.uc.rows import ModelLayout
 from sottovoce.algorithms.uc.training import Clients, LocalTraining, train
 from sottovoce.core.cohort import Cohort, RowCounts
 from sottovoce.core.consent import Consent, ShareRule
+from sottovoce.core.hiding import Hidden
 from sottovoce.core.messages import GRID, Aggregate, ModelView, SummedReports, Updates
 from sottovoce.core.recommender import FactorScorer, Scorer
 from sottovoce.errors import ConfigError, Diverged, MessageError
@@ -151,10 +153,49 @@ class UC(CrossDevice):
         )
         everyone = np.arange(len(cohort), dtype=np.int64)
         for rows in self._batches(everyone, how):
-            clients = replace(self.clients(cohort, rows), strength=np.zeros(len(rows), np.float32))
+            clients = self.clients(cohort, rows)
+            clients = replace(clients, strength=np.zeros_like(clients.strength))
             model = self.model(view.items, cohort.vectors)
             updates = train(model, clients, how, rng.child("home", view.round), self.priors())
             cohort.vectors[rows] += updates.users.numpy()
+
+    def device_hide(
+        self, view: ModelView, cohort: Cohort, hides: NDArray[np.bool_], names: Sequence[str]
+    ) -> list[Hidden]:
+        """Central protection (Eq. 12), by the published filters. The sum over what a user hides
+        anew falls; what she hid before is left to the rounds that come."""
+        c, found, targets = self.config, [], self._targets()
+        known = [name for name in c.names if name in names]
+        asked = hides[:, [list(names).index(name) for name in known]]
+        model = self.model(view.items, cohort.vectors)
+        with one_thread():
+            for wish in np.unique(asked, axis=0):
+                rows = np.flatnonzero((asked == wish).all(axis=1))
+                wanted = [name for name, on in zip(known, wish, strict=True) if on]
+                if not wanted:
+                    continue
+                target = [targets[c.names.index(name)] for name in wanted]
+                moved = protect(model, rows, wanted, target, Stopping(furthest=c.furthest))
+                cohort.vectors[rows] = moved.embeddings.numpy()
+                found += [
+                    Hidden(
+                        user=int(cohort.users[row]),
+                        round=view.round,
+                        attributes=tuple(wanted),
+                        before=float(moved.before[place]),
+                        after=float(moved.after[place]),
+                        moved=float(moved.moved[place]),
+                        steps=int(moved.steps[place]),
+                        reason=REASONS[moved.reason[place]],
+                    )
+                    for place, row in enumerate(rows.tolist())
+                ]
+        return sorted(found, key=lambda one: one.user)
+
+    def _targets(self) -> list[torch.Tensor | None]:
+        """What filters should say of those who hide an attribute, of each."""
+        prior = self.config.target == "prior"
+        return [one if prior else None for one in self.priors()]
 
     def device_learn(
         self, view: ModelView, cohort: Cohort, rows: NDArray[np.int64], rng: Streams
@@ -294,7 +335,7 @@ class UC(CrossDevice):
             cohort.history.take_users(rows),
             cohort.labels[rows],
             self.config.hidden(consent),
-            consent.strength,
+            consent.strength_of(self.config.names),
         )
 
     def masks(self, cohort: Cohort, rows: NDArray[np.int64], rng: Streams) -> torch.Tensor:

@@ -220,7 +220,7 @@ class Wishes:
     shared: Tensor
     """[C, A], true where the attribute trains its filter; all others are hidden."""
     weight: Tensor
-    """[C]: w"""
+    """[C, A]: w"""
     targets: tuple[Tensor, ...]
     pull: tuple[Tensor, Tensor] | None
     """Of filters of moments: what a step leaves of an embedding [C, d, d], and adds to it [C, d].
@@ -259,7 +259,7 @@ class Wishes:
             shown,
             weight,
             tuple(targets),
-            _pull(model, how.rate * weight[:, None] * ~shown, targets, masks) if hides else None,
+            _pull(model, how.rate * weight * ~shown, targets, masks) if hides else None,
             hides=hides,
             shares=bool(shared.any()) and how.filter_rate > 0,
         )
@@ -273,7 +273,7 @@ class Wishes:
             if self.hides:
                 fixed = {name: weight.detach() for name, weight in weights.items()}
                 log_q = F.log_softmax(guess(user, fixed)[:, 0], dim=1)
-                pull = self.weight * ~self.shared[:, t]
+                pull = self.weight[:, t] * ~self.shared[:, t]
                 total = total + (pull * divergence(self.targets[t], log_q)).sum()
             if self.shares:
                 logits = guess(user.detach(), weights)[:, 0]
@@ -381,15 +381,17 @@ class Clients(Redacted):
     hidden: NDArray[np.bool_]
     """[clients, attributes]"""
     strength: NDArray[np.float32]
-    """β of each client."""
+    """[clients, attributes]: β of each client."""
 
     def __post_init__(self) -> None:
         n = len(self.users)
         if len(self.rows) != n:
             raise DataError("every client needs a row in the users' table")
-        if self.history.n_users != n or self.strength.shape != (n,):
-            raise DataError("every client needs a history and a strength")
-        if self.labels.shape != self.hidden.shape or len(self.labels) != n:
+        if self.history.n_users != n:
+            raise DataError("every client needs a history")
+        if not self.labels.shape == self.hidden.shape == self.strength.shape:
+            raise DataError("every client needs a label, a choice and a strength per attribute")
+        if len(self.labels) != n:
             raise DataError("labels and hidden attributes must have a row per client")
         if n and not bool(np.all((self.strength >= 0) & (self.strength < 1))):
             raise DataError("strength must lie in [0, 1)")

@@ -1,4 +1,9 @@
-"""Official downloads to data sets. `import_path` recognises what it is given by its files."""
+"""Official downloads to data sets. `import_path` recognises what it is given by its files.
+
+Lines are parsed by pyarrow. The readers of DuckDB and Polars were tried instead. They guess
+silently where this asks or names the line (the order of days, a delimiter of two signs, ids with
+leading zeros), and read neither cp1252 nor bz2 nor xz.
+"""
 
 from __future__ import annotations
 

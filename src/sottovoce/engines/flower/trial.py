@@ -103,6 +103,9 @@ class FlowerTrial:
     def ledger(self) -> list[Entries]:
         return ledger_of(self._cohorts())
 
+    def stores(self) -> list[Path]:
+        return self._cohorts()
+
     def log(self) -> tuple[list[Mapping[str, Any]], Mapping[str, int]]:
         with self._checkpoint() as checkpoint:
             rounds = [asdict(record) for record in checkpoint.rounds()]
