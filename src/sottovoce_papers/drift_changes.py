@@ -112,13 +112,15 @@ def _place(who: str, n: int) -> NDArray[np.float64]:
 
 def gains(study: StudyFile, sets: Sets) -> list[StudyLine]:
     """The rows, with the share of the base line's gain over a random order that each keeps."""
+    values = study.table["values"]
     for mine in groups(sets["main"], ["data", "look"]).values():
-        (base,), (random,) = (
-            chosen(mine, study.table["values"][name]) for name in ("base", "chance")
-        )
-        for line in (line for line in mine if line.runs):
-            gain, whole = (one.row["NDCG@10"] - random.row["NDCG@10"] for one in (line, base))
-            line.row["kept"] = gain / whole
+        (random,) = chosen(mine, values["chance"])
+        trained = [line for line in mine if line.runs and line is not random]
+        for same in groups(trained, ["learning_rate"]).values():
+            (base,) = chosen(same, values["base"])
+            for line in same:
+                gain, whole = (one.row["NDCG@10"] - random.row["NDCG@10"] for one in (line, base))
+                line.row["kept"] = gain / whole
     return [*sets["main"]]
 
 

@@ -14,7 +14,7 @@ from sottovoce.core.links import SecureSum
 from sottovoce.errors import ConfigError, DataNotFound, KeyTrouble, UsageError
 from sottovoce.services.server.shuffled_rounds import coordinator_of
 from sottovoce.services.server.summed_rounds import SummedCoordinator
-from sottovoce.stores.helper_folder import create_helper, read_helper_introduction
+from sottovoce.stores.helper_folder import HelperIntroduction, create_helper
 from sottovoce.stores.keys import init_keys
 from sottovoce.stores.server_folder import open_folder
 from sottovoce.wire.exactly import who_reads
@@ -67,7 +67,7 @@ def test_from_the_proxys_keys_to_a_federation_and_back(place, proxy):
     assert (link.url, link.key, link.min_devices) == (URL, proxy["key"], 5)
     assert link.authority == ca.read_text()
     told("serve", "introduce", place / "town", "--out", place / "town.json")
-    introduced = read_helper_introduction(place / "town.json")
+    introduced = HelperIntroduction.read(place / "town.json")
     assert introduced.terms == open_folder(place / "town").plan.terms
     folder = create_helper(place / "masks", introduced)
     assert folder.introduction.link.min_devices == 5

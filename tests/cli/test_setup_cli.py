@@ -158,9 +158,9 @@ def test_a_helper_elsewhere_comes_first(place, setup):
     assert names(town) == {*MADE, "introduction.json"}
     assert not (town / "introduction.json").stat().st_mode & 0o077
     helper = str(place / "masks"), "--introduction", str(town / "introduction.json")
-    from sottovoce.stores.helper_folder import create_helper, read_helper_introduction
+    from sottovoce.stores.helper_folder import HelperIntroduction, create_helper
 
-    create_helper(Path(helper[0]), read_helper_introduction(Path(helper[2])))
+    create_helper(Path(helper[0]), HelperIntroduction.read(Path(helper[2])))
     assert open_folder(town / "server").plan.terms.secure_sum.min_devices == 20
 
 

@@ -234,7 +234,8 @@ def test_every_file_is_a_study(name, quick):
     for entry in table.get("sets", {}).values():
         keys = {key for one in entry for key in one.get("systems", ())}
         assert keys <= {system.key for system in study.systems}
-    for place in [*table.get("add", ()), *table.get("rows", {}).values()]:
+    writes = [table["writes"]] if "writes" in table else []
+    for place in [*table.get("add", ()), *table.get("rows", {}).values(), *writes]:
         assert callable(lines.named(place))
     for claim in table.get("claims", ()):
         assert ("test" in claim and callable(lines.named(claim["test"]))) or "text" in claim

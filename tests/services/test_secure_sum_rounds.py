@@ -352,6 +352,15 @@ def test_a_key_under_two_numbers_costs_no_round(world, searching):
     assert here.refused() == {"doubled_key": 1}
 
 
+def test_a_message_by_another_numbers_key_costs_that_number_nothing(world):
+    """It comes first, and the key is the second one's."""
+    here = world()
+    with here.database.reading() as link:
+        key = records.public_key(link, 6)
+    with here.database.leading() as leader:
+        assert here.coordinator._doubled(leader, {1: key, 6: key}) == {1: "doubled_key"}
+
+
 def test_a_refusal_of_the_proxy_gives_the_round_up(world):
     """It has told this round's sum before, to whoever had the server's token."""
     here = world(rounds=2)

@@ -302,9 +302,9 @@ def introduce(
 
     found = _proposed(folders.open_folder(folder))
     if found.plan.summed:  # the helper is asked by the server and need not know where that is
-        from sottovoce.stores.helper_folder import helper_introduction, write_helper_introduction
+        from sottovoce.stores.helper_folder import helper_introduction
 
-        write_helper_introduction(out, helper_introduction(found))
+        helper_introduction(found).write(out)
         told = f"The introduction of the helper is {out}; it is a secret"
         return {"server": None, "file": out}, [told]
     if found.plan.checked:

@@ -74,7 +74,7 @@ def helper(
 
     does = _Party(
         "a helper", party.init_helper, party.create_helper, party.open_helper,
-        party.read_helper_introduction, holds,
+        party.HelperIntroduction.read, holds,
     )  # fmt: skip
     return _prepared(does, folder, init, introduction, agree, names) or HelperService(threads)
 

@@ -72,11 +72,3 @@ def open_helper(path: Path) -> HelperFolder:
 def helper_introduction(folder: ServerFolder) -> HelperIntroduction:
     """What the operator of the proxy is given, from the server's folder."""
     return HelperIntroduction(folder.plan.terms, proxy_token(folder.keys))
-
-
-def write_helper_introduction(path: Path, introduction: HelperIntroduction) -> None:
-    introduction.write(path)
-
-
-def read_helper_introduction(path: Path) -> HelperIntroduction:
-    return HelperIntroduction.read(path)

@@ -203,7 +203,8 @@ class SumCoordinator(Coordinator, ABC):
         for number, key in sorted(devices.items()):
             if key in seen or keys.get(number) != key:
                 out[number] = DOUBLED
-            seen.add(key)
+            else:
+                seen.add(key)
         return out
 
     def step(self, leader: Leader) -> list[Event]:
