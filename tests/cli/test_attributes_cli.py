@@ -177,6 +177,45 @@ def test_hiding_and_revealing(tmp_path, ask):
     assert "strength" not in ask("consent", path, "--reveal", "age")["words"]
 
 
+def test_each_attribute_may_have_its_own_strength(tmp_path, ask):
+    path = joined(tmp_path / "phone", terms_of())
+    told = ask("consent", path, "--hide", "gender", "--hide", "age", "--strength", "gender=0.8")
+    assert told["words"].endswith("hides gender with strength 0.8, age with strength 0.5")
+    assert ask("consent", path, "--strength", "age=0.3")["choice"]["strengths"] == [
+        ["age", 0.3],
+        ["gender", 0.8],
+    ]
+    with CohortStore.open(path, readonly=True) as store:
+        assert store.choices().strength_of(["gender", "age"]).tolist() == [
+            [pytest.approx(0.8), pytest.approx(0.3)]
+        ]
+    told = ask("consent", path, "--strength", "0.6")  # a number is for all
+    assert told["words"].endswith("hides gender, age with strength 0.6")
+
+
+def test_hiding_in_a_trained_model_is_said_and_on_record(tmp_path, ask, say):
+    """With the first model there is a filter that tells nothing; without one, nothing to move."""
+    terms = terms_of()
+    path = joined(tmp_path / "phone", terms)
+    assert "from the first round on" in say("consent", path, "--hide", "gender")
+    assert ask("ledger", path)["hidings"] == []
+    with CohortStore.open(path) as store:
+        session, stream = DeviceSession(store), Streams.from_seed(1)
+        items = terms.build().server_init(len(ITEMS), stream).copy()
+        items[len(ITEMS) :] = stream.child("told").normal(np.arange(len(items) - len(ITEMS)), 6)
+        session.keep_model(ModelView(9, items.astype(np.float32)))
+    told = ask("consent", path, "--hide", "age")
+    assert told["hidden"]["attributes"] == ["age"]
+    assert told["hidden"]["round"] == 9
+    assert told["hidden"]["after"] <= told["hidden"]["before"]
+    assert "This takes nothing back." in " ".join(told["at_once"])
+    (line,) = ask("ledger", path)["hidings"]
+    assert {**line, "when": 0} == {"when": 0, **told["hidden"]}
+    assert "age: your device moved what it has learnt" in say("ledger", path)
+    assert "hidden" in ask("consent", path)
+    assert ask("consent", path)["hidden"] is None
+
+
 @pytest.mark.parametrize(
     ("words", "error"),
     [
@@ -186,6 +225,10 @@ def test_hiding_and_revealing(tmp_path, ask):
         (["--hide", "age", "--reveal", "age"], "choose one of --hide age and --reveal age"),
         (["--hide", ""], "needs the name"),
         (["--strength", "1"], "strength must be below 1"),
+        (["--strength", "age=1"], "strength of 'age' must be a number from 0 to below 1, not 1.0"),
+        (["--strength", "strong"], "--strength takes a number from 0 to below 1, or NAME=NUMBER"),
+        (["--strength", "=0.5"], "--strength takes a number from 0 to below 1, or NAME=NUMBER"),
+        (["--strength", "income=0.5"], "no filter for 'income', so that --strength cannot be for"),
         (["--strength", "-0.1"], "strength must lie in [0, 1]"),
     ],
 )  # fmt: skip

@@ -46,6 +46,16 @@ def test_totals_alone_can_be_kept():
     assert (book.totals.releases, book.totals.bytes, book.pending().num_rows) == (3, 300, 0)
 
 
+def test_rows_are_those_of_the_table_in_their_order():
+    book = Ledger()
+    book.record(entries([4, 7], 0, "first"))
+    book.record(entries([5], 1, "second"))
+    columns = ["user", "kind", "round", "bytes"]
+    table = book.pending().select(columns).to_pylist()
+    assert len(table) == 3
+    assert book.pending_rows(columns) == [tuple(row.values()) for row in table]
+
+
 def test_totals_go_on_from_where_they_were():
     former = Ledger()
     former.record(entries([1, 2, 3], 0))

@@ -27,7 +27,7 @@ NAMES = {
     "all": "any", "any": "all", "min": "max", "max": "min", "minimum": "maximum",
     "maximum": "minimum", "floor": "ceil", "ceil": "floor", "zeros": "ones", "ones": "zeros",
 }  # fmt: skip
-MACHINES = {"dtype", "strict", "compression", "order", "partitioning"}
+MACHINES = {"copy", "dtype", "strict", "compression", "order", "partitioning"}
 """Keyword arguments about the machine, not about what leaves."""
 EITHER_WAY = {"min", "max", "minimum", "maximum", "array_equal", "equal"}
 """Functions whose arguments may be swapped."""

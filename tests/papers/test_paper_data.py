@@ -16,7 +16,7 @@ from sottovoce.errors import ConfigError, DataNotFound, UsageError
 from sottovoce_papers import papers
 from sottovoce_papers.cells import Cells
 from sottovoce_papers.files import StudyFile, installed, narrowed, read, run
-from sottovoce_papers.worlds import expanded, laid_over
+from sottovoce_papers.worlds import MADE, expanded, laid_over
 
 COUNTRIES = {"BR": "brazil", "CA": "canada", "IT": "italy"}
 
@@ -175,6 +175,16 @@ def test_any_data_set_takes_the_place_of_a_studys_own(here, tmp_path):
     assert changed["sets"]["main"] == [{"data": ["a", "mine"]}]
     with pytest.raises(UsageError, match="no data set that can be replaced"):
         narrowed(installed("fpl-table3"), ["movielens-20m"])
+
+
+@pytest.mark.parametrize("name", reproduce.NAMES)
+def test_every_study_of_real_data_takes_another_data_set(name):
+    table = installed(name)
+    sources = {spec.get("source") for spec in table.get("data", {}).values()} - {*MADE, None}
+    if not sources:
+        pytest.skip("its data are generated")
+    study = StudyFile(name, narrowed(table, ["mine"]))
+    assert {world.source for world in study.worlds.values()} == {"mine"}
 
 
 def test_a_data_set_that_is_not_here_is_one_sentence(here, tmp_path, monkeypatch):

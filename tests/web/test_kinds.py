@@ -491,6 +491,30 @@ def test_a_hidden_attribute_is_in_nothing_that_leaves(stack, tmp_path, hidden):
     assert (sent[0] == sent[1]) is hidden
 
 
+def test_hiding_is_said_before_it_is_kept_and_each_thing_has_its_strength(place):
+    kind, centre = place("uc")
+    agreed(centre, kind)
+    centre.choose("s0", {"hidden_attributes": [], "strength": 0.4})
+    weighed = centre.weigh("s0", {"hidden_attributes": {"add": ["gender"], "drop": []}})
+    keys = [one["key"] for one in weighed["said"]]
+    assert {"hiding.will", "hiding.cannot"} <= set(keys) or "hiding.first" in keys
+    assert "hiding.will" not in [one["key"] for one in centre.weigh("s0", {})["said"]]
+    centre.choose("s0", {"hidden_attributes": {"add": ["gender"], "drop": []}})
+    assert "strength:gender" not in fields(centre)  # the one number is enough
+    centre.choose("s0", {"hidden_attributes": ["gender", "age"]})
+    drawn = fields(centre)
+    assert drawn["strength:gender"]["value"] == drawn["strength:age"]["value"] == 0.4
+    centre.choose("s0", {"strength:gender": 0.9})
+    drawn = fields(centre)
+    values = [drawn[name]["value"] for name in ("strength", "strength:gender", "strength:age")]
+    assert values == [0.4, 0.9, 0.4]
+    centre.choose("s0", {"strength": 0.6})
+    assert fields(centre)["strength:gender"]["value"] == 0.6
+    for wrong in ({"strength:gender": 1}, {"strength:gender": "much"}, {"strength:income": 0.5}):
+        with pytest.raises(Told):
+            centre.choose("s0", wrong)
+
+
 @pytest.mark.parametrize("name", KINDS)
 def test_what_they_could_learn_is_said_in_words(place, name):
     kind, centre = place(name)
