@@ -738,6 +738,7 @@ def test_the_page_is_small_and_asks_little_before_it_is_usable(visit, server, mo
     assert sum("/api/" in name for name in before) <= ANSWERS, before
 
 
+@pytest.mark.slow  # as `make types-js`
 def test_types_hold():
     command = typescript()
     if command is None:
