@@ -130,12 +130,6 @@ def test_the_same_set_gets_the_same_answer_after_a_rollback_in_whatever_grouping
     assert all(np.array_equal(one, told[0]) for one in told[1:])
 
 
-def test_two_attempts_have_independent_noise(tmp_path):
-    here, devices = Helped(tmp_path), [SeedKeeper() for _ in range(LEAST)]
-    found = [asked(here, devices, n, 0) - asked(here, devices, n, 1) for n in range(20)]
-    assert is_noise_of_both(found, here.sigma)
-
-
 # --- aggregators ----------------------------------------------------------------------------------
 
 
@@ -285,17 +279,6 @@ def test_an_aggregator_whose_folder_is_set_back_tells_no_second_part(checked):
         assert [line["event"] for line in here.world.apps[number].log.lines][-1] == "set back"
     with pytest.raises(SumRefused, match="second_submission"):
         here.sum(1)
-
-
-def test_without_a_place_for_notes_sums_are_told_and_the_log_says_so(tmp_path, monkeypatch):
-    (tmp_path / "file").write_text("")
-    monkeypatch.setenv("SOTTOVOCE_MARKS", str(tmp_path / "file" / "marks"))
-    folder, devices = masker_folder(tmp_path / "helper"), [SeedKeeper() for _ in range(LEAST)]
-    with MaskerApp(folder) as app:
-        assert app.sums(question(folder.introduction.terms, 0, devices)).status == 200
-        warned = app.log.lines[0]
-    assert warned["event"] == "not noted"
-    assert "$SOTTOVOCE_MARKS" in warned["detail"]
 
 
 def test_a_place_for_notes_that_is_lost_while_it_runs_is_said_once(tmp_path, monkeypatch):
