@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from app_world import exposed
 from checked_world import DEVICES, CheckedWorld
 from scipy import stats
 from secure_sum_world import (
@@ -26,6 +27,7 @@ from sottovoce.parties import helper
 from sottovoce.parties.helper import NEVER, NoiseSecret, sum_name
 from sottovoce.stores.aggregator_folder import init_aggregator, init_first
 from sottovoce.stores.helper_folder import init_helper, open_helper
+from sottovoce.stores.keys import operator_token
 from sottovoce.stores.noted import note_of, notes_folder
 from sottovoce.stores.sum_folder import read_noise, simulate_noise
 from sottovoce.wire.masked import decode_mask_sum, encode_group_question, encode_question
@@ -43,6 +45,14 @@ def set_machine_back(folder, copy):
     machine: what was noted outside the folder is gone, too."""
     set_back(folder, copy)
     note_of(folder.path, folder.noise_secret().key).unlink(missing_ok=True)
+
+
+def counted(app):
+    """How often a service that tells sums says that its folder was set back."""
+    bearer = {"authorization": f"Bearer {operator_token(app.folder.keys)}"}
+    found = exposed(app.ask("GET", "/metrics", headers=bearer).body)
+    (times,) = (one for name, one in found.items() if name.endswith("_set_back"))
+    return times[()]
 
 
 def is_noise_of_both(found, sigma):
@@ -248,10 +258,12 @@ def test_a_helper_whose_folder_is_set_back_tells_no_second_sum(copied, tmp_path)
         assert app.sums(question(folder.introduction.terms, 2, devices)).error == "late"
         assert app.sums(question(folder.introduction.terms, 4, devices)).status == 200
         (alarm,) = (line for line in app.log.lines if line["event"] == "set back")
+        assert counted(app) == 1, "for whoever is woken by Prometheus"
     assert alarm["round"] == 3
     assert "set back to an older copy" in alarm["detail"]
     with MaskerApp(open_helper(folder.path)) as app:
         assert app.log.lines == [], "it has caught up"
+        assert counted(app) == 0
 
 
 def test_of_two_copies_side_by_side_one_tells_a_sum(copied, tmp_path):
@@ -277,6 +289,7 @@ def test_an_aggregator_whose_folder_is_set_back_tells_no_second_part(checked):
         set_back(folder, here.copy / str(number))
         here.world.apps[number].__enter__()
         assert [line["event"] for line in here.world.apps[number].log.lines][-1] == "set back"
+        assert counted(here.world.apps[number]) == 1
     with pytest.raises(SumRefused, match="second_submission"):
         here.sum(1)
 
