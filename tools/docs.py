@@ -10,6 +10,7 @@ pages and their anchors when it builds the site.
 from __future__ import annotations
 
 import argparse
+import ast
 import inspect
 import json
 import os
@@ -22,7 +23,7 @@ import tomllib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -453,6 +454,44 @@ def _unknown_targets(root: Path, block: Block) -> Iterator[str]:
             yield from (f"there is no extra {name}" for name in sorted(unknown))
 
 
+NAMED = re.compile(r"\[`([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)`\]\(([^()\s#]+\.py)\)")
+"""A link from the name of a function, class, field or constant to the module that has it."""
+
+
+def check_names(documents: Documents) -> Iterator[Problem]:
+    """A module that a name of the code leads to has that name."""
+    for page in documents.pages.values():
+        for at in NAMED.finditer(page.prose):
+            source = posixpath.normpath(posixpath.join(posixpath.dirname(page.path), at[2]))
+            line = page.prose.count("\n", 0, at.start()) + 1
+            if at[1].endswith(".py"):
+                continue
+            if not (documents.root / source).is_file():
+                yield Problem(page.path, line, f"there is no {source}", "correct the link")
+            elif at[1] not in _defined(documents.root / source):
+                what = f"{source} has no {at[1]}"
+                yield Problem(page.path, line, what, "link to what does this now")
+
+
+@cache
+def _defined(module: Path) -> frozenset[str]:
+    """What a module defines: names of functions, classes, fields and constants, with those inside
+    of others behind a dot."""
+    return frozenset(_inside(ast.parse(module.read_text(encoding="utf-8")), ""))
+
+
+def _inside(tree: ast.AST, before: str) -> Iterator[str]:
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield before + node.name
+            yield from _inside(node, f"{before}{node.name}.")
+        elif isinstance(node, ast.Assign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            yield from (before + each.id for each in targets if isinstance(each, ast.Name))
+        elif isinstance(node, ast.If):
+            yield from _inside(node, before)
+
+
 def check_help(documents: Documents) -> Iterator[Problem]:
     """Every command, option and argument has words."""
     yield from _helpless(command_line(), "sottovoce")
@@ -507,6 +546,7 @@ CHECKS: dict[str, Check] = {
     "menu": check_menu,
     "blocks": check_blocks,
     "commands": check_commands,
+    "names": check_names,
     "help": check_help,
     "docstrings": check_docstrings,
 }
