@@ -386,6 +386,9 @@ def check_commands(documents: Documents) -> Iterator[Problem]:
         for line, words in sorted(spoken):
             if wrong := unknown_words(root, words):
                 yield Problem(page.path, line, f"`{words}`: {wrong}", "see `sottovoce --help`")
+            for name in _unknown_files(documents.root / "experiments", words):
+                what = f"`{words}`: there is no experiment {name}"
+                yield Problem(page.path, line, what, "see experiments/")
         for block in page.blocks:
             for wrong in _unknown_targets(documents.root, block):
                 yield Problem(page.path, block.line, wrong, "see the Makefile and pyproject.toml")
@@ -433,6 +436,16 @@ def unknown_words(root: Any, line: str) -> str:
             if name not in known and not re.fullmatch(r"--?|-\d.*", name):
                 return f"there is no option {name}"
     return ""
+
+
+def _unknown_files(folder: Path, line: str) -> Iterator[str]:
+    """The experiment files and studies that a command line names and that are not there."""
+    words = [word.strip(",.;:") for word in line.split()]
+    named = [word for word in words if (folder / word.partition("/")[0]).is_dir() and "/" in word]
+    if words[1:2] == ["reproduce"] and folder.is_dir():
+        named += [f"reproduce/{word}" for word in words[2:3]]
+    plain = (name for name in named if re.fullmatch(r"[a-z]+/[a-z0-9][a-z0-9-]*", name))
+    yield from (name for name in plain if not (folder / f"{name}.toml").is_file())
 
 
 def _options(command: Any) -> set[str]:

@@ -128,6 +128,18 @@ def test_commands_of_running_text_tables_and_blocks_are_looked_at(repository):
     assert [line.split(":")[1] for line in said] == ["3", "8", "10", "10", "10"]
 
 
+def test_an_experiment_or_study_that_is_not_there_is_found(repository):
+    text = (
+        "# R\n\n`sottovoce run papers/fpl` `sottovoce run papers/moon` `sottovoce attack runs/a`\n"
+        "`sottovoce reproduce table1` `sottovoce reproduce --list` `sottovoce reproduce moon`\n"
+    )
+    there = {"experiments__papers__fpl.toml": "", "experiments__reproduce__table1.toml": ""}
+    said = says(docs.check_commands, repository(README_md=text, **there))
+    assert [line.split("no experiment ")[1].split(";")[0] for line in said] == [
+        "papers/moon", "reproduce/moon",
+    ]  # fmt: skip
+
+
 def test_the_changelog_may_speak_of_what_was(repository):
     assert says(docs.check_commands, repository(CHANGELOG_md="# C\n\n`sottovoce jump`\n")) == []
 

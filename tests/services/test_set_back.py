@@ -1,5 +1,5 @@
-"""A federation with changed items and terms that is set back to the copy from before, with real
-processes. Two commands later it runs again, nobody agrees again, and nothing is sent twice."""
+"""A federation with changed items and terms that is set back to the copy from before runs again:
+nobody agrees again, and nothing is sent twice."""
 
 import contextlib
 import json
