@@ -25,9 +25,8 @@ from sottovoce.core.recommender import Scorer
 from sottovoce.data.splitting import Split
 from sottovoce.errors import ConfigError, DataNotFound, Diverged, UsageError
 from sottovoce.evaluation.protocol import Evaluation
-from sottovoce.evaluation.significance import over_seeds
 from sottovoce_papers.cells import Arrays, Cells, differing
-from sottovoce_papers.claims import Floats, Row, interval
+from sottovoce_papers.claims import Floats, Row, StudyLine, interval
 from sottovoce_papers.worlds import Part, StudyData, StudyWorld, laid_over
 
 Settings = Mapping[str, Any]
@@ -191,19 +190,6 @@ class StudySystem:
             return self.settings, self.grids
         grid = other.get("grid")
         return laid_over(self.settings, other.get("settings", {})), [grid] if grid else []
-
-
-@dataclass(frozen=True, slots=True, repr=False)
-class StudyLine:
-    """A row with what is behind it: an evaluation for each seed, and facts of each training."""
-
-    row: Row
-    runs: Sequence[Evaluation] = ()
-    facts: Sequence[Mapping[str, Any]] = ()
-
-    def over_seeds(self) -> Evaluation:
-        """Each user's mean over the seeds."""
-        return over_seeds(dict(enumerate(self.runs)))
 
 
 @dataclass(frozen=True, slots=True, repr=False)
