@@ -95,15 +95,14 @@ def overview(made: Sequence[Mapping[str, Any]]) -> Table:
             "study": one["name"],
             "data": one.get("data"),
             "claims that hold": holding,
-            "": one.get("error", not_here),
+            "note": one.get("error", not_here),
         })  # fmt: skip
-    return Table(
-        "Studies", [Column(key) for key in ("study", "data", "claims that hold", "")], rows
-    )
+    keys = ("study", "data", "claims that hold", "note")
+    return Table("Studies", [Column(key) for key in keys], rows)
 
 
 def _sections(made: Sequence[Mapping[str, Any]]) -> list[Section]:
-    sections = [Section("All studies", [overview(made)])]
+    sections = [Section("Summary", [overview(made)])]
     for one in made:
         table = files.installed(one["name"])
         title = f"{one['name']}: {table.get('title', published.NAMES[one['name']])}"
