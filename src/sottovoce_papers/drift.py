@@ -55,7 +55,7 @@ RANKED = {
 LOSSES = ("train loss", "test loss")
 """Looks at the ranking loss."""
 TRAINED_WITH = ("owners", "delay", "who", "come", "go", "away", "turn")
-OURS = ("name", "look", "moment", "epochs", *TRAINED_WITH)
+OURS = ("name", "look", "moment", "epochs", "sealing", "events", *TRAINED_WITH)
 """Settings of the study; the others are those of the system."""
 FIRST, CONVERGED = "one epoch", "convergence"
 AS_MUCH = {"DRIFT's steps": "steps", "DRIFT's blocks": "blocks"}
@@ -135,7 +135,7 @@ def training_key(settings: Settings) -> list[object]:
 
 
 def owners_of(world: StudyWorld, split: Split, settings: Settings) -> OwnerTable:
-    """Who holds the training items: a data owner per genre, or one that has them all."""
+    """Return who holds the training items: a data owner per genre, or one that has them all."""
     numbers = split.dataset_items(np.arange(split.train.n_items))
     owners = settings.get("owners", "genre")
     if owners == "one":
@@ -156,8 +156,8 @@ def blocks_of(world: StudyWorld, split: Split, settings: Settings, seed: int) ->
 
 
 def delayed(blocks: Blocks, settings: Settings) -> Blocks:
-    """The same blocks, of which `delay` updates at a time start from the same rows: an update is
-    computed on rows that up to delay − 1 others have moved meanwhile."""
+    """Return the blocks with late gradients: `delay` updates at a time start from the same rows, so
+    that up to delay − 1 others have moved the rows by the time an update arrives."""
     delay = settings.get("delay", 1)
     require_whole("delay", delay, 1)
     if delay == 1:

@@ -78,14 +78,14 @@ def membership(job: Job) -> Bools:
 
 
 def arriving(job: Job, who: str, n: int) -> Bools:
-    """Who joins after the turn. The same for all seeds of a study, so that groups are."""
+    """Return who joins after the turn. All seeds have the same users, so that groups have means."""
     place, settings = _place(who, n), job.settings
     joins: Bools = place < (settings.get("come", 0.0) if settings.get("who") == who else 0.0)
     return joins
 
 
 def present(job: Job, who: str, n: int, epoch: int, *, reach: bool = False) -> Bools:
-    """Who is there in an epoch; with `reach`, also who misses this one alone."""
+    """Return who takes part in an epoch; with `reach`, also those who only miss this one."""
     settings = job.settings
     if settings.get("who") != who:
         return np.ones(n, dtype=bool)

@@ -61,9 +61,7 @@ class DriftEpoch(NamedTuple):
     @classmethod
     def of(cls, job: Job) -> DriftEpoch:
         """The federation of a job; `events` is how many interactions count, 0 for all."""
-        ours = ("sealing", "events")
-        mine = {name: value for name, value in job.settings.items() if name not in ours}
-        settings = component_of({**mine, "name": "drift"})
+        settings = component_of({**job.settings, "name": "drift"})
         if not isinstance(settings, DRIFTConfig):
             raise ConfigError("a system that has no data owners exchanges no messages")
         split = job.world.split(job.part, job.seed)
@@ -93,10 +91,8 @@ class EpochKind(Kind):
     is kept is how long each phase took, and how many bytes were sent."""
 
     def key(self, job: Job) -> object:
-        settings = {**job.settings, "name": "drift"}
-        ours = ("sealing", "events")
-        bare = {name: value for name, value in settings.items() if name not in ours}
-        return [training_key(bare), job.settings["sealing"], job.settings["events"]]
+        asked = job.settings["sealing"], job.settings["events"]
+        return [training_key({**job.settings, "name": "drift"}), *asked]
 
     def train(self, job: Job) -> TrainedSystem:
         epoch, sealing = DriftEpoch.of(job), job.settings["sealing"]
@@ -180,13 +176,11 @@ class GuessesKind(Kind):
     whole epoch, and from gradients of the first `events` interactions."""
 
     def key(self, job: Job) -> object:
-        settings = {**job.settings, "name": "drift"}
-        bare = {k: v for k, v in settings.items() if k not in ("events", "epochs")}
-        return [training_key(bare), job.settings["events"], job.settings["epochs"]]
+        asked = job.settings["events"], job.settings["epochs"]
+        return [training_key({**job.settings, "name": "drift"}), *asked]
 
     def train(self, job: Job) -> TrainedSystem:
-        bare = {k: v for k, v in job.settings.items() if k != "events"}
-        same = job._replace(settings={**bare, "name": "drift"})
+        same = job._replace(settings={**job.settings, "name": "drift"})
         epoch, last = DriftEpoch.of(same), float(job.settings["epochs"])
         models, _ = models_of(same, [last], DriftKind().passes)
         requests = named_rows(blocks := plan(epoch.events, epoch.table, epoch.settings.theta))

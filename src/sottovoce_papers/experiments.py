@@ -172,7 +172,7 @@ def warned(line: TrainedLine) -> Row:
 
 
 def beside_the_best(sets: Sets, values: Spec) -> list[StudyLine]:
-    """For each data set the best central system, and everything else beside it by NDCG@10."""
+    """Compare every system with the best central one on its data set, by NDCG@10."""
     central, found = values["central"], []
     for mine in groups(sets["main"], ["data"]).values():
         rows = [dict(line.row) for line in mine]

@@ -86,8 +86,7 @@ def course(line: TrainedLine) -> Row:
     curve = [
         value for name, value in line.row.items() if name.startswith("HR@10 after ")
     ]  # in the order of the rounds
-    short = line.row["system"] if len(line.row["system"]) <= 14 else line.row["key"]
-    k = line.row.get("reports")
+    short, k = _short(line.row), line.row.get("reports")
     return {
         "within ten": max(curve[:10], default=None),
         "mean over epochs": float(np.mean(curve)) if curve else None,
@@ -96,15 +95,20 @@ def course(line: TrainedLine) -> Row:
 
 
 def crowd(line: TrainedLine) -> Row:
-    """Who and what was drawn, for plots and printed figures."""
-    c, row = line.world.config, line.row
-    short = row["system"] if len(row["system"]) <= 14 else row["key"]
+    """Return how many users and items were drawn, for plots and printed figures."""
+    c, short = line.world.config, _short(line.row)
     users = c.users or (c.shape.users if c.shape else 0)
     return {
         "drawn": c.users,
         "printed": f"{users} {c.items}",
         "curve": f"{short}, {c.users:,}" if c.users else f"{short}, all",
     }
+
+
+def _short(row: Row) -> str:
+    """The name of a system in a plot: of FMF-LDP what stands in brackets."""
+    name = str(row["system"])
+    return name.partition("(")[2].partition(")")[0] or name
 
 
 # --- rows and claims that no table can say --------------------------------------------------------

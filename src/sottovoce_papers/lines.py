@@ -31,7 +31,7 @@ from sottovoce_papers.worlds import Part, StudyData, StudyWorld, laid_over
 
 Settings = Mapping[str, Any]
 END = 0.0
-"""Where a training that has no length is looked at."""
+"""The stop at which a training without a length is measured."""
 
 
 class Job(NamedTuple):
@@ -73,7 +73,7 @@ class Kind(ABC):
     """How systems of one kind are trained. The study keeps and measures what comes out."""
 
     version: ClassVar[int] = 1
-    """Of the code that a training depends on: a change of digits must count it up."""
+    """The version of the code that a training depends on. A change of digits must count it up."""
     seeded: ClassVar[bool] = True
     """Whether another seed makes another model."""
     alone: ClassVar[bool] = False
@@ -149,9 +149,9 @@ class StudySystem:
     words: str = ""
     """How a setting is told, as a template."""
     choose_seeds: int = 1
-    """With how many seeds settings are chosen; 0 takes all."""
+    """The number of seeds with which settings are chosen; 0 takes all."""
     data: tuple[str, ...] = ()
-    """Where it runs; everywhere by default."""
+    """The data sets that it runs on; all by default."""
     why: str = ""
     """Why it does not run on other data, as a note of the page."""
     row: Settings = field(default_factory=dict)

@@ -57,7 +57,7 @@ class CrowdWorld(StudyWorld):
 
     @property
     def fingerprint(self) -> str:
-        """Of the crowd's settings, from which it follows."""
+        """A key of the crowd's settings; the crowd follows from them."""
         return repr([differing(self.config.crowd), self.config.users, self.config.tested])
 
     @property
@@ -87,7 +87,7 @@ class CrowdWorld(StudyWorld):
         )
 
     def split(self, part: Part, seed: int) -> Split:
-        """Of the tested users alone: what they have, and what is held out."""
+        """Return what the tested users have, and what is held out of theirs."""
         with self._lock:
             if (part, 0) not in self._splits:
                 train, test = self.everybody(1)

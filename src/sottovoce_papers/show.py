@@ -242,7 +242,8 @@ def _scatter(axes: Axes, spec: Spec, rows: Sequence[Row], at: Sequence[tuple[Any
         mine = [place for row, place in zip(rows, at, strict=True) if row.get(by) == value]
         look = {"color": plots.PALETTE[number], "marker": plots.MARKERS[number], "label": words}
         if mine:
-            axes.scatter(*zip(*mine, strict=True), s=48, zorder=3, **look)
+            xs, ys = zip(*mine, strict=True)
+            axes.scatter(xs, ys, s=48, zorder=3, **look)
 
 
 def _points(spec: Spec, lines: Sequence[StudyLine], path: Path, title: str) -> plots.Figures:
@@ -258,8 +259,8 @@ def _points(spec: Spec, lines: Sequence[StudyLine], path: Path, title: str) -> p
             axes.annotate(words, place, fontsize=7, xytext=near, textcoords="offset points")
         for name, level in _across({**spec, "level": y}, lines).items():
             axes.axhline(level, **ACROSS)
-            given = {"xycoords": ("axes fraction", "data"), "color": plots.SOFT, "va": "center"}
-            axes.annotate(name, (1.0, level), fontsize=7, **given)
+            edge: dict[str, Any] = {"xycoords": ("axes fraction", "data"), "va": "center"}
+            axes.annotate(name, (1.0, level), fontsize=7, color=plots.SOFT, **edge)
         if rows:
             axes.set_xscale("log")
             figure.legend(loc="outside lower center", ncols=3, frameon=False, fontsize=8)

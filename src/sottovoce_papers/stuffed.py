@@ -61,8 +61,8 @@ class StuffedSettings:
     share: float = 0.0
     """The share of malicious devices; 0 is a single one."""
     partners: int = 0
-    """With how many popular items the target is paired; 0: with all, weighed by somebody who knows
-    a model of these users."""
+    """The number of popular items that the target is paired with; 0 takes all, weighed by somebody
+    who knows a model of these users."""
     entry: int = 0
     """What the target weighs there, of 256; 0: as much as an entry can."""
 
