@@ -8,7 +8,7 @@ from sottovoce.errors import ConfigError
 from sottovoce_papers import claims
 from sottovoce_papers.cells import Cells
 from sottovoce_papers.claims import StudyLine
-from sottovoce_papers.files import StudyFile, installed
+from sottovoce_papers.files import installed
 from sottovoce_papers.lines import Job
 from sottovoce_papers.poisoning import PoisonedKind, compared, settings_of
 from sottovoce_papers.stuffed import (
@@ -78,21 +78,6 @@ def test_claims_fail_if_the_defence_does():
     assert holds(rows(defended_accuracy=0.19)) == [True, False]
     words = claims_of({"main": rows()}, "main")[1]["claim"]
     assert words.startswith("somewhere, direct, defended, 1.0% malicious: exposure at most 0.05")
-
-
-@pytest.mark.parametrize("quick", [True, False])
-def test_the_installed_file_is_read(quick):
-    study = StudyFile("poisoning", installed("poisoning", quick))
-    assert next(iter(study.worlds)) == "movielens-100k"
-    asked = [entry for entries in study.table["sets"].values() for entry in entries]
-    assert {system for entry in asked for system in entry["systems"]} >= {"fpl", "gram"}
-    for entry in asked:
-        (system,) = [one for one in study.systems if [one.key] == entry["systems"]]
-        vary = {name: values[0] for name, values in entry["vary"].items()}
-        if system.kind == "poisoned":
-            settings_of({**system.settings, **vary})
-        else:
-            assert StuffedSettings(**{**system.settings, **vary}).epsilon in (1.0, 8.0)
 
 
 def test_unknown_attacks_raise():
