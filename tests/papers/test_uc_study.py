@@ -19,9 +19,8 @@ pytest.importorskip("torch")
 from sottovoce.algorithms.uc.settings import UCConfig
 from sottovoce_papers import uc, uc_rows
 from sottovoce_papers.cells import Cells
-from sottovoce_papers.claims import groups
+from sottovoce_papers.claims import StudyLine, groups
 from sottovoce_papers.files import StudyFile, installed
-from sottovoce_papers.lines import StudyLine
 from sottovoce_papers.uc import Attacked, AttackWork, UCKind, UCSnapshot, UCTrial
 from sottovoce_papers.uc_data import AGES, AttributeData, UCData
 
