@@ -45,7 +45,7 @@ def end(processes):
     for pid, _ in there:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-    until = time.monotonic() + 60
+    until = time.monotonic() + 600
     while any(born(pid) == when for pid, when in there) and time.monotonic() < until:
         time.sleep(0.01)
     return {pid for pid, _ in there}

@@ -241,7 +241,7 @@ class Command:
             self.process.wait()
 
 
-def wait_for(ready, command, seconds=120.0):
+def wait_for(ready, command, seconds=600.0):
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         if found := ready():

@@ -138,7 +138,7 @@ def run_with_a_killed_owner(world, trial, tmp_path, kill_round, victim):
             model, records = trial.model(), trial.rounds()
             _, _, superlink = trial._ports()
             place = SuperLinkPlace(trial.folder / "orchestrator" / "superlink", superlink, None)
-            until = time.monotonic() + 60
+            until = time.monotonic() + 600
             while not count_unknown_nodes(place) and time.monotonic() < until:
                 time.sleep(0.5)
             refused = count_unknown_nodes(place)

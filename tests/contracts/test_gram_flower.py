@@ -118,7 +118,7 @@ def kill_conductor(folder):
             held = {link.resolve() for link in (process / "fd").iterdir()}
             if (folder / LOCK).resolve() in held:
                 os.kill(int(process.name), signal.SIGKILL)
-    end = time.monotonic() + 60
+    end = time.monotonic() + 600
     while conducted(folder):
         assert time.monotonic() < end
         time.sleep(0.05)

@@ -124,7 +124,7 @@ async def one(server, client):
 
 async def over(client):
     """Whether a connection is no longer used, soon."""
-    end = time.monotonic() + 60.0
+    end = time.monotonic() + 600.0
     while client._kept is not None and not client._kept.has_expired() and time.monotonic() < end:
         await asyncio.sleep(0.01)
     return client._kept is None or client._kept.has_expired()

@@ -78,7 +78,7 @@ class OneAlone(HttpsTrial):
         """What the agent of one device has loaded."""
         place = self.folder / "modules.json"
         os.kill(self.agents[0].process.pid, signal.SIGUSR1)
-        until = time.monotonic() + 60
+        until = time.monotonic() + 600
         while time.monotonic() < until:
             if place.exists() and (told := place.read_text()).endswith("]"):
                 return set(json.loads(told))

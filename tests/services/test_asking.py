@@ -67,7 +67,7 @@ class Running:
             self.loop.run_until_complete(agent.close())
 
     def until(self, condition):
-        end = time.monotonic() + 60
+        end = time.monotonic() + 600
         while not condition():
             assert time.monotonic() < end, self.events
             time.sleep(0.01)

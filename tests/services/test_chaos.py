@@ -230,7 +230,7 @@ class Crowd:
 
 def _opened(here, folder, round):
     """The model and the attempt of a round, when it is open."""
-    end = time.monotonic() + 120
+    end = time.monotonic() + 600
     while time.monotonic() < end:
         with contextlib.suppress(*AWAY), Client(folder, here.port) as client:
             now = client.round()

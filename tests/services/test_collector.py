@@ -203,7 +203,7 @@ def test_a_part_counts_once_also_after_a_restart(world):
     assert here.reason(other[0]) == ("second_submission", 409), "of a tier that has one"
     assert here.position().reported == 5
     assert here.step() == []
-    here.time += 1000
+    here.time += 4000
     here.close_round()
     here.restart()
     assert here.reason(sent[0]) == ("replay", 409), "also when its round is over"
@@ -341,7 +341,7 @@ def test_what_is_no_report_of_the_round_is_left_out_and_counted(world, who_opens
     sealed[20 * SEALED_BYTES + 40] ^= 1
     for part in parts_of(good, key, parts=4, sealed=bytes(sealed)):
         here.accept(part)
-    here.time += 1000
+    here.time += 4000
     here.close_round()
     assert here.refused() == {"undecryptable": 6, "out_of_range": 2, "duplicate": 3}
     kept = good[[*range(9, 20), *range(21, 30), *range(31, 40)]]

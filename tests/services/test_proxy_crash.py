@@ -57,7 +57,7 @@ class Restarting:
 
     def send(self, payload):
         """What a device is told in the end."""
-        end = time.monotonic() + 60
+        end = time.monotonic() + 600
         while time.monotonic() < end:
             link = self._links.to(self.proxy.port)
             try:

@@ -112,7 +112,7 @@ class Town:
             "residents", "serve", "residents", self.invited, "--experiment", self.file, *more
         )
 
-    def until(self, found, seconds=60):
+    def until(self, found, seconds=600):
         end = time.monotonic() + seconds
         while not found():
             for child in self.children:

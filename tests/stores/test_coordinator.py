@@ -179,7 +179,9 @@ def test_nobody_is_waited_for_when_all_are_there(world):
 def test_a_device_that_has_just_come_is_waited_for(world):
     """It is asked when it reports; all who were asked before may be there a moment earlier."""
     *first, last = range(USERS)
-    here = world(rounds=3, devices=last, min_devices=last, grace_seconds=20.0)
+    here = world(
+        rounds=3, devices=last, min_devices=last, deadline_seconds=60.0, grace_seconds=20.0
+    )
     here.step()
     here.enrol([last])
     here.report(*first)

@@ -26,7 +26,7 @@ def lines(logs, **wanted):
 
 def reopened(logs, round):
     """Waits until the round is open again."""
-    end = time.monotonic() + 120
+    end = time.monotonic() + 600
     while not lines(logs, outcome="reopened", round=round):
         assert time.monotonic() < end, lines(logs)[-20:]
         time.sleep(0.05)

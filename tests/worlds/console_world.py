@@ -99,7 +99,7 @@ class Seat(Page):
         assert answer.status == 200, answer
         return answer.json
 
-    def until(self, wanted, path="state", seconds=60):
+    def until(self, wanted, path="state", seconds=600):
         """What is there once that holds."""
         end = time.monotonic() + seconds
         while not wanted(found := self.look(path)):

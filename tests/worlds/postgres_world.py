@@ -66,7 +66,7 @@ class Postgres:
                 start_new_session=True,
                 **self.options,
             )  # fmt: skip
-        end = time.monotonic() + 60
+        end = time.monotonic() + 600
         while time.monotonic() < end:
             with contextlib.suppress(ServiceError):
                 database = Database.at(self.url("postgres"))

@@ -110,7 +110,7 @@ class Siege:
             process.wait()
             process.stdout.close()
 
-    def begun(self, last, share=0.5, seconds=60.0):
+    def begun(self, last, share=0.5, seconds=600.0):
         """Wait until so many of the connections were tried."""
         end = time.monotonic() + seconds
         while last().get("tried", 0) < share * self.count:

@@ -8,7 +8,7 @@ import time
 from sottovoce.cli import call
 
 
-def until(found, seconds=120.0, why=lambda: ""):
+def until(found, seconds=600.0, why=lambda: ""):
     """What `found` gives, once that is something."""
     end = time.monotonic() + seconds
     while not (there := found()):

@@ -48,7 +48,7 @@ class Terminal(subprocess.Popen):
                     self._interrupted = answer == "\x03"
         os.close(self._hand)
 
-    def ended(self, seconds=60):
+    def ended(self, seconds=600):
         """The exit code, when all that it said is in the file. A Ctrl-C that comes a moment before
         the command begins to read is heard at the next key alone: it is pressed again."""
         end = time.monotonic() + seconds

@@ -41,7 +41,7 @@ def check_equals(town, simulated):
     assert town.states() == {"arrived"}
 
 
-def wait_for_round(town, round, seconds=90):
+def wait_for_round(town, round, seconds=600):
     """Until this round is open."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
