@@ -34,7 +34,7 @@ class Terminal(subprocess.Popen):
         self._sitting.start()
 
     def _sit(self):
-        said, at = "", 0
+        said, at, before = "", 0, 0
         with self._log, contextlib.suppress(OSError):  # the terminal is gone
             while part := os.read(self._hand, 1 << 16):
                 self._log.write(part)
@@ -45,7 +45,10 @@ class Terminal(subprocess.Popen):
                     at = said.index(question, at) + len(question)
                     key = answer in ("\x03", "\x04")
                     os.write(self._hand, answer.encode() if key else f"{answer}\n".encode())
-                    self._interrupted = answer == "\x03"
+                    self._interrupted, before = answer == "\x03", len(said)
+                later = said[before:].partition("\n")[2]  # after the line that was being said
+                if self._interrupted and later.replace("^C", "").strip():
+                    self._interrupted = False  # it was heard
         os.close(self._hand)
 
     def ended(self, seconds=600):
@@ -66,7 +69,7 @@ class Terminal(subprocess.Popen):
         return code
 
 
-def ask(log, typed, *words, seconds=60, **where):
+def ask(log, typed, *words, seconds=600, **where):
     """One command to its end: exit code, and what was said."""
     command = [sys.executable, "-m", "sottovoce", *map(str, words)]
     with Terminal(command, log, typed, **where) as terminal:
