@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sottovoce.cli import output
-from sottovoce.cli.console import has_windows
 from sottovoce.cli.options import Json, Out, Threads
 from sottovoce.core.words import said
 from sottovoce.errors import UsageError
@@ -282,7 +281,7 @@ def serve_shop(
             invite,
             port=town.page_port,
             language=language,
-            browser=opens and not as_json and has_windows(),
+            browser=opens and not as_json and output.has_windows(),
             calls=SHOP_CALLS,
             start="shop.html",
             library=library,
