@@ -30,7 +30,7 @@ TITLES = {
     "douban-book": "Douban",
 }
 AGES = (1, 18, 25, 35, 45, 50, 56)
-"""Where the age groups of MovieLens 1M begin; the ages of 100K are put into the same."""
+"""The first age of each group of MovieLens 1M. Ages of 100K are put into the same groups."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +130,13 @@ class AttributeWorld(StudyWorld):
 
     @cached_property
     def fingerprint(self) -> str:
+        known, asked = self.dataset.user_attributes, self.config.attributes
+        if lacking := [name for name in asked if name not in known]:
+            raise ConfigError(
+                f"{self.config.source} does not say the {' and '.join(lacking)} of its users, "
+                f"which this study hides ([data.{self.key}] attributes); it says "
+                f"{', '.join(known) or 'nothing else'} of them"
+            )
         return self.dataset.fingerprint()
 
     @property

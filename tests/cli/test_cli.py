@@ -280,7 +280,7 @@ print(json.dumps(told))
 
 
 def test_a_library_that_is_not_installed_is_named_with_its_extra(tmp_path):
-    small = ("run", "presets/pfpl", "--set", "town.residents=8", "--engine")
+    small = ("run", "papers/fpl", "--set", "town.residents=8", "--engine")
     commands = [
         ("keys", "init", "DIR"), ("serve", "server", "DIR"), ("serve", "device", "DIR"),
         ("serve", "superlink", "DIR"), ("device", "init", "DIR"), (*small, "https"),

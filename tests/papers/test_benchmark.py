@@ -32,7 +32,7 @@ SYSTEMS = {
         "label": "pFPL+",
         "kind": "costs",
         "row": {"kind": "ours"},
-        "settings": {"preset": "presets/pfpl-plus", "lay": {"algorithm": {"epochs": 2}}},
+        "settings": {"preset": "tuned/fpl", "lay": {"algorithm": {"epochs": 2}}},
         "at": {"town": {"settings": {"lay": {"algorithm": {"embedding_size": 4}}}}},
     },
     "gram": {

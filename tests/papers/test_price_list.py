@@ -17,9 +17,10 @@ from sottovoce.privacy.central import price
 from sottovoce.runs.card import Card, Failed
 from sottovoce_papers import costs, price_list
 from sottovoce_papers.cells import Cells
+from sottovoce_papers.claims import StudyLine
 from sottovoce_papers.experiments import experiment_of
 from sottovoce_papers.files import StudyFile, installed, run
-from sottovoce_papers.lines import Job, StudyLine
+from sottovoce_papers.lines import Job
 from sottovoce_papers.worlds import StudyData
 
 TOWN = generate_town(TownConfig(residents=150, venues=80))
@@ -169,7 +170,7 @@ def test_of_several_seeds_every_attack_counts():
 
 def claims_of(*lines):
     sets = {"main": list(lines)}
-    sets["attacks"] = price_list.attacks(None, sets)
+    sets["attacks"] = price_list.attacks(sets, {})
     made = [
         claim
         for spec in installed("price-list")["claims"]

@@ -19,9 +19,8 @@ pytest.importorskip("torch")
 from sottovoce.algorithms.uc.settings import UCConfig
 from sottovoce_papers import uc, uc_rows
 from sottovoce_papers.cells import Cells
-from sottovoce_papers.claims import groups
+from sottovoce_papers.claims import StudyLine, groups
 from sottovoce_papers.files import StudyFile, installed
-from sottovoce_papers.lines import StudyLine
 from sottovoce_papers.uc import Attacked, AttackWork, UCKind, UCSnapshot, UCTrial
 from sottovoce_papers.uc_data import AGES, AttributeData, UCData
 
@@ -412,6 +411,15 @@ def test_data_without_attributes_are_refused_in_one_sentence():
 
     with pytest.raises(ConfigError, match="must name the attributes"):
         UCKind().prepared(MF, StudyData("town").world("town"))
+
+
+def test_data_without_a_named_attribute_are_refused_before_anything_is_trained():
+    world = replace(DATA, attributes=("gender", "income")).world(SOURCE)
+    world.dataset = small_data()
+    with pytest.raises(
+        ConfigError, match=r"does not say the income of its users.*says gender, age"
+    ):
+        assert world.fingerprint
 
 
 # --- claims --------------------------------------------------------------------------------------

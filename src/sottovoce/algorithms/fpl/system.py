@@ -163,6 +163,11 @@ class FPLConfig(AlgorithmSettings):
         """Its name in tables."""
         return self.configuration or "FPL"
 
+    @property
+    def as_printed(self) -> bool:
+        """Adagrad and draws by powers of two are ours."""
+        return self.server_rate is None and self.draws_by != "interaction"
+
     def plan(self, devices: int, positives: int) -> Schedule:
         return schedule(self, devices, positives)
 
