@@ -240,7 +240,6 @@ def serve_shop(
 ) -> None:
     """Until Ctrl-C. Nothing of it runs or lies about then. `settings` change the town."""
     language = output.language_asked()
-    from sottovoce.cli.console import has_windows
     from sottovoce.engines.processes import require_port
     from sottovoce.runs.shop import HOST, ShopTown, shop_folder, tab_library
     from sottovoce.web.process import PageProcess
@@ -285,7 +284,7 @@ def serve_shop(
             invite,
             port=town.page_port,
             language=language,
-            browser=opens and not as_json and has_windows(),
+            browser=opens and not as_json and output.has_windows(),
             calls=SHOP_CALLS,
             start="shop.html",
             library=library,
