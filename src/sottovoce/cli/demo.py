@@ -42,8 +42,7 @@ def demo(
 ) -> None:
     """Tell the whole story on the embedded town; or, with --web, open a shop to try it in.
 
-    It takes about 75 seconds of processor time: somewhat more than a minute on a machine that has
-    nothing else to do, some minutes on a busy one.
+    It takes about 30 seconds of processor time, and some minutes on a busy machine.
 
     It generates a town and lets every resident choose an ε of her own and what is never sent. It
     learns a model with gram, from one contribution of each phone in each of two noisy sums. It
