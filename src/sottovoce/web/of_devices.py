@@ -44,7 +44,7 @@ from sottovoce.stores.timeline import Line
 from sottovoce.web.desk import RECOMMENDED, Runner, StoreDesk, plain_value
 from sottovoce.web.weighing import in_the_way, weigh
 from sottovoce.wire.descriptor import Descriptor
-from sottovoce.wire.exactly import changes, settings, short, who_reads
+from sottovoce.wire.exactly import changes, settings, short
 from sottovoce.wire.invitations import kept_invitation
 from sottovoce.wire.plainly import (
     Onlooker,
@@ -296,7 +296,6 @@ class DeviceDesk(StoreDesk[CohortStore]):
                 {"name": name, "value": str(short(value))}
                 for name, value in sorted(settings(terms).items())
             ],
-            "technical": who_reads(terms),
         }
 
     # --- choices ----------------------------------------------------------------------------------

@@ -1,5 +1,5 @@
 """The terms of a federation for somebody who knows nothing of it: who sees what of her, what she
-would agree to, and why a choice lets nothing leave. The same in exact words: `cli.device_terms`.
+would agree to, and why a choice lets nothing leave.
 """
 
 from __future__ import annotations
@@ -58,12 +58,15 @@ def onlookers(terms: Terms, *, gateway: bool = False) -> list[Onlooker]:
         found = [("reads.server", said("sees.sum_store"))]
     elif terms.release.dense:
         found = [("reads.server", said("sees.update_noise"))]
+        if terms.release.shows_hiding:
+            found.append(("reads.server", said("sees.hiding_noise")))
     else:
         found = [("reads.server", said("sees.rows_guess"))]
         if terms.triples:  # a row of a thing that is not hers gives one away that is
             found.append(("reads.server", said("sees.share_none")))
         if terms.algorithm.attributes:
             found.append(("reads.server", said("sees.attribute_values")))
+            found.append(("reads.server", said("sees.attribute_hidden")))
     if gateway:
         found.append(("reads.gateway", said("sees.everything_here")))
     if terms.algorithm.published:
