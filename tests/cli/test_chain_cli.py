@@ -15,8 +15,7 @@ from sottovoce.engines.processes import Child, free_port, sottovoce_command, wai
 from sottovoce.errors import ConfigError, KeyTrouble, UsageError
 from sottovoce.stores.server_folder import read_introduction
 from sottovoce.stores.shuffler_folder import create_shuffler_folder, open_shuffler_folder, read_hop
-from sottovoce.wire.exactly import settings, short
-from sottovoce.wire.plainly import agreed_to, onlookers
+from sottovoce.wire.plainly import agreed_to, onlookers, settings, short
 from sottovoce.wire.refusals import Refused
 from sottovoce.wire.shuffled import BatchPart
 

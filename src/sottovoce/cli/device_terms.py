@@ -12,7 +12,7 @@ from sottovoce.cli import output, plainly
 from sottovoce.cli.options import Json, Store
 from sottovoce.core.words import said
 from sottovoce.errors import UsageError
-from sottovoce.wire.exactly import changes as differences
+from sottovoce.wire.plainly import changes as differences
 
 if TYPE_CHECKING:
     from sottovoce.stores.device import CohortStore
