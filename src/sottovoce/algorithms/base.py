@@ -548,10 +548,10 @@ class Reporting(FactorModel):
     def coordinates(self, n_items: int) -> int:
         """How many coordinates a report can be about."""
 
-    @abstractmethod
-    def sampling(self, items: NDArray[np.float32]) -> tuple[float, NDArray[np.uint64]]:
-        """From the published model alone: the factor by which values are multiplied before they
-        are cut to [-1, 1], and the table from which items are drawn (empty: all alike)."""
+    @property
+    def scale(self) -> float:
+        """The factor by which values are multiplied before they are cut to [-1, 1]."""
+        return 1.0
 
     def items_at(self, coordinates: NDArray[np.int64], n_items: int) -> NDArray[np.int64] | None:
         """Which item each coordinate is about; None where each is about all items at once."""
