@@ -133,7 +133,7 @@ def uc(recommender, consent, attributes=(), others=None, **algorithm):
 
 
 def drift(others=None, **algorithm):
-    table = {"name": "drift", "epochs": 4, "learning_rate": 0.05, **algorithm}
+    table = {"name": "drift", "epochs": 4, "learning_rate": 0.05, "positive_from": 4.0, **algorithm}
     data = {"source": "shops", "test_fraction": 0.3}
     others = {"consent": {"mix": REFUSING}, **(others or {})}
     return {"seed": 5, "data": data, "algorithm": table, **others}
