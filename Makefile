@@ -22,7 +22,7 @@ NPM := npm --silent --prefix clients/browser
 .PHONY: demo test test-all mutation fuzz facts figures docs docs-serve check types-js browser tabs wheel sbom release lint format bench lock clean
 .DELETE_ON_ERROR:
 
-demo: $(VENV)/.core
+demo: $(VENV)/.demo
 	$(BIN)/sottovoce demo
 
 # Types are checked beside the tests, and one more of these runs at a time than there are processors:
@@ -117,6 +117,17 @@ $(VENV)/.core: pyproject.toml requirements/core.lock | $(BIN)/python
 	@$(PIP) --no-build-isolation -e .
 	@touch $@
 
+# UC-FedRec needs torch. Its build for processors alone takes about as long to install as all of the
+# core, and as much room; a second implementation in numpy would be some four hundred lines that have to
+# agree with it. On Linux the index of Python has the build for GPUs, which is many times as large.
+CPU := --index-url https://download.pytorch.org/whl/cpu --retries 1
+$(VENV)/.demo: $(VENV)/.core requirements/torch-cpu.lock
+	@echo "Installing torch for processors"
+	@$(HASHED)/torch-cpu.lock --no-index >/dev/null 2>&1 || \
+	$(HASHED)/torch$$([ "$$(uname)" = Linux ] && echo "-cpu.lock $(CPU)" || echo .lock) || \
+	echo "torch was not installed: the demo leaves UC-FedRec out"
+	@touch $@
+
 # torch for processors alone is taken from a folder that pip knows, and uv does not; without one, from
 # the index. uv installs the rest in a fraction of pip's time; where it cannot, pip does.
 $(VENV)/.dev: pyproject.toml $(wildcard requirements/*.lock) | $(BIN)/python
@@ -126,7 +137,7 @@ $(VENV)/.dev: pyproject.toml $(wildcard requirements/*.lock) | $(BIN)/python
 	{ $(UV_ITSELF) && $(UV)/dev.lock; } || $(HASHED)/dev.lock; \
 	dev=$$?; wait $$torch || $(HASHED)/torch.lock && exit $$dev
 	@$(PIP) --no-build-isolation -e .
-	@touch $@ $(VENV)/.core
+	@touch $(VENV)/.core $(VENV)/.demo $@
 
 $(VENV)/.fuzz: requirements/fuzz.lock $(VENV)/.dev
 	@$(HASHED)/fuzz.lock || echo "atheris does not install here: Hypothesis draws inputs, nothing guides it"

@@ -162,7 +162,7 @@ def whole_grid(
 
 
 def _experiment(settings: list[str], rounds: int) -> Experiment:
-    path = find_experiment("presets/pfpl-plus")
+    path = find_experiment("tuned/fpl")
     given = [*settings, f"algorithm.rounds={rounds}"]
     return searched_experiment(Experiment.from_file(path, given).table)
 

@@ -124,12 +124,17 @@ def test_the_citation_has_what_its_format_requires():
         *("identifiers", "institution", "thesis-type"),
     }
     scopes = set()
+    pages = "".join(page.read_text() for page in (ROOT / "docs" / "papers").glob("*.md"))
     for paper in cited["references"]:
         assert {"type", "title", "authors"} <= set(paper) <= allowed
         assert paper["type"] in kinds
         assert all(set(who) == {"given-names", "family-names"} for who in paper["authors"])
         assert isinstance(paper["year"], int)
         assert re.fullmatch(r"10\.\d{4,9}/\S+", paper.get("doi", "10.1000/x"))
+        found = [paper["doi"]] if "doi" in paper else []
+        found += [each["value"] for each in paper.get("identifiers", ())]
+        assert found, f"{paper['title']} cannot be looked up"
+        assert all(value in pages for value in found), "the page of the paper has others"
         scopes.add(paper["scope"].partition(",")[0])
     assert scopes == {"FPL", "FMF-LDP", "FCF", "DRIFT", "UC-FedRec"}
 

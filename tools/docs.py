@@ -10,6 +10,7 @@ pages and their anchors when it builds the site.
 from __future__ import annotations
 
 import argparse
+import ast
 import inspect
 import json
 import os
@@ -22,7 +23,7 @@ import tomllib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -385,6 +386,9 @@ def check_commands(documents: Documents) -> Iterator[Problem]:
         for line, words in sorted(spoken):
             if wrong := unknown_words(root, words):
                 yield Problem(page.path, line, f"`{words}`: {wrong}", "see `sottovoce --help`")
+            for name in _unknown_files(documents.root / "experiments", words):
+                what = f"`{words}`: there is no experiment {name}"
+                yield Problem(page.path, line, what, "see experiments/")
         for block in page.blocks:
             for wrong in _unknown_targets(documents.root, block):
                 yield Problem(page.path, block.line, wrong, "see the Makefile and pyproject.toml")
@@ -434,6 +438,16 @@ def unknown_words(root: Any, line: str) -> str:
     return ""
 
 
+def _unknown_files(folder: Path, line: str) -> Iterator[str]:
+    """The experiment files and studies that a command line names and that are not there."""
+    words = [word.strip(",.;:") for word in line.split()]
+    named = [word for word in words if (folder / word.partition("/")[0]).is_dir() and "/" in word]
+    if words[1:2] == ["reproduce"] and folder.is_dir():
+        named += [f"reproduce/{word}" for word in words[2:3]]
+    plain = (name for name in named if re.fullmatch(r"[a-z]+/[a-z0-9][a-z0-9-]*", name))
+    yield from (name for name in plain if not (folder / f"{name}.toml").is_file())
+
+
 def _options(command: Any) -> set[str]:
     own = {o for p in command.params for o in (*p.opts, *p.secondary_opts)}
     return own | {"--help", "-h"}
@@ -451,6 +465,44 @@ def _unknown_targets(root: Path, block: Block) -> Iterator[str]:
         for names in re.findall(r"sottovoce\[([\w,]+)\]", line):
             unknown = set(names.split(",")) - set(extras["optional-dependencies"])
             yield from (f"there is no extra {name}" for name in sorted(unknown))
+
+
+NAMED = re.compile(r"\[`([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)`\]\(([^()\s#]+\.py)\)")
+"""A link from the name of a function, class, field or constant to the module that has it."""
+
+
+def check_names(documents: Documents) -> Iterator[Problem]:
+    """A module that a name of the code leads to has that name."""
+    for page in documents.pages.values():
+        for at in NAMED.finditer(page.prose):
+            source = posixpath.normpath(posixpath.join(posixpath.dirname(page.path), at[2]))
+            line = page.prose.count("\n", 0, at.start()) + 1
+            if at[1].endswith(".py"):
+                continue
+            if not (documents.root / source).is_file():
+                yield Problem(page.path, line, f"there is no {source}", "correct the link")
+            elif at[1] not in _defined(documents.root / source):
+                what = f"{source} has no {at[1]}"
+                yield Problem(page.path, line, what, "link to what does this now")
+
+
+@cache
+def _defined(module: Path) -> frozenset[str]:
+    """What a module defines: names of functions, classes, fields and constants, with those inside
+    of others behind a dot."""
+    return frozenset(_inside(ast.parse(module.read_text(encoding="utf-8")), ""))
+
+
+def _inside(tree: ast.AST, before: str) -> Iterator[str]:
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield before + node.name
+            yield from _inside(node, f"{before}{node.name}.")
+        elif isinstance(node, ast.Assign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            yield from (before + each.id for each in targets if isinstance(each, ast.Name))
+        elif isinstance(node, ast.If):
+            yield from _inside(node, before)
 
 
 def check_help(documents: Documents) -> Iterator[Problem]:
@@ -507,6 +559,7 @@ CHECKS: dict[str, Check] = {
     "menu": check_menu,
     "blocks": check_blocks,
     "commands": check_commands,
+    "names": check_names,
     "help": check_help,
     "docstrings": check_docstrings,
 }

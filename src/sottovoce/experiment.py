@@ -55,7 +55,8 @@ from sottovoce.wire.terms import check_fitting, named
 
 
 def find_experiment(name: str) -> Path:
-    """A path to a TOML file, or the name of an installed one ("demo", "presets/pfpl", "pfpl")."""
+    """A path to a TOML file, or the name of an installed one ("demo", "papers/fpl"). A
+    bare "fpl" is the system as printed in its paper, "papers/fpl"."""
     given = Path(name)
     if given.is_file():
         return given
@@ -64,8 +65,8 @@ def find_experiment(name: str) -> Path:
     known = shipped_experiments()
     asked = given.as_posix().removesuffix(".toml")
     matches = [path for path in known if asked in (path, path.rsplit("/", 1)[-1])]
-    if f"presets/{asked}" in matches:
-        return known[f"presets/{asked}"]
+    if f"papers/{asked}" in matches:
+        return known[f"papers/{asked}"]
     if len(matches) == 1:
         return known[matches[0]]
     if matches:

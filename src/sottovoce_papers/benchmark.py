@@ -19,22 +19,18 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from sottovoce.data.splitting import Split
 from sottovoce.errors import ConfigError, DataError
-from sottovoce_papers.claims import Row
+from sottovoce_papers.claims import Row, Sets, Spec, StudyLine
 from sottovoce_papers.costs import verdicts
 from sottovoce_papers.kinds import over_users
-from sottovoce_papers.lines import StudyLine, TrainedLine
+from sottovoce_papers.lines import TrainedLine
 from sottovoce_papers.worlds import laid_over
 
-if TYPE_CHECKING:
-    from sottovoce_papers.files import StudyFile
-
-Sets = Mapping[str, Sequence[StudyLine]]
 METRICS = ("NDCG@10", "HR@10", "R@10")
 NOT_ATTACKED = "not attacked"
 FORMAT, FORMAT_VERSION = "sottovoce-benchmark", 1
@@ -113,7 +109,7 @@ def answers_digest(split: Split) -> str:
     return found.hexdigest()
 
 
-def with_added(study: StudyFile, sets: Sets) -> list[StudyLine]:
+def with_added(sets: Sets, values: Spec) -> list[StudyLine]:
     """Return our rows and those of others' files, as `benchmark.json` has them."""
     mine = [
         {name: row.get(name) for name in (*_NUMBERS, *_WORDS[:-1])}
@@ -121,7 +117,7 @@ def with_added(study: StudyFile, sets: Sets) -> list[StudyLine]:
         for line, row in ((line, line.row) for line in sets["main"] if line.facts)
         if isinstance(line, TrainedLine)
     ]
-    places = study.table["values"].get("add", ())
+    places = values.get("add", ())
     others = [row for place in places for row in added_rows(Path(place), sets_of(mine))]
     found = []
     for row in merged(mine, others):

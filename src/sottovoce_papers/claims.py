@@ -8,24 +8,41 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import stdtrit
 
 from sottovoce.errors import ConfigError
-from sottovoce.evaluation.significance import Comparison, Paired, compare
-
-if TYPE_CHECKING:
-    from sottovoce_papers.lines import StudyLine
+from sottovoce.evaluation.protocol import Evaluation
+from sottovoce.evaluation.significance import Comparison, Paired, compare, over_seeds
 
 Floats = NDArray[np.float64]
 Row = dict[str, Any]
 Claim = dict[str, Any]
 Part = tuple[bool, str]
-Where = Mapping[str, Any]
+Spec = Mapping[str, Any]
+"""A part of a study's file."""
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class StudyLine:
+    """A row with what is behind it: an evaluation for each seed, and facts of each training."""
+
+    row: Row
+    runs: Sequence[Evaluation] = ()
+    facts: Sequence[Mapping[str, Any]] = ()
+
+    def over_seeds(self) -> Evaluation:
+        """Each user's mean over the seeds."""
+        return over_seeds(dict(enumerate(self.runs)))
+
+
+Sets = Mapping[str, Sequence[StudyLine]]
+"""The lines of a study by set."""
 
 
 def claim(text: str, *parts: Part) -> Claim:
@@ -55,7 +72,7 @@ def count_of(seeds: Sequence[int]) -> str:
 # --- rows ----------------------------------------------------------------------------------------
 
 
-def fits(row: Mapping[str, Any], where: Where) -> bool:
+def fits(row: Spec, where: Spec) -> bool:
     """Return whether a row has these values; a list allows several."""
     return all(
         row.get(name) in value if isinstance(value, list) else row.get(name) == value
@@ -63,9 +80,7 @@ def fits(row: Mapping[str, Any], where: Where) -> bool:
     )
 
 
-def lines_of(
-    sets: Mapping[str, Sequence[StudyLine]], spec: Mapping[str, Any], key: str = "set"
-) -> list[StudyLine]:
+def lines_of(sets: Sets, spec: Spec, key: str = "set") -> list[StudyLine]:
     """Return the lines that a part of a file is about: a set or several, the main one by default;
     those of another `key` are by default those of `set`."""
     names = spec.get(key, spec.get("set", "main"))
@@ -76,7 +91,7 @@ def lines_of(
     return [line for name in names for line in sets[name]]
 
 
-def chosen(lines: Sequence[StudyLine], where: Where) -> list[StudyLine]:
+def chosen(lines: Sequence[StudyLine], where: Spec) -> list[StudyLine]:
     """Return the lines whose rows have these values."""
     return [line for line in lines if fits(line.row, where)]
 
@@ -110,9 +125,7 @@ def told(line: StudyLine, metric: str, style: str = ".5f", say: str = "{system}"
 # --- kinds of claims -----------------------------------------------------------------------------
 
 
-def _above(
-    table: Mapping[str, Any], lines: Sequence[StudyLine], others: Sequence[StudyLine]
-) -> list[Part]:
+def _above(table: Spec, lines: Sequence[StudyLine], others: Sequence[StudyLine]) -> list[Part]:
     """Lines `of` are above the best of the lines `than`: strictly, or with `equal` not below, or by
     a factor (`ratio`), or significantly (`p`; with `alone` not corrected for other lines)."""
     metric, ratio = table["metric"], float(table.get("ratio", 1.0))
@@ -135,9 +148,7 @@ def _above(
     return parts
 
 
-def _near(
-    table: Mapping[str, Any], lines: Sequence[StudyLine], _: Sequence[StudyLine]
-) -> list[Part]:
+def _near(table: Spec, lines: Sequence[StudyLine], _: Sequence[StudyLine]) -> list[Part]:
     """Lines `of` differ from `than` by no more than a share (`within`), or not significantly."""
     metric = table["metric"]
     bases = chosen(lines, table["than"])
@@ -153,9 +164,7 @@ def _near(
     return parts
 
 
-def _value(
-    table: Mapping[str, Any], lines: Sequence[StudyLine], _: Sequence[StudyLine]
-) -> list[Part]:
+def _value(table: Spec, lines: Sequence[StudyLine], _: Sequence[StudyLine]) -> list[Part]:
     """The metric of each line is `least` or more, `most` or less, or `about` a value (± `spare`),
     or what another column has, such as a printed figure; lines without it are left out. With `best`
     the highest one alone counts, with `count` so many are enough."""
@@ -184,9 +193,7 @@ def _value(
     return parts
 
 
-def _limits(
-    table: Mapping[str, Any], lines: Sequence[StudyLine], _: Sequence[StudyLine]
-) -> list[Part]:
+def _limits(table: Spec, lines: Sequence[StudyLine], _: Sequence[StudyLine]) -> list[Part]:
     """The highest figure of each metric in `limits` is not above its limit."""
     parts = []
     for metric, limit in table["limits"].items():
@@ -196,9 +203,7 @@ def _limits(
     return parts
 
 
-def _course(
-    table: Mapping[str, Any], lines: Sequence[StudyLine], _: Sequence[StudyLine]
-) -> list[Part]:
+def _course(table: Spec, lines: Sequence[StudyLine], _: Sequence[StudyLine]) -> list[Part]:
     """The metric `rises` or `falls` from one value of the column `along` to the next, within lines
     that are alike in the columns `within`; steps the other way up to `spare` do not count."""
     metric, along = table["metric"], table["along"]
@@ -216,7 +221,7 @@ def _course(
     return [(not against, f"{words}; the worst by {worst:.3f} ({where})")]
 
 
-Test = Callable[[Mapping[str, Any], Sequence["StudyLine"], Sequence["StudyLine"]], list[Part]]
+Test = Callable[[Spec, Sequence[StudyLine], Sequence[StudyLine]], list[Part]]
 TESTS: Mapping[str, Test] = {
     "above": _above,
     "near": _near,
@@ -226,7 +231,7 @@ TESTS: Mapping[str, Test] = {
 }
 
 
-def tested(table: Mapping[str, Any], sets: Mapping[str, Sequence[StudyLine]]) -> list[Claim]:
+def tested(table: Spec, sets: Sets) -> list[Claim]:
     """Return a claim of a study's file, or one for each value of its columns in `each`, or one for
     each line `of` if it says `single`. One whose rows are not there is left out. With `metrics` it
     has a part for each of several."""

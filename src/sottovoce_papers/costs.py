@@ -66,7 +66,7 @@ class CostKind(ExperimentKind):
 
 
 class AttackedKind(CostKind):
-    """The same, always attacked."""
+    """A `CostKind` that is always attacked."""
 
     attacks = True
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise, repeat
 from typing import Any, NamedTuple
 
@@ -29,6 +30,9 @@ from sottovoce_papers.claims import (
     Floats,
     Part,
     Row,
+    Sets,
+    Spec,
+    StudyLine,
     chosen,
     claim,
     groups,
@@ -36,11 +40,9 @@ from sottovoce_papers.claims import (
     lines_of,
     plus_minus,
 )
-from sottovoce_papers.lines import END, Job, Kind, Settings, StudyLine, TrainedLine, TrainedSystem
+from sottovoce_papers.lines import END, Job, Kind, Settings, TrainedLine, TrainedSystem
 from sottovoce_papers.worlds import StudyWorld
 
-Spec = Mapping[str, Any]
-Sets = Mapping[str, Sequence[StudyLine]]
 DRIFT, SAROS_B = "drift-time", "saros-b"
 """Keys of the systems that claims compare."""
 RANKED = {
@@ -53,7 +55,7 @@ RANKED = {
 LOSSES = ("train loss", "test loss")
 """Looks at the ranking loss."""
 TRAINED_WITH = ("owners", "delay", "who", "come", "go", "away", "turn")
-OURS = ("name", "look", "moment", "epochs", *TRAINED_WITH)
+OURS = ("name", "look", "moment", "epochs", "sealing", "events", *TRAINED_WITH)
 """Settings of the study; the others are those of the system."""
 FIRST, CONVERGED = "one epoch", "convergence"
 AS_MUCH = {"DRIFT's steps": "steps", "DRIFT's blocks": "blocks"}
@@ -95,7 +97,7 @@ class DriftKind(Kind):
 
     def train(self, job: Job) -> TrainedSystem:
         if job.settings["look"] in LOSSES:
-            return TrainedSystem({END: not_looked_at(job)}, _losses(job))
+            return TrainedSystem({END: job.unmeasured()}, _losses(job))
         if job.settings["name"] not in COMPONENTS:
             return TrainedSystem({END: lists_of(job, _untrained(job))})
         models, size = models_of(job, job.stops, self.passes)
@@ -133,7 +135,7 @@ def training_key(settings: Settings) -> list[object]:
 
 
 def owners_of(world: StudyWorld, split: Split, settings: Settings) -> OwnerTable:
-    """Who holds the training items: a data owner per genre, or one that has them all."""
+    """Return who holds the training items: a data owner per genre, or one that has them all."""
     numbers = split.dataset_items(np.arange(split.train.n_items))
     owners = settings.get("owners", "genre")
     if owners == "one":
@@ -154,8 +156,8 @@ def blocks_of(world: StudyWorld, split: Split, settings: Settings, seed: int) ->
 
 
 def delayed(blocks: Blocks, settings: Settings) -> Blocks:
-    """The same blocks, of which `delay` updates at a time start from the same rows: an update is
-    computed on rows that up to delay − 1 others have moved meanwhile."""
+    """Return the blocks with late gradients: `delay` updates at a time start from the same rows, so
+    that up to delay − 1 others have moved the rows by the time an update arrives."""
     delay = settings.get("delay", 1)
     require_whole("delay", delay, 1)
     if delay == 1:
@@ -287,17 +289,11 @@ def lists_of(job: Job, scorer: Scorer) -> Evaluation:
     else:
         found = getattr(saros_metrics, look)(scorer, split.test, liked, threads=1)
     return replace(
-        not_looked_at(job),
+        job.unmeasured(),
         users=found.users,
         values=dict(found.values),
         served=np.ones(len(found.users), dtype=bool),
     )
-
-
-def not_looked_at(job: Job) -> Evaluation:
-    """What is left of lists that nobody looks at."""
-    users, protocol = np.zeros(0, dtype=np.int64), job.world.protocol(job.seed)
-    return Evaluation(protocol, users, {}, users.astype(bool), 0, job.split.test.n_items)
 
 
 # --- columns -------------------------------------------------------------------------------------
@@ -349,61 +345,41 @@ def losses_compared(sets: Sets, spec: Spec) -> list[Claim]:
     found = []
     for (liked,), mine in groups(lines_of(sets, spec), ["positive_from"]).items():
         by = {(line.row["key"], line.row["part"]): line for line in mine}
-        pairs = {part: (by[DRIFT, part], by[SAROS_B, part]) for part in ("train", "test")}
-        drift, where = by[DRIFT, "train"].row, f"positive from {liked:g}"
-        found.append(
-            claim(
-                f"after one epoch DRIFT's loss is below that of SAROS_b, {where}",
-                *[
-                    _below(part, _curves(a)[:, 1], _curves(b)[:, 1])
-                    for part, (a, b) in pairs.items()
-                ],
-            )
-        )
-        for what in AS_MUCH.values():
-            after = {
-                part: np.array([facts["after"][what] for facts in b.facts])
-                for part, (_, b) in pairs.items()
-            }
-            found.append(
-                claim(
-                    f"so it is when SAROS_b has taken as many {what} ({drift[what]:,}), {where}",
-                    *[
-                        _below(part, _curves(a)[:, 1], after[part])
-                        for part, (a, _) in pairs.items()
-                    ],
+        both = {part: (by[DRIFT, part], by[SAROS_B, part]) for part in ("train", "test")}
+        drift = both["train"][0].row
+        looks: dict[str, Callable[[StudyLine], Floats]] = {
+            "after one epoch DRIFT's loss is below that of SAROS_b": lambda b: _curves(b)[:, 1],
+            **{
+                f"so it is when SAROS_b has taken as many {what} ({drift[what]:,})": partial(
+                    _after, what=what
                 )
-            )
-        settled = [(part, a.row, b.row) for part, (a, b) in pairs.items()]
-        found.append(
-            claim(
-                f"DRIFT's loss settles within fewer epochs than that of SAROS_b, {where}",
-                *[
-                    (
-                        a["settled"] < b["settled"],
-                        f"{part}: epoch {a['settled']} ({a['settled steps']:,} steps) against "
-                        f"{b['settled']} ({b['settled steps']:,} steps)",
-                    )
-                    for part, a, b in settled
-                ],
-            )
-        )
-        last = [(part, _curves(a)[:, -1], _curves(b)[:, -1]) for part, (a, b) in pairs.items()]
-        apart = {part: a.mean() / b.mean() - 1.0 for part, a, b in last}
-        found.append(
-            claim(
-                f"after {drift['epochs']} epochs both have the same loss, within {NEAR:.0%}, "
-                f"{where}",
-                *[
-                    (
-                        bool(abs(apart[part]) <= NEAR),
-                        f"{part}: {plus_minus(a)} against {plus_minus(b)}, {apart[part]:+.1%}",
-                    )
-                    for part, a, b in last
-                ],
-            )
-        )
+                for what in AS_MUCH.values()
+            },
+        }
+        claims = {
+            text: [_below(part, _curves(a)[:, 1], look(b)) for part, (a, b) in both.items()]
+            for text, look in looks.items()
+        }
+        fewer: list[Part] = []
+        same: list[Part] = []
+        for part, (a, b) in both.items():
+            epochs = "epoch {settled} ({settled steps:,} steps)".format_map
+            words = f"{part}: {epochs(a.row)} against {epochs(b.row)}"
+            fewer.append((a.row["settled"] < b.row["settled"], words))
+            ours, theirs = _curves(a)[:, -1], _curves(b)[:, -1]
+            apart = ours.mean() / theirs.mean() - 1.0
+            words = f"{part}: {plus_minus(ours)} against {plus_minus(theirs)}, {apart:+.1%}"
+            same.append((bool(abs(apart) <= NEAR), words))
+        claims["DRIFT's loss settles within fewer epochs than that of SAROS_b"] = fewer
+        text = f"after {drift['epochs']} epochs both have the same loss, within {NEAR:.0%}"
+        claims[text] = same
+        found += [claim(f"{t}, positive from {liked:g}", *parts) for t, parts in claims.items()]
     return found
+
+
+def _after(line: StudyLine, what: str) -> Floats:
+    """The loss with each seed after as many steps or blocks as an epoch of DRIFT has."""
+    return np.array([facts["after"][what] for facts in line.facts])
 
 
 def _below(part: str, ours: Floats, theirs: Floats) -> Part:
@@ -436,29 +412,21 @@ def converged(sets: Sets, spec: Spec) -> list[Claim]:
             f"MAP@5 {gain:+.4f} in {line.row['epochs']:g} epochs"
             for gain, line in zip(gains, ends, strict=True)
         )
-        found.append(
-            claim(
-                f"from one epoch to convergence DRIFT gains less than SAROS_b, {where}",
-                (gains[0] < gains[1], " against ".join(words)),
-            )
-        )
-        found.append(
-            claim(
-                f"at convergence DRIFT and SAROS_b are within each other's 95 % interval, {where}",
-                *[_alike(drift, saros, metric) for metric in spec["metrics"]],
-            )
-        )
+        claims: dict[str, list[Part]] = {
+            "from one epoch to convergence DRIFT gains less than SAROS_b": [
+                (gains[0] < gains[1], " against ".join(words))
+            ],
+            "at convergence DRIFT and SAROS_b are within each other's 95 % interval": [
+                _alike(drift, saros, metric) for metric in spec["metrics"]
+            ],
+        }
         path = [at[key, CONVERGED] for key in spec["path"] if (key, CONVERGED) in at]
         if len(path) == len(spec["path"]):
             steps = [abs(b.row["MAP@5"] - a.row["MAP@5"]) for a, b in pairwise(path)]
             told = "; ".join(f"{one.row['system']} {_words(one, 'MAP@5')}" for one in path)
-            found.append(
-                claim(
-                    "what is between them at convergence is less the owners than the rest, "
-                    f"{where}",
-                    (steps[-1] <= max(steps[:-1]), f"MAP@5: {told}"),
-                )
-            )
+            text = "what is between them at convergence is less the owners than the rest"
+            claims[text] = [(steps[-1] <= max(steps[:-1]), f"MAP@5: {told}")]
+        found += [claim(f"{text}, {where}", *parts) for text, parts in claims.items()]
     return found
 
 

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import reduce
 from itertools import count
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,12 +19,9 @@ from sottovoce.errors import ConfigError
 from sottovoce.evaluation.protocol import Evaluation
 from sottovoce.evaluation.significance import paired_t
 from sottovoce.rng import Streams
-from sottovoce_papers.claims import chosen, groups
-from sottovoce_papers.drift import DriftKind, Sets, component_of, lists_of
-from sottovoce_papers.lines import Job, StudyLine
-
-if TYPE_CHECKING:
-    from sottovoce_papers.files import StudyFile
+from sottovoce_papers.claims import Sets, Spec, StudyLine, chosen, groups
+from sottovoce_papers.drift import DriftKind, component_of, lists_of
+from sottovoce_papers.lines import Job
 
 Bools = NDArray[np.bool_]
 GROUPS = {0.0: "there from the start", 1.0: "came later"}
@@ -82,14 +78,14 @@ def membership(job: Job) -> Bools:
 
 
 def arriving(job: Job, who: str, n: int) -> Bools:
-    """Who joins after the turn. The same for all seeds of a study, so that groups are."""
+    """Return who joins after the turn. All seeds have the same users, so that groups have means."""
     place, settings = _place(who, n), job.settings
     joins: Bools = place < (settings.get("come", 0.0) if settings.get("who") == who else 0.0)
     return joins
 
 
 def present(job: Job, who: str, n: int, epoch: int, *, reach: bool = False) -> Bools:
-    """Who is there in an epoch; with `reach`, also who misses this one alone."""
+    """Return who takes part in an epoch; with `reach`, also those who only miss this one."""
     settings = job.settings
     if settings.get("who") != who:
         return np.ones(n, dtype=bool)
@@ -110,9 +106,8 @@ def _place(who: str, n: int) -> NDArray[np.float64]:
     return place
 
 
-def gains(study: StudyFile, sets: Sets) -> list[StudyLine]:
+def gains(sets: Sets, values: Spec) -> list[StudyLine]:
     """The rows, with the share of the base line's gain over a random order that each keeps."""
-    values = study.table["values"]
     for mine in groups(sets["main"], ["data", "look"]).values():
         (random,) = chosen(mine, values["chance"])
         trained = [line for line in mine if line.runs and line is not random]
@@ -124,11 +119,11 @@ def gains(study: StudyFile, sets: Sets) -> list[StudyLine]:
     return [*sets["main"]]
 
 
-def compared(study: StudyFile, sets: Sets) -> list[StudyLine]:
+def compared(sets: Sets, values: Spec) -> list[StudyLine]:
     """Every group of users beside the same users in a federation that does not change."""
     found = []
     for mine in groups(sets["main"], ["data", "look"]).values():
-        (base,), (random,) = (chosen(mine, study.table["values"][n]) for n in ("base", "chance"))
+        (base,), (random,) = (chosen(mine, values[n]) for n in ("base", "chance"))
         for line in (line for line in mine if line.row.get("who")):
             found += [StudyLine({**line.row, **row}) for row in _groups(line, base, random)]
     return found

@@ -6,7 +6,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -35,22 +35,16 @@ from sottovoce.errors import ConfigError
 from sottovoce.rng import Streams
 from sottovoce.wire.silo_rounds import gradients_bytes, request_bytes, rows_bytes
 from sottovoce_papers.claims import Claim as Tested
-from sottovoce_papers.claims import Row, chosen, claim, lines_of
+from sottovoce_papers.claims import Row, Sets, Spec, StudyLine, chosen, claim, lines_of
 from sottovoce_papers.drift import (
     DriftKind,
-    Sets,
-    Spec,
     component_of,
     models_of,
-    not_looked_at,
     owners_of,
     start_of,
     training_key,
 )
-from sottovoce_papers.lines import END, Job, Kind, StudyLine, TrainedLine, TrainedSystem
-
-if TYPE_CHECKING:
-    from sottovoce_papers.files import StudyFile
+from sottovoce_papers.lines import END, Job, Kind, TrainedLine, TrainedSystem
 
 WARM = 500
 """Interactions that go through the parties before time is taken: they compile what is compiled."""
@@ -67,9 +61,7 @@ class DriftEpoch(NamedTuple):
     @classmethod
     def of(cls, job: Job) -> DriftEpoch:
         """The federation of a job; `events` is how many interactions count, 0 for all."""
-        ours = ("sealing", "events")
-        mine = {name: value for name, value in job.settings.items() if name not in ours}
-        settings = component_of({**mine, "name": "drift"})
+        settings = component_of({**job.settings, "name": "drift"})
         if not isinstance(settings, DRIFTConfig):
             raise ConfigError("a system that has no data owners exchanges no messages")
         split = job.world.split(job.part, job.seed)
@@ -99,10 +91,8 @@ class EpochKind(Kind):
     is kept is how long each phase took, and how many bytes were sent."""
 
     def key(self, job: Job) -> object:
-        settings = {**job.settings, "name": "drift"}
-        ours = ("sealing", "events")
-        bare = {name: value for name, value in settings.items() if name not in ours}
-        return [training_key(bare), job.settings["sealing"], job.settings["events"]]
+        asked = job.settings["sealing"], job.settings["events"]
+        return [training_key({**job.settings, "name": "drift"}), *asked]
 
     def train(self, job: Job) -> TrainedSystem:
         epoch, sealing = DriftEpoch.of(job), job.settings["sealing"]
@@ -130,7 +120,7 @@ class EpochKind(Kind):
             raise ConfigError(f"sealing is one of {', '.join(SEALINGS)} or compiled")
         digest = hashlib.blake2b(model.users.tobytes() + model.items.tobytes()).hexdigest()
         counted = {**facts, "interactions": len(events), "model": digest}
-        return TrainedSystem({END: not_looked_at(job)}, counted)
+        return TrainedSystem({END: job.unmeasured()}, counted)
 
 
 def phases(line: TrainedLine) -> Row:
@@ -157,7 +147,7 @@ def _shares(spent: Mapping[str, float]) -> Row:
     }
 
 
-def with_compiled(study: StudyFile, sets: Sets) -> list[StudyLine]:
+def with_compiled(sets: Sets, values: Spec) -> list[StudyLine]:
     """The measured rows, the last of which learns in compiled loops with the sealing of the one
     before it: two measurements in one row."""
     *rest, sealed, fast = sets["main"]
@@ -166,7 +156,7 @@ def with_compiled(study: StudyFile, sets: Sets) -> list[StudyLine]:
     return [*rest, sealed, StudyLine(row)]
 
 
-def with_messages(study: StudyFile, sets: Sets) -> list[StudyLine]:
+def with_messages(sets: Sets, values: Spec) -> list[StudyLine]:
     """Bytes by kind of message, and how many messages there are."""
     *sealed, _ = sets["main"]
     return [*sealed, StudyLine({"system": "messages", **sealed[-1].facts[0]["messages"]})]
@@ -186,13 +176,11 @@ class GuessesKind(Kind):
     whole epoch, and from gradients of the first `events` interactions."""
 
     def key(self, job: Job) -> object:
-        settings = {**job.settings, "name": "drift"}
-        bare = {k: v for k, v in settings.items() if k not in ("events", "epochs")}
-        return [training_key(bare), job.settings["events"], job.settings["epochs"]]
+        asked = job.settings["events"], job.settings["epochs"]
+        return [training_key({**job.settings, "name": "drift"}), *asked]
 
     def train(self, job: Job) -> TrainedSystem:
-        bare = {k: v for k, v in job.settings.items() if k != "events"}
-        same = job._replace(settings={**bare, "name": "drift"})
+        same = job._replace(settings={**job.settings, "name": "drift"})
         epoch, last = DriftEpoch.of(same), float(job.settings["epochs"])
         models, _ = models_of(same, [last], DriftKind().passes)
         requests = named_rows(blocks := plan(epoch.events, epoch.table, epoch.settings.theta))
@@ -207,7 +195,7 @@ class GuessesKind(Kind):
                 for name, one in outcomes.items()
             },
         }
-        return TrainedSystem({END: not_looked_at(job)}, facts)
+        return TrainedSystem({END: job.unmeasured()}, facts)
 
 
 class NamedRows(NamedTuple):
@@ -305,7 +293,7 @@ def costs(line: TrainedLine) -> Row:
     return found
 
 
-def attacks(study: StudyFile, sets: Sets) -> list[StudyLine]:
+def attacks(sets: Sets, values: Spec) -> list[StudyLine]:
     """A row for every attack at every Θ."""
     found = []
     for line in sets["costs"]:

@@ -4,10 +4,10 @@ experiment's protocol: how they are trained, and how settings follow from the ε
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -22,14 +22,10 @@ from sottovoce.runs.home import baseline_at_home
 from sottovoce.runs.tables import hints
 from sottovoce.runs.train import run_experiment
 from sottovoce.wire.terms import named
-from sottovoce_papers.claims import Claim, Row, claim, groups
-from sottovoce_papers.lines import END, Job, Kind, Settings, StudyLine, TrainedLine, TrainedSystem
+from sottovoce_papers.claims import Claim, Row, Sets, Spec, StudyLine, claim, groups
+from sottovoce_papers.lines import END, Job, Kind, Settings, TrainedLine, TrainedSystem
 from sottovoce_papers.worlds import laid_over
 
-if TYPE_CHECKING:
-    from sottovoce_papers.files import StudyFile
-
-Sets = Mapping[str, Sequence[StudyLine]]
 SECTIONS = ("algorithm", "release", "link", "consent", "home", "owners", "evaluation")
 FLOOR = "Top-Pop"
 OWN = "own epsilon"
@@ -175,9 +171,9 @@ def warned(line: TrainedLine) -> Row:
     return {"warned": any(facts["warned"] for facts in line.facts)}
 
 
-def beside_the_best(study: StudyFile, sets: Sets) -> list[StudyLine]:
-    """For each data set the best central system, and everything else beside it by NDCG@10."""
-    central, found = study.table["values"]["central"], []
+def beside_the_best(sets: Sets, values: Spec) -> list[StudyLine]:
+    """Compare every system with the best central one on its data set, by NDCG@10."""
+    central, found = values["central"], []
     for mine in groups(sets["main"], ["data"]).values():
         rows = [dict(line.row) for line in mine]
         best = max((r for r in rows if r["key"] in central), key=lambda r: float(r["NDCG@10"]))
@@ -188,7 +184,7 @@ def beside_the_best(study: StudyFile, sets: Sets) -> list[StudyLine]:
     return found
 
 
-def preset_claims(sets: Sets, spec: Mapping[str, Any]) -> list[Claim]:
+def preset_claims(sets: Sets, spec: Spec) -> list[Claim]:
     """What a file is to reach on the median set, and that it says so if it does not pay."""
     found = []
     rows = [line.row for line in sets["table"]]

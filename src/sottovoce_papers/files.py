@@ -21,8 +21,8 @@ from sottovoce.errors import ConfigError, UsageError
 from sottovoce.evaluation.report import FigureBlock
 from sottovoce.evaluation.tables import Table
 from sottovoce_papers.cells import Cells
-from sottovoce_papers.claims import Claim, count_of, lines_of, tested
-from sottovoce_papers.lines import StudyLine, StudyRunner, StudySystem, named
+from sottovoce_papers.claims import Claim, StudyLine, count_of, lines_of, tested
+from sottovoce_papers.lines import StudyRunner, StudySystem, named
 from sottovoce_papers.show import (
     derive,
     figures_of,
@@ -174,7 +174,7 @@ class StudyFile:
                 line.row.update(named(add)(line))
         sets: dict[str, list[StudyLine]] = {name: [*lines] for name, lines in trained.items()}
         for name, function in self.table.get("rows", {}).items():
-            sets[name] = named(function)(self, sets)
+            sets[name] = named(function)(sets, self.table.get("values", {}))
         for printed in self.table.get("printed", ()):
             for name in printed.get("sets", trained):
                 print_beside(printed, sets[name])

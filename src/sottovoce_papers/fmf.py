@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -17,15 +16,11 @@ from sottovoce.privacy.accountant import Certificate, certify
 from sottovoce.privacy.reports import KReports, Tier
 from sottovoce.rng import Streams
 from sottovoce.wire.versions import encode_model
-from sottovoce_papers.claims import Claim, Row, claim, groups
+from sottovoce_papers.claims import Claim, Row, Sets, Spec, StudyLine, claim, groups
 from sottovoce_papers.kinds import alike, watched
-from sottovoce_papers.lines import Job, Kind, Settings, StudyLine, TrainedLine, TrainedSystem
+from sottovoce_papers.lines import Job, Kind, Settings, TrainedLine, TrainedSystem
 from sottovoce_papers.worlds import StudyWorld
 
-if TYPE_CHECKING:
-    from sottovoce_papers.files import StudyFile
-
-Sets = Mapping[str, Sequence[StudyLine]]
 OURS = ("reports", "epsilon", "stop")
 """Settings that are not the algorithm's: k, ε of one report, and after which round to look."""
 
@@ -91,8 +86,7 @@ def course(line: TrainedLine) -> Row:
     curve = [
         value for name, value in line.row.items() if name.startswith("HR@10 after ")
     ]  # in the order of the rounds
-    short = line.row["system"] if len(line.row["system"]) <= 14 else line.row["key"]
-    k = line.row.get("reports")
+    short, k = _short(line.row), line.row.get("reports")
     return {
         "within ten": max(curve[:10], default=None),
         "mean over epochs": float(np.mean(curve)) if curve else None,
@@ -101,9 +95,8 @@ def course(line: TrainedLine) -> Row:
 
 
 def crowd(line: TrainedLine) -> Row:
-    """Who and what was drawn, for plots and printed figures."""
-    c, row = line.world.config, line.row
-    short = row["system"] if len(row["system"]) <= 14 else row["key"]
+    """Return how many users and items were drawn, for plots and printed figures."""
+    c, short = line.world.config, _short(line.row)
     users = c.users or (c.shape.users if c.shape else 0)
     return {
         "drawn": c.users,
@@ -112,16 +105,22 @@ def crowd(line: TrainedLine) -> Row:
     }
 
 
+def _short(row: Row) -> str:
+    """The name of a system in a plot: of FMF-LDP what stands in brackets."""
+    name = str(row["system"])
+    return name.partition("(")[2].partition(")")[0] or name
+
+
 # --- rows and claims that no table can say --------------------------------------------------------
 
 
-def by_world(study: StudyFile, sets: Sets) -> list[StudyLine]:
+def by_world(sets: Sets, values: Spec) -> list[StudyLine]:
     """Figure 4's table: a row for each crowd, a column for each system."""
     found = []
     for mine in groups(sets["main"], ["data"]).values():
         row = {name: mine[0].row[name] for name in ("source", "users", "items")}
         place = str(mine[0].row["printed"])
-        scores = study.table["values"]["scores"]
+        scores = values["scores"]
         printed = {f"{users} {items}": score for users, items, score in scores}
         shaped = row["source"] in ("generated", "movielens-20m")
         row["paper"] = printed.get(place) if shaped else None
@@ -129,7 +128,7 @@ def by_world(study: StudyFile, sets: Sets) -> list[StudyLine]:
     return found
 
 
-def most_users(sets: Sets, spec: Mapping[str, Any]) -> list[Claim]:
+def most_users(sets: Sets, spec: Spec) -> list[Claim]:
     """Whether a system learns every item set with the most users that there are."""
     found = []
     lines = [line for line in sets["main"] if line.row["key"] in spec["systems"]]
@@ -141,7 +140,7 @@ def most_users(sets: Sets, spec: Mapping[str, Any]) -> list[Claim]:
     return found
 
 
-def diminishing(sets: Sets, spec: Mapping[str, Any]) -> list[Claim]:
+def diminishing(sets: Sets, spec: Spec) -> list[Claim]:
     """Whether k from 50 to 100 brings more than from 100 to 250, with the most users."""
     found = []
     for mine in groups(sets["main"], ["system"]).values():
@@ -164,9 +163,9 @@ def posted_bytes(reports: int) -> int | None:
     return submission_bytes(reports)
 
 
-def traffic(study: StudyFile, sets: Sets) -> list[StudyLine]:
+def traffic(sets: Sets, values: Spec) -> list[StudyLine]:
     """Bytes of one device (§5.3), with the first hold-out of each crowd."""
-    theirs, found = study.table["values"]["traffic"], []
+    theirs, found = values["traffic"], []
     for mine in groups(sets["main"], ["data"]).values():
         first = mine[0].row["hold_out"]
         for line in mine:

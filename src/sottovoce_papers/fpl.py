@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,16 +18,10 @@ from sottovoce.evaluation.metrics import bias_disparity
 from sottovoce.evaluation.plots import pareto_front
 from sottovoce.privacy.mechanisms import Everything, ShareFraction
 from sottovoce.rng import Streams
-from sottovoce_papers.claims import Claim, Row, claim, groups
+from sottovoce_papers.claims import Claim, Row, Sets, Spec, StudyLine, claim, groups
 from sottovoce_papers.kinds import BaselineKind, alike, watched
-from sottovoce_papers.lines import Job, Kind, Settings, StudyLine, TrainedLine, TrainedSystem
+from sottovoce_papers.lines import Job, Kind, Settings, TrainedLine, TrainedSystem
 from sottovoce_papers.worlds import StudyWorld
-
-if TYPE_CHECKING:
-    from sottovoce_papers.files import StudyFile
-
-Spec = Mapping[str, Any]
-Sets = Mapping[str, Sequence[StudyLine]]
 
 
 class BPRKind(Kind):
@@ -174,10 +167,9 @@ def short(category: str) -> str:
 # --- rows and claims that no table can say --------------------------------------------------------
 
 
-def counted(study: StudyFile, sets: Sets) -> list[StudyLine]:
+def counted(sets: Sets, values: Spec) -> list[StudyLine]:
     """Table 3: communication cost and freshness, from published counts."""
-    file = study.table["values"]
-    n, m, x = (file["counts"][name] for name in ("users", "items", "positives"))
+    n, m, x = (values["counts"][name] for name in ("users", "items", "positives"))
     rows = []
     for name in CONFIGURATIONS:
         plus = name.endswith("+")
@@ -187,8 +179,8 @@ def counted(study: StudyFile, sets: Sets) -> list[StudyLine]:
              "CCE": round(published_cost(n, m, x, plus, share)), "CCE_paper": printed[plus],
              "CCE as run": round(plan.communication_cost(m, share)),
              "nFRSH": round(100 * plan.freshness, 4),
-             "nFRSH_paper": file["freshness"][name]}
-            for share, *printed in file["cost"]
+             "nFRSH_paper": values["freshness"][name]}
+            for share, *printed in values["cost"]
         ]  # fmt: skip
     return [StudyLine(row) for row in rows]
 
@@ -203,26 +195,26 @@ def counts_agree(sets: Sets, spec: Spec) -> list[Claim]:
     return found
 
 
-def training_bias(study: StudyFile, sets: Sets) -> list[StudyLine]:
+def training_bias(sets: Sets, values: Spec) -> list[StudyLine]:
     """The bias of each training part by category, ours and the printed one (Table 1)."""
     names, found = [short(category) for category in TOP_CATEGORIES], []
     for source, lines in groups(sets["main"], ["source"]).items():
         row = lines[0].row
         shown = {"ours": [row[f"B_T {name}"] for name in names]}
-        shown["paper"] = study.table["values"]["bias"].get(*source)
-        for whose, values in shown.items():
-            if values:
-                row = {"system": f"{source[0]}, {whose}", **dict(zip(names, values, strict=True))}
+        shown["paper"] = values["bias"].get(*source)
+        for whose, bias in shown.items():
+            if bias:
+                row = {"system": f"{source[0]}, {whose}", **dict(zip(names, bias, strict=True))}
                 found.append(StudyLine(row))
     return found
 
 
-def brazil(study: StudyFile, sets: Sets) -> list[StudyLine]:
+def brazil(sets: Sets, values: Spec) -> list[StudyLine]:
     """The printed Table 4, which is of Brazil."""
     names = [short(category) for category in TOP_CATEGORIES]
     return [
         StudyLine({"system": f"{name}, Brazil", **dict(zip(names, theirs, strict=True))})
-        for name, theirs in study.table["values"]["brazil"].items()
+        for name, theirs in values["brazil"].items()
     ]
 
 

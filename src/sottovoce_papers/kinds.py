@@ -19,8 +19,8 @@ from sottovoce.evaluation.protocol import Evaluation
 from sottovoce.privacy.base import Release
 from sottovoce.rng import Streams
 from sottovoce.runs.federation import Federation
-from sottovoce_papers.claims import Row, interval
-from sottovoce_papers.lines import END, Job, Kind, Settings, StudyLine, TrainedSystem
+from sottovoce_papers.claims import Row, StudyLine, interval
+from sottovoce_papers.lines import END, Job, Kind, Settings, TrainedSystem
 from sottovoce_papers.worlds import StudyWorld
 
 

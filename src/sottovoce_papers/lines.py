@@ -25,14 +25,13 @@ from sottovoce.core.recommender import Scorer
 from sottovoce.data.splitting import Split
 from sottovoce.errors import ConfigError, DataNotFound, Diverged, UsageError
 from sottovoce.evaluation.protocol import Evaluation
-from sottovoce.evaluation.significance import over_seeds
 from sottovoce_papers.cells import Arrays, Cells, differing
-from sottovoce_papers.claims import Floats, Row, interval
+from sottovoce_papers.claims import Floats, Row, StudyLine, interval
 from sottovoce_papers.worlds import Part, StudyData, StudyWorld, laid_over
 
 Settings = Mapping[str, Any]
 END = 0.0
-"""Where a training that has no length is looked at."""
+"""The stop at which a training without a length is measured."""
 
 
 class Job(NamedTuple):
@@ -74,7 +73,7 @@ class Kind(ABC):
     """How systems of one kind are trained. The study keeps and measures what comes out."""
 
     version: ClassVar[int] = 1
-    """Of the code that a training depends on: a change of digits must count it up."""
+    """The version of the code that a training depends on. A change of digits must count it up."""
     seeded: ClassVar[bool] = True
     """Whether another seed makes another model."""
     alone: ClassVar[bool] = False
@@ -150,9 +149,9 @@ class StudySystem:
     words: str = ""
     """How a setting is told, as a template."""
     choose_seeds: int = 1
-    """With how many seeds settings are chosen; 0 takes all."""
+    """The number of seeds with which settings are chosen; 0 takes all."""
     data: tuple[str, ...] = ()
-    """Where it runs; everywhere by default."""
+    """The data sets that it runs on; all by default."""
     why: str = ""
     """Why it does not run on other data, as a note of the page."""
     row: Settings = field(default_factory=dict)
@@ -191,19 +190,6 @@ class StudySystem:
             return self.settings, self.grids
         grid = other.get("grid")
         return laid_over(self.settings, other.get("settings", {})), [grid] if grid else []
-
-
-@dataclass(frozen=True, slots=True, repr=False)
-class StudyLine:
-    """A row with what is behind it: an evaluation for each seed, and facts of each training."""
-
-    row: Row
-    runs: Sequence[Evaluation] = ()
-    facts: Sequence[Mapping[str, Any]] = ()
-
-    def over_seeds(self) -> Evaluation:
-        """Each user's mean over the seeds."""
-        return over_seeds(dict(enumerate(self.runs)))
 
 
 @dataclass(frozen=True, slots=True, repr=False)

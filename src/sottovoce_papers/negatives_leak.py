@@ -3,9 +3,8 @@ history never hit the test item, and so tell the model what it is. Each rival wi
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 from scipy.stats import binom
@@ -15,9 +14,9 @@ from sottovoce.data.splitting import Split
 from sottovoce.evaluation.protocol import Evaluation, Protocol, evaluate
 from sottovoce.experiment import EvaluationConfig
 from sottovoce.rng import Streams
-from sottovoce_papers.claims import Claim, Row, claim, groups, paired
+from sottovoce_papers.claims import Claim, Row, Sets, Spec, claim, groups, paired
 from sottovoce_papers.kinds import BaselineKind, over_users
-from sottovoce_papers.lines import Job, StudyLine, TrainedLine
+from sottovoce_papers.lines import Job, TrainedLine
 from sottovoce_papers.rivals import rival_of
 from sottovoce_papers.worlds import Part, StudyData, StudyWorld
 
@@ -85,7 +84,7 @@ def columns(line: TrainedLine) -> Row:
 # --- claims ---------------------------------------------------------------------------------------
 
 
-def claims(sets: Mapping[str, Sequence[StudyLine]], spec: Mapping[str, Any]) -> list[Claim]:
+def claims(sets: Sets, spec: Spec) -> list[Claim]:
     """Return whether the leak lifts each rival, and whether a device that counts its negatives
     finds as much as its draws permit."""
     found = []

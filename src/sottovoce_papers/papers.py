@@ -14,6 +14,7 @@ from sottovoce.evaluation.report import Block, FigureBlock, Section, TextBlock, 
 from sottovoce.evaluation.tables import Column, Table
 from sottovoce.runs.train import Report
 from sottovoce_papers import files
+from sottovoce_papers.show import claimed
 
 PAPERS: Mapping[str, str] = {
     "fpl": "FPL: federated pair-wise recommendation (Anelli et al. 2021, 2022)",
@@ -94,15 +95,14 @@ def overview(made: Sequence[Mapping[str, Any]]) -> Table:
             "study": one["name"],
             "data": one.get("data"),
             "claims that hold": holding,
-            "": one.get("error", not_here),
+            "note": one.get("error", not_here),
         })  # fmt: skip
-    return Table(
-        "Studies", [Column(key) for key in ("study", "data", "claims that hold", "")], rows
-    )
+    keys = ("study", "data", "claims that hold", "note")
+    return Table("Studies", [Column(key) for key in keys], rows)
 
 
 def _sections(made: Sequence[Mapping[str, Any]]) -> list[Section]:
-    sections = [Section("All studies", [overview(made)])]
+    sections = [Section("Summary", [overview(made)])]
     for one in made:
         table = files.installed(one["name"])
         title = f"{one['name']}: {table.get('title', published.NAMES[one['name']])}"
@@ -111,14 +111,7 @@ def _sections(made: Sequence[Mapping[str, Any]]) -> list[Section]:
             blocks.append(TextBlock(f"Not run: {one['error']}"))
         else:
             blocks += one["tables"]
-            if one["claims"]:
-                blocks.append(_claimed(one["claims"]))
+            blocks += [claimed(one["claims"])] if one["claims"] else []
             blocks += [FigureBlock(Path(f["file"]), f["alt"]) for f in one.get("figures", ())]
         sections.append(Section(title, [*blocks, TextBlock(table["reading"])]))
     return sections
-
-
-def _claimed(claims: Sequence[Mapping[str, Any]]) -> Table:
-    keys = ("claim", "holds", "detail")
-    rows = [{key: claim[key] for key in keys} for claim in claims]
-    return Table("What is claimed, tested", [Column(key) for key in keys], rows)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,12 +36,9 @@ from sottovoce.privacy.mechanisms import ShareFraction
 from sottovoce.privacy.reports import KReports, Tier
 from sottovoce.rng import Streams
 from sottovoce.runs.federation import Federation
-from sottovoce_papers.claims import Row
+from sottovoce_papers.claims import Row, Sets, Spec, StudyLine
 from sottovoce_papers.kinds import alike
-from sottovoce_papers.lines import END, Job, Kind, Settings, StudyLine, TrainedLine, TrainedSystem
-
-if TYPE_CHECKING:
-    from sottovoce_papers.files import StudyFile
+from sottovoce_papers.lines import END, Job, Kind, Settings, TrainedLine, TrainedSystem
 
 EXPOSURES = ("ER@10", "ER@20")
 CLEAN = "none"
@@ -272,7 +269,7 @@ def exposures(line: TrainedLine) -> Row:
     return {name: float(np.mean([one[name] for one in line.facts])) for name in EXPOSURES}
 
 
-def compared(study: StudyFile, sets: Mapping[str, Sequence[StudyLine]]) -> list[StudyLine]:
+def compared(sets: Sets, values: Spec) -> list[StudyLine]:
     """Return the rows next to the training without attack and defence: how much more the targets
     are shown, and which share of accuracy is lost."""
     lines = [*sets["main"]]

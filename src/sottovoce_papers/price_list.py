@@ -3,20 +3,26 @@ each attack came to."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 from sottovoce.attacks.power import decided
 from sottovoce.attacks.views import PERMITTED
 from sottovoce.runs.tables import readable_bytes
-from sottovoce_papers.claims import Claim, Part, Row, chosen, claim, fits, groups
-from sottovoce_papers.lines import StudyLine, TrainedLine
+from sottovoce_papers.claims import (
+    Claim,
+    Part,
+    Row,
+    Sets,
+    Spec,
+    StudyLine,
+    chosen,
+    claim,
+    fits,
+    groups,
+)
+from sottovoce_papers.lines import TrainedLine
 
-if TYPE_CHECKING:
-    from sottovoce_papers.files import StudyFile
-
-Sets = Mapping[str, Sequence[StudyLine]]
-Spec = Mapping[str, Any]
 MEMBERSHIP = "A12"
 """The attack that needs nothing but the published model."""
 KNOWS_OTHERS = "whoever knows everybody else"
@@ -66,7 +72,7 @@ def _by_code(line: TrainedLine, verdict: str) -> dict[str, set[int]]:
     return found
 
 
-def attacks(study: StudyFile, sets: Sets) -> list[StudyLine]:
+def attacks(sets: Sets, values: Spec) -> list[StudyLine]:
     """Return a row for each attack on each way to run a system, with each seed."""
     found = []
     for line in sets["main"]:

@@ -3,7 +3,6 @@ more users take part (`data.crowd`; MovieLens 20M's catalogue and average user).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -27,9 +26,9 @@ from sottovoce.privacy.own_epsilon import OwnEpsilon
 from sottovoce.privacy.reports import KReports, Tier
 from sottovoce.rng import Streams
 from sottovoce_papers.cells import differing
-from sottovoce_papers.claims import Claim, Row, claim, groups
+from sottovoce_papers.claims import Claim, Row, Sets, Spec, claim, groups
 from sottovoce_papers.kinds import alike
-from sottovoce_papers.lines import END, Job, Kind, StudyLine, TrainedLine, TrainedSystem
+from sottovoce_papers.lines import END, Job, Kind, TrainedLine, TrainedSystem
 from sottovoce_papers.worlds import Part, StudyData, StudyWorld
 
 METRIC = "HR@10"
@@ -58,7 +57,7 @@ class CrowdWorld(StudyWorld):
 
     @property
     def fingerprint(self) -> str:
-        """Of the crowd's settings, from which it follows."""
+        """A key of the crowd's settings; the crowd follows from them."""
         return repr([differing(self.config.crowd), self.config.users, self.config.tested])
 
     @property
@@ -88,7 +87,7 @@ class CrowdWorld(StudyWorld):
         )
 
     def split(self, part: Part, seed: int) -> Split:
-        """Of the tested users alone: what they have, and what is held out."""
+        """Return what the tested users have, and what is held out of theirs."""
         with self._lock:
             if (part, 0) not in self._splits:
                 train, test = self.everybody(1)
@@ -159,7 +158,7 @@ def over_users(line: TrainedLine) -> Row:
     return {"half": float(1.96 * values.std() / np.sqrt(len(values)))}
 
 
-def claims(sets: Mapping[str, Sequence[StudyLine]], spec: Mapping[str, Any]) -> list[Claim]:
+def claims(sets: Sets, spec: Spec) -> list[Claim]:
     """That more users help those who protect themselves, and that the strictest need them most."""
     found = []
     curves = groups(sets["main"], ["settings"])

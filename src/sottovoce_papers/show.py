@@ -16,6 +16,9 @@ from sottovoce.runs.tables import readable_bytes
 from sottovoce_papers.claims import (
     Claim,
     Row,
+    Sets,
+    Spec,
+    StudyLine,
     chosen,
     fits,
     groups,
@@ -25,10 +28,7 @@ from sottovoce_papers.claims import (
 )
 
 if TYPE_CHECKING:
-    from sottovoce_papers.lines import StudyLine
-
-Spec = Mapping[str, Any]
-
+    from matplotlib.axes import Axes
 
 # --- rows ----------------------------------------------------------------------------------------
 
@@ -90,9 +90,7 @@ def columns_of(specs: Sequence[Spec | str], row: Row) -> list[Column]:
     return [Column(**table) for table in tables]
 
 
-def tables_of(
-    spec: Spec, sets: Mapping[str, Sequence[StudyLine]], protocol: str, notes: Sequence[str]
-) -> list[Table]:
+def tables_of(spec: Spec, sets: Sets, protocol: str, notes: Sequence[str]) -> list[Table]:
     """Return a table of a study's file, or one for each value of its columns in `each`. With
     `only_known` columns that no row has are left out."""
     lines = chosen(lines_of(sets, spec), spec.get("where", {}))
@@ -205,30 +203,20 @@ def _bars(spec: Spec, lines: Sequence[StudyLine], path: Path, title: str) -> plo
 
 
 def _dots(spec: Spec, lines: Sequence[StudyLine], path: Path, title: str) -> plots.Figures:
-    """A level for each label with a dot for each of its rows, whose marker goes by the column `by`
-    and whose words (`say`) stand at the right. Rows that `across` chooses are lines."""
-    x, label, kinds = spec["x"], spec.get("label", "{system}"), dict(spec["by"])
-    (by, names), across = kinds.popitem(), _across(spec, lines)
-    lines = [line for line in lines if line.row.get(x) is not None and line.row.get(by) in names]
-    places = list(dict.fromkeys(label.format_map(line.row) for line in lines))[::-1]
+    """A level for each label with a point for each of its rows, whose words (`say`) stand at the
+    right. Rows that `across` chooses are lines."""
+    x, label = spec["x"], spec.get("label", "{system}").format_map
+    across, ((by, names),) = _across(spec, lines), spec["by"].items()
+    rows = [one.row for one in lines if one.row.get(x) is not None and one.row.get(by) in names]
+    places = list(dict.fromkeys(label(row) for row in rows))[::-1]
     with plots.drawing(path, title, (9.2, 1.6 + 0.36 * len(places))) as (figure, axes):
-        most = max([line.row[x] for line in lines] + [*across.values()])
-        for number, (value, words) in enumerate(names.items()):
-            mine = [line.row for line in lines if line.row[by] == value]
-            axes.scatter(
-                [row[x] for row in mine],
-                [places.index(label.format_map(row)) for row in mine],
-                color=plots.PALETTE[number],
-                marker="oX^s"[number],
-                s=52,
-                zorder=3,
-                label=words,
-            )
-        for row in (line.row for line in lines if "say" in spec):
-            place = places.index(label.format_map(row))
+        most = max([row[x] for row in rows] + [*across.values()])
+        _scatter(axes, spec, rows, [(row[x], places.index(label(row))) for row in rows])
+        for row in rows if "say" in spec else ():
+            place = places.index(label(row))
             axes.text(1.06 * most, place, spec["say"].format_map(row), fontsize=8, va="center")
         for name, level in across.items():
-            axes.axvline(level, color=plots.SOFT, linestyle=(0, (5, 2)), linewidth=1.2)
+            axes.axvline(level, **ACROSS)
             axes.text(level, -0.6, name, fontsize=7, ha="center", color=plots.SOFT)
         axes.set_yticks(range(len(places)), places, fontsize=8)
         wide = (1.75 if "say" in spec else 1.06) * most
@@ -238,49 +226,42 @@ def _dots(spec: Spec, lines: Sequence[StudyLine], path: Path, title: str) -> plo
     return plots.figure_files(path)
 
 
+ACROSS: Mapping[str, Any] = {"color": plots.SOFT, "linestyle": (0, (5, 2)), "linewidth": 1.0}
+
+
 def _across(spec: Spec, lines: Sequence[StudyLine]) -> dict[str, float]:
     """The lines across a plot: figures of the rows that `across` chooses, by system."""
     axis = spec.get("level", spec["x"])
     return {one.row["system"]: one.row[axis] for one in chosen(lines, spec.get("across", {"": 0}))}
 
 
+def _scatter(axes: Axes, spec: Spec, rows: Sequence[Row], at: Sequence[tuple[Any, Any]]) -> None:
+    """Draw a point for each row. Its colour and marker go by the column `by`."""
+    ((by, names),) = spec["by"].items()
+    for number, (value, words) in enumerate(names.items()):
+        mine = [place for row, place in zip(rows, at, strict=True) if row.get(by) == value]
+        look = {"color": plots.PALETTE[number], "marker": plots.MARKERS[number], "label": words}
+        if mine:
+            xs, ys = zip(*mine, strict=True)
+            axes.scatter(xs, ys, s=48, zorder=3, **look)
+
+
 def _points(spec: Spec, lines: Sequence[StudyLine], path: Path, title: str) -> plots.Figures:
-    """A point with words (`say`) for each row, on a logarithmic axis, coloured by the column `by`;
-    rows without a figure there are lines `across`."""
-    x, y, (by, names) = spec["x"], spec["y"], dict(spec["by"]).popitem()
+    """A point with words (`say`) for each row, on a logarithmic axis; rows without a figure there
+    are lines `across`."""
+    x, y = spec["x"], spec["y"]
+    rows = [line.row for line in lines if line.row.get(x) is not None]
+    at = [(max(1.0, row[x]), row[y]) for row in rows]
     with plots.drawing(path, title, (7.6, 5.2)) as (figure, axes):
-        there = [line.row for line in lines if line.row.get(x) is not None]
-        for number, (value, words) in enumerate(names.items()):
-            mine = [row for row in there if row.get(by) == value]
-            if mine:
-                axes.scatter(
-                    [max(1.0, row[x]) for row in mine],
-                    [row[y] for row in mine],
-                    color=plots.PALETTE[number],
-                    marker=plots.MARKERS[number],
-                    s=44,
-                    zorder=3,
-                    label=words,
-                )
-        for row in there:
-            axes.annotate(
-                spec["say"].format_map(row),
-                (max(1.0, row[x]), row[y]),
-                fontsize=7,
-                xytext=(4, 4),
-                textcoords="offset points",
-            )
+        _scatter(axes, spec, rows, at)
+        for row, place in zip(rows, at, strict=True):
+            words, near = spec["say"].format_map(row), (4, 4)
+            axes.annotate(words, place, fontsize=7, xytext=near, textcoords="offset points")
         for name, level in _across({**spec, "level": y}, lines).items():
-            axes.axhline(level, color=plots.SOFT, linestyle=(0, (5, 2)), linewidth=0.8)
-            axes.annotate(
-                name,
-                (1.0, level),
-                xycoords=("axes fraction", "data"),
-                fontsize=7,
-                color=plots.SOFT,
-                va="center",
-            )
-        if there:
+            axes.axhline(level, **ACROSS)
+            edge: dict[str, Any] = {"xycoords": ("axes fraction", "data"), "va": "center"}
+            axes.annotate(name, (1.0, level), fontsize=7, color=plots.SOFT, **edge)
+        if rows:
             axes.set_xscale("log")
             figure.legend(loc="outside lower center", ncols=3, frameon=False, fontsize=8)
         axes.set(xlabel=spec["x_label"], ylabel=_y_label(spec))
@@ -292,7 +273,7 @@ def _stacked(spec: Spec, lines: Sequence[StudyLine], path: Path, title: str) -> 
     return plots.stacked_bars(path, spec["parts"], bars, x_label=spec["x_label"], title=title)
 
 
-Drawing = Callable[[Spec, Sequence["StudyLine"], Path, str], plots.Figures]
+Drawing = Callable[[Spec, Sequence[StudyLine], Path, str], plots.Figures]
 PLOTS: Mapping[str, Drawing] = {
     "lines": _lines,
     "paths": _paths,
@@ -303,9 +284,7 @@ PLOTS: Mapping[str, Drawing] = {
 }
 
 
-def figures_of(
-    spec: Spec, sets: Mapping[str, Sequence[StudyLine]], folder: Path, name: str
-) -> list[FigureBlock]:
+def figures_of(spec: Spec, sets: Sets, folder: Path, name: str) -> list[FigureBlock]:
     """Draw a figure of a study's file, or one for each value of its columns in `each`."""
     draw = PLOTS.get(spec["is"])
     if draw is None:
@@ -329,6 +308,12 @@ def files_of(pictures: Sequence[FigureBlock]) -> list[dict[str, str]]:
 # --- the page ------------------------------------------------------------------------------------
 
 
+def claimed(claims: Sequence[Claim]) -> Table:
+    """Return a table of claims, whether each holds, and why."""
+    columns = [Column(key) for key in ("claim", "holds", "detail")]
+    return Table("What is claimed, tested", columns, list(claims))
+
+
 def page_of(
     path: Path,
     tables: Sequence[Table],
@@ -337,10 +322,8 @@ def page_of(
     reading: str,
 ) -> Path:
     """Write a study's page: results, what was claimed, and how to read it."""
-    columns = [Column(key) for key in ("claim", "holds", "detail")]
-    claimed = Table("What is claimed, tested", columns, list(claims))
     sections = [
-        Section("Results", [*tables, claimed, *pictures]),
+        Section("Results", [*tables, claimed(claims), *pictures]),
         Section("How to read this", [TextBlock(reading)]),
     ]
     return write_report(path, tables[0].title, sections)

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,11 +32,8 @@ from sottovoce.errors import ConfigError
 from sottovoce.parties.helper import noise_spans
 from sottovoce.privacy.own_epsilon import OwnEpsilon
 from sottovoce.rng import Streams
-from sottovoce_papers.claims import Row, groups
-from sottovoce_papers.lines import END, Job, Kind, StudyLine, TrainedSystem
-
-if TYPE_CHECKING:
-    from sottovoce_papers.files import StudyFile
+from sottovoce_papers.claims import Row, Sets, Spec, StudyLine, groups
+from sottovoce_papers.lines import END, Job, Kind, TrainedSystem
 
 CLEAN = "none"
 """The attack of a training without malicious devices."""
@@ -64,8 +61,8 @@ class StuffedSettings:
     share: float = 0.0
     """The share of malicious devices; 0 is a single one."""
     partners: int = 0
-    """With how many popular items the target is paired; 0: with all, weighed by somebody who knows
-    a model of these users."""
+    """The number of popular items that the target is paired with; 0 takes all, weighed by somebody
+    who knows a model of these users."""
     entry: int = 0
     """What the target weighs there, of 256; 0: as much as an entry can."""
 
@@ -212,7 +209,7 @@ class StuffedWorld:
 # --- rows ----------------------------------------------------------------------------------------
 
 
-def strongest(study: StudyFile, sets: Mapping[str, Sequence[StudyLine]]) -> list[StudyLine]:
+def strongest(sets: Sets, values: Spec) -> list[StudyLine]:
     """Return a row for each attack, on each kind of items by each share of devices: that which
     moved exposure most."""
     lines, found = sets["gram"], []

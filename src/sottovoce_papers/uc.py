@@ -82,7 +82,7 @@ class UCRun:
     norm: Literal["l2", "l1", "scalar"] = "l2"
     epsilon: float = 0.0
     hiding_epsilon: float = 0.0
-    """Of those who hide something, if that is another one."""
+    """The ε of those who hide something, if it differs from that of the others."""
     final: bool = True
     """Learn from validation items, too, for all rounds; otherwise validation chooses the round."""
     every: int = 0
@@ -95,17 +95,13 @@ class UCRun:
 
 @dataclass(frozen=True, slots=True)
 class CentralProtection:
-    """Hiding an attribute in a trained model; the rest as in `algorithms.uc.protect.Stopping`."""
+    """Hiding an attribute in a trained model."""
 
     attribute: str = ""
     share: float = 0.2
-    """Of all users, drawn from those who share the attribute."""
+    """The share of all users who change their mind; they are drawn from those who share it."""
     move: bool = True
     """Whether their embeddings are moved; otherwise they are only attacked."""
-    rate: float = 0.1
-    below: float = 0.01
-    furthest: float = 100.0
-    steps: int = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,12 +109,12 @@ class UCAfter:
     """What happens to a trained model: noise or protection, and attacks."""
 
     sigma: float = 0.0
-    """Of Gaussian noise on the embeddings of those who hide something."""
+    """Standard deviation of Gaussian noise on the embeddings of those who hide something."""
     protect: CentralProtection = field(default_factory=CentralProtection)
     guess: tuple[str, ...] = ()
     """Attributes that attackers guess; by default all that are under study."""
     of: str = ""
-    """Whose hiders are guessed, if that is another attribute than the guessed one."""
+    """The attribute whose hiders are guessed, if it is not the guessed one."""
     knows: bool = False
     """Whether attackers who know the published filters try, too."""
 
@@ -131,7 +127,7 @@ class Attacked:
     """The strongest attackers on one attribute of those who hide it, and the paper's own."""
 
     auc: float
-    """Of the attacker that ranks best; 0.5 where no two private users differ."""
+    """The AUC of the attacker that ranks best; 0.5 if no two private users differ."""
     auc_low: float
     auc_high: float
     f1: float
@@ -165,7 +161,7 @@ class Attacked:
 
     @property
     def auc_gain(self) -> float:
-        """Either way."""
+        """How far the best AUC is above chance."""
         return self.either - 0.5
 
     @property
@@ -180,7 +176,7 @@ class Attacked:
 
     @property
     def paper_leak(self) -> float:
-        """The same of the paper's attacker."""
+        """The `leak` of the paper's attacker."""
         return self.paper_auc if self.classes == 2 else self.paper_f1
 
     @classmethod
@@ -235,14 +231,14 @@ class UCTrial:
     """A system on a data set with a seed: its training, and what is done to what came out."""
 
     version: ClassVar[int] = 1
-    """Of this code, in keys of cells."""
+    """The version of this code, in keys of cells."""
 
     def __init__(self, world: AttributeWorld, settings: Settings, seed: int, cells: Cells) -> None:
         self.world, self.seed, self.cells = world, seed, cells
         self.run, self.after, self.config = parts_of(settings)
 
     def with_run(self, **changes: Any) -> UCTrial:
-        """The same with another training."""
+        """Return the trial with another training."""
         other = UCTrial(self.world, {"recommender": self.config.recommender}, self.seed, self.cells)
         other.config, other.after = self.config, self.after
         other.run = replace(self.run, **changes)
@@ -251,7 +247,7 @@ class UCTrial:
     # --- who hides what
 
     def private(self, attribute: str) -> Mask:
-        """Who hides an attribute, with or without a filter: by seed, attribute and α alone."""
+        """Return who hides an attribute. It depends on seed, attribute and α, not on filters."""
         rng = Streams.from_seed(self.seed).child("private")
         names = self.world.config.attributes
         if self.run.who == "together":
@@ -263,7 +259,7 @@ class UCTrial:
         return self.world.draw(self.run.alpha, rng.child(attribute))
 
     def hides_something(self) -> Mask:
-        """Who hides at least one of the attributes under study."""
+        """Return who hides at least one of the attributes under study."""
         found: Mask = self.hidden_count() > 0
         return found
 
@@ -274,7 +270,7 @@ class UCTrial:
         return found
 
     def changed(self) -> Mask:
-        """Who makes an attribute private in the trained model."""
+        """Return who makes an attribute private in the trained model."""
         how, private = self.after.protect, self.private(self.after.protect.attribute)
         share = min(1.0, how.share / max(1e-9, 1.0 - self.run.alpha * bool(self.run.hide)))
         if not self.run.hide:
@@ -313,7 +309,7 @@ class UCTrial:
 
     @cached_property
     def settings(self) -> UCConfig:
-        """Of the training, with the classes of the data."""
+        """The settings of the training, with the classes of the data."""
         filters = tuple(FilterConfig(name) for name in self.run.hide)
         settings = replace(self.config, attributes=filters)
         return settings.resolved(self.world.halves.labels, self.consent)
@@ -359,9 +355,9 @@ class UCTrial:
             return run(self)
 
     def early(self, rival: UCTrial) -> UCTrial:
-        """The same, stopped at the first look that recommends as well as the rival does in the end
-        (on validation, or, where all rounds are run, on test: equal utility is what is asked for);
-        where it never does, at its own best round."""
+        """Return the trial, stopped at the first look that recommends as well as the rival does in
+        the end, or at its best round if none does. Looks are on validation; if all rounds are run,
+        they are on test, because equal utility is asked for."""
         mine, theirs = self.facts, rival.facts
         curve = "test" if self.run.final else "validation"
         goal = theirs[curve][theirs["stops"].index(theirs["round"])]
@@ -387,7 +383,7 @@ class UCTrial:
         from sottovoce.algorithms.uc.protect import Stopping, protect
 
         how, algorithm = self.after.protect, self.algorithm()
-        stopping = Stopping(how.rate, how.below, how.furthest, how.steps)
+        stopping = Stopping()
         place = torch.device(self.cells.device)
         model = algorithm.model(self.model["rows"], self.model["embeddings"], place)
         shares = algorithm.priors()[self.run.hide.index(how.attribute)]
@@ -443,7 +439,7 @@ class UCTrial:
 
     @property
     def job(self) -> Job:
-        """Itself as the runner has it."""
+        """The trial as a job of the runner."""
         return Job(self.world, {}, "test", self.seed, (END,), self.cells)
 
     def attacks(self, tables: Mapping[str, NDArray[Any]], how: str = "") -> Facts:

@@ -30,7 +30,7 @@ TITLES = {
     "douban-book": "Douban",
 }
 AGES = (1, 18, 25, 35, 45, 50, 56)
-"""Where the age groups of MovieLens 1M begin; the ages of 100K are put into the same."""
+"""The first age of each group of MovieLens 1M. Ages of 100K are put into the same groups."""
 
 
 @dataclass(frozen=True, slots=True)

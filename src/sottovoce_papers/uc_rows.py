@@ -3,26 +3,32 @@ by what users hide, and claims that no table can say."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from itertools import pairwise, product
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sottovoce.algorithms.uc.settings import SYSTEMS
 from sottovoce.evaluation.significance import Paired, paired_t
-from sottovoce_papers.claims import Claim, Part, Row, chosen, claim, groups, interval
-from sottovoce_papers.lines import StudyLine, TrainedLine
+from sottovoce_papers.claims import (
+    Claim,
+    Part,
+    Row,
+    Sets,
+    Spec,
+    StudyLine,
+    chosen,
+    claim,
+    groups,
+    interval,
+)
+from sottovoce_papers.lines import TrainedLine
 from sottovoce_papers.uc import Attacked, UCTrial, attacked
 from sottovoce_papers.uc_data import CUT
 
-if TYPE_CHECKING:
-    from sottovoce_papers.files import StudyFile
-
 Mask = NDArray[np.bool_]
-Sets = Mapping[str, Sequence[StudyLine]]
-Spec = Mapping[str, Any]
 SAME = 0.005
 """Differences in HR@10 below this are not taken for a fall."""
 MILESTONES = (0.9, 0.95, 0.99)
@@ -188,7 +194,7 @@ def with_base(sets: Sets) -> list[tuple[Any, StudyLine]]:
 # --- rows ----------------------------------------------------------------------------------------
 
 
-def by_attribute(study: StudyFile, sets: Sets) -> list[StudyLine]:
+def by_attribute(sets: Sets, values: Spec) -> list[StudyLine]:
     """A row for each system and attribute: those who hide it are served so, and guessed so."""
     found = []
     for line, base in with_base(sets):
@@ -206,7 +212,7 @@ def by_attribute(study: StudyFile, sets: Sets) -> list[StudyLine]:
     return found
 
 
-def by_count(study: StudyFile, sets: Sets) -> list[StudyLine]:
+def by_count(sets: Sets, values: Spec) -> list[StudyLine]:
     """A row for each system and number of hidden attributes."""
     found = []
     for line, base in with_base(sets):
@@ -219,7 +225,7 @@ def by_count(study: StudyFile, sets: Sets) -> list[StudyLine]:
     return found
 
 
-def open_and_private(study: StudyFile, sets: Sets) -> list[StudyLine]:
+def open_and_private(sets: Sets, values: Spec) -> list[StudyLine]:
     """A row for each system and for those who hide nothing, and those who hide something; the base
     model has one for everybody."""
     found = []
@@ -244,116 +250,111 @@ def _attributes(lines: Sequence[StudyLine]) -> list[str]:
     return list(dict.fromkeys(key.removesuffix(" verdict") for key in keys))
 
 
-def _about(sets: Sets, spec: Spec) -> list[tuple[str, list[StudyLine]]]:
-    """The lines of each data set and recommender, with the text of a claim about them."""
-    lines = [one for one in sets[spec.get("set", "main")] if one.runs or type(one) is StudyLine]
-    several = groups(chosen(lines, spec.get("where", {})), spec.get("each", ["data", "model"]))
-    return [(spec["text"].format_map(mine[0].row), mine) for mine in several.values()]
+def _per_model(
+    parts_of: Callable[[Sequence[StudyLine], Spec], Sequence[Part]],
+) -> Callable[[Sets, Spec], list[Claim]]:
+    """Make a claim for each data set and recommender (or for each of the columns in `each`) of a
+    function that returns the parts of one."""
+
+    def claims(sets: Sets, spec: Spec) -> list[Claim]:
+        lines = [one for one in sets[spec.get("set", "main")] if one.runs or type(one) is StudyLine]
+        several = groups(chosen(lines, spec.get("where", {})), spec.get("each", ["data", "model"]))
+        found = [(mine[0].row, parts_of(mine, spec)) for mine in several.values()]
+        return [claim(spec["text"].format_map(row), *parts) for row, parts in found if parts]
+
+    claims.__doc__ = parts_of.__doc__
+    return claims
 
 
-def halved(sets: Sets, spec: Spec) -> list[Claim]:
+@_per_model
+def halved(mine: Sequence[StudyLine], spec: Spec) -> list[Part]:
     """Whether systems halve what strong attackers gain over the base model, in each attribute."""
-    found = []
-    for text, mine in _about(sets, spec):
-        base, parts = chosen(mine, spec["than"])[:1], []
-        for line in chosen(mine, spec["of"]) if base else ():
-            for name in _attributes(mine):
-                was, now = base[0].row[f"{name} gain"], line.row[f"{name} gain"]
-                if was is None or now is None:
-                    continue
-                wins = line.row[f"{name} wins"]
-                words = f"{name} {was:+.3f} to {now:+.3f} (an attacker wins in {wins} seeds)"
-                parts.append((was <= 0 or now <= was / 2, words))
-        found += [claim(text, *parts)] * bool(parts)
-    return found
+    parts, bases, ours = [], chosen(mine, spec["than"])[:1], chosen(mine, spec["of"])
+    for base, line, name in product(bases, ours, _attributes(mine)):
+        was, now = base.row[f"{name} gain"], line.row[f"{name} gain"]
+        if was is not None and now is not None:
+            wins = line.row[f"{name} wins"]
+            words = f"{name} {was:+.3f} to {now:+.3f} (an attacker wins in {wins} seeds)"
+            parts.append((was <= 0 or now <= was / 2, words))
+    return parts
 
 
-def less(sets: Sets, spec: Spec) -> list[Claim]:
+@_per_model
+def less(mine: Sequence[StudyLine], spec: Spec) -> list[Part]:
     """Whether attackers learn less of every attribute from systems `of` than from `than`."""
-    found = []
-    for text, mine in _about(sets, spec):
-        parts: list[Part] = []
-        pairs = [(a, b) for a in chosen(mine, spec["of"]) for b in chosen(mine, spec["than"])]
-        for line, other in pairs:
-            for name in _attributes(mine):
-                ours, theirs = line.row[f"{name} either"], other.row[f"{name} either"]
-                if ours is not None and theirs is not None:
-                    parts.append((ours < theirs, f"{name} AUC {ours:.3f} against {theirs:.3f}"))
-        found += [claim(text, *parts)] * bool(parts)
-    return found
+    both = chosen(mine, spec["of"]), chosen(mine, spec["than"])
+    pairs = [
+        (name, line.row[f"{name} either"], other.row[f"{name} either"])
+        for line, other, name in product(*both, _attributes(mine))
+    ]
+    return [
+        (ours < theirs, f"{name} AUC {ours:.3f} against {theirs:.3f}")
+        for name, ours, theirs in pairs
+        if ours is not None and theirs is not None
+    ]
 
 
-def all_leak(sets: Sets, spec: Spec) -> list[Claim]:
+@_per_model
+def all_leak(mine: Sequence[StudyLine], spec: Spec) -> list[Part]:
     """Whether attackers beat chance on every attribute with every seed."""
-    found = []
-    for text, mine in _about(sets, spec):
-        parts = [
-            (line.row[f"{name} wins"] == len(line.runs),
-             f"{name} AUC {line.row[f'{name} auc']:.3f}, F1 {line.row[f'{name} f1']:.3f} "
-             f"(majority {line.row[f'{name} majority']:.3f})")
-            for line in chosen(mine, spec["of"])
-            for name in _attributes(mine)
-            if line.row[f"{name} auc"] is not None
-        ]  # fmt: skip
-        found += [claim(text, *parts)] * bool(parts)
-    return found
+    return [
+        (line.row[f"{name} wins"] == len(line.runs),
+         f"{name} AUC {line.row[f'{name} auc']:.3f}, F1 {line.row[f'{name} f1']:.3f} "
+         f"(majority {line.row[f'{name} majority']:.3f})")
+        for line in chosen(mine, spec["of"])
+        for name in _attributes(mine)
+        if line.row[f"{name} auc"] is not None
+    ]  # fmt: skip
 
 
-def above_guess(sets: Sets, spec: Spec) -> list[Claim]:
+@_per_model
+def above_guess(mine: Sequence[StudyLine], spec: Spec) -> list[Part]:
     """Whether what is printed of attributes with more than two values is above a constant guess."""
-    found = []
-    for text, mine in _about(sets, spec):
-        parts = []
-        for line in mine:
-            for name in _attributes(mine):
-                paper, usual = line.row.get(f"{name}_paper"), line.row.get(f"{name} majority")
-                if paper is None or usual is None:
-                    continue
-                if line.row[f"{name} measure"] == "micro-F1":
-                    words = f"{line.row['system']}, {name}: {paper:.3f} against {usual:.3f}"
-                    parts.append((paper >= usual, words))
-        found += [claim(text, *parts)] * bool(parts)
-    return found
+    rows = [(line.row, name) for line in mine for name in _attributes(mine)]
+    printed = [
+        (row["system"], name, row.get(f"{name}_paper"), row.get(f"{name} majority"))
+        for row, name in rows
+        if row.get(f"{name} measure") == "micro-F1"
+    ]
+    return [
+        (paper >= usual, f"{system}, {name}: {paper:.3f} against {usual:.3f}")
+        for system, name, paper, usual in printed
+        if paper is not None and usual is not None
+    ]
 
 
-def unbeaten(sets: Sets, spec: Spec) -> list[Claim]:
+@_per_model
+def unbeaten(mine: Sequence[StudyLine], spec: Spec) -> list[Part]:
     """Whether no rival is as private and as useful as a system `of`."""
-    found = []
-    for text, mine in _about(sets, spec):
-        ours = chosen(mine, spec["of"])
-        keys = {line.row["key"] for line in ours} | {"base"}
-        rivals = [line for line in mine if line.row["key"] not in keys]
-        parts = []
-        for line in ours:
-            a = line.row
-            better = [
-                f"{r['system']}, {r['settings']}"
-                for r in (one.row for one in rivals)
-                if r["either"] <= a["either"] and r["private HR"] >= a["private HR"]
-            ]
-            words = f"{a['settings']}: AUC {a['either']:.3f}, HR@10 {a['private HR']:.3f}"
-            parts.append((not better, f"{words}; beaten by {', '.join(better) or 'none'}"))
-        found += [claim(text, *parts)] * bool(parts)
-    return found
+    ours = chosen(mine, spec["of"])
+    keys = {line.row["key"] for line in ours} | {"base"}
+    rivals = [line.row for line in mine if line.row["key"] not in keys]
+    parts = []
+    for a in (line.row for line in ours):
+        better = [
+            f"{r['system']}, {r['settings']}"
+            for r in rivals
+            if r["either"] <= a["either"] and r["private HR"] >= a["private HR"]
+        ]
+        words = f"{a['settings']}: AUC {a['either']:.3f}, HR@10 {a['private HR']:.3f}"
+        parts.append((not better, f"{words}; beaten by {', '.join(better) or 'none'}"))
+    return parts
 
 
-def equal_leakage(sets: Sets, spec: Spec) -> list[Claim]:
+@_per_model
+def equal_leakage(mine: Sequence[StudyLine], spec: Spec) -> list[Part]:
     """Whether HR@10 falls as more users hide, where attackers learn the same, which is read off
     straight lines between points."""
-    found = []
-    for text, mine in _about(sets, spec):
-        curves = {f"α={a[0]:g}": some for a, some in groups(mine, ["alpha"]).items()}
-        level = max(min(line.row["leak"] for line in some) for some in curves.values())
-        at = {}
-        for name, some in curves.items():
-            leak, hr = np.array(sorted((one.row["leak"], one.row["HR@10"]) for one in some)).T
-            at[name] = float(np.interp(level, leak, hr))
-        parts = [
-            (at[b] < at[a] - SAME, f"{b} {at[b]:.3f} against {at[a]:.3f} with {a}, at {level:.3f}")
-            for a, b in pairwise(at)
-        ]
-        found += [claim(text, *parts)] * bool(parts)
-    return found
+    curves = {f"α={a[0]:g}": some for a, some in groups(mine, ["alpha"]).items()}
+    level = max(min(line.row["leak"] for line in some) for some in curves.values())
+    at = {}
+    for name, some in curves.items():
+        leak, hr = np.array(sorted((one.row["leak"], one.row["HR@10"]) for one in some)).T
+        at[name] = float(np.interp(level, leak, hr))
+    return [
+        (at[b] < at[a] - SAME, f"{b} {at[b]:.3f} against {at[a]:.3f} with {a}, at {level:.3f}")
+        for a, b in pairwise(at)
+    ]
 
 
 def own_filter(sets: Sets, spec: Spec) -> list[Claim]:

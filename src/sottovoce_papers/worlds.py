@@ -41,13 +41,13 @@ class StudyData(DataConfig):
     items: int = 0
     """How many items are drawn; 0 takes all."""
     draw_seed: int = 0
-    """For these draws."""
+    """The seed of these draws."""
     negatives: int = 0
     """Rank each test item among so many sampled ones; 0 ranks all items."""
     cutoffs: tuple[int, ...] = (10,)
     """Lengths of the lists that are measured."""
     shape: ShapeConfig | None = None
-    """Of generated data (source = "generated")."""
+    """The shape of generated data (source = "generated")."""
     seeds: int = 0
     """How many of the study's seeds are enough here; 0 takes all."""
 
@@ -131,7 +131,7 @@ class StudyWorld:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Of the data, for keys of cells."""
+        """The fingerprint of the data, for keys of cells."""
         return self.table.fingerprint()
 
     @property

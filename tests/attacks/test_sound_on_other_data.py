@@ -12,7 +12,7 @@ from sottovoce.runs.attack import attack_experiment
 OTHER_TOWN = ["town.seed=11", "town.residents=800", "town.venues=900"]
 LEARNS_AGAIN = "shadow-models"
 SOUND = {
-    "fpl-noise": OTHER_TOWN,
+    "fpl": OTHER_TOWN,
     "fmf": ["town.seed=11", "town.residents=600", "town.venues=400",
             "release.tiers=[{epsilon=0.125, min_devices=100}, {epsilon=0.25, min_devices=300}]"],
     "gram": OTHER_TOWN,

@@ -1,21 +1,17 @@
 """`sottovoce device` where attributes can be hidden: what is told, hidden, shown and exported."""
 
 import json
-import stat
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from sottovoce.algorithms.fmf.system import FMFConfig
 from sottovoce.algorithms.fpl.system import FPLConfig
 from sottovoce.algorithms.uc.settings import FilterConfig, UCConfig
 from sottovoce.core.consent import Choice
-from sottovoce.core.links import Proxied
 from sottovoce.core.messages import ModelView
 from sottovoce.errors import ConsentError
 from sottovoce.privacy.mechanisms import ShareFraction
-from sottovoce.privacy.reports import KReports
 from sottovoce.privacy.updates import Clipped
 from sottovoce.rng import Streams
 from sottovoce.stores.device import CohortStore
@@ -132,27 +128,6 @@ def test_wrong_words_change_nothing(tmp_path, ask, say, words, error):
     assert [line["value"] for line in ask("attributes", path)["attributes"]] == ["first"]
 
 
-def test_a_gateway_says_whose(tmp_path, ask, say):
-    users = tmp_path / "users.csv"
-    users.write_text("number,name\n1,anna\n2,bert\n")
-    ask("init", tmp_path / "gate", "--users", users)
-    assert "choose by --user" in say("attributes", tmp_path / "gate", "gender=f", code=2)
-    ask("attributes", tmp_path / "gate", "gender=f", "--user", "bert")
-    assert ask("attributes", tmp_path / "gate", "--user", "anna")["attributes"] == []
-
-
-def test_the_export_has_them_in_a_file_of_the_owner_alone(tmp_path, ask):
-    path = joined(tmp_path / "phone", terms_of())
-    ask("attributes", path, "gender=male", "age=old")
-    ask("export", path, tmp_path / "all.jsonl")
-    assert stat.S_IMODE((tmp_path / "all.jsonl").stat().st_mode) == 0o600
-    lines = [json.loads(line) for line in (tmp_path / "all.jsonl").read_text().splitlines()]
-    assert [line for line in lines if line["kind"] == "attribute"] == [
-        {"kind": "attribute", "number": 7, "name": "age", "value": "old"},
-        {"kind": "attribute", "number": 7, "name": "gender", "value": "male"},
-    ]
-
-
 # --- hiding ---------------------------------------------------------------------------------------
 
 
@@ -259,16 +234,6 @@ def test_hiding_before_the_terms_are_known_holds_and_may_stop_everything(tmp_pat
     assert means == "Nothing limits what this tells."
 
 
-def test_randomised_reports_hide_no_attribute(tmp_path, ask):
-    """Whoever hides something there is told the reason, not to permit more."""
-    terms = Terms.of(
-        "town", len(ITEMS), FMFConfig(embedding_size=4), 0, KReports(10), Proxied("https://p", "")
-    )
-    choice = Choice(epsilon=2.5, max_reports=10, hidden_attributes=("age",))
-    path = joined(tmp_path / "phone", terms, choice)
-    assert "Nobody here can hide age." in ask("consent", path)["means"][0]
-
-
 # --- what leaves, in words ------------------------------------------------------------------------
 
 
@@ -335,52 +300,3 @@ def test_what_a_choice_means_under_each_release(tmp_path, ask):
     ]
     assert ask("consent", noisy, "--epsilon", "0.5")["round_cost"] == 0.5  # by more noise
     assert ask("consent", noisy, "--reports", "3")["means"][1] == "Choose --reports 0."
-
-
-def test_the_means_are_what_the_door_does(tmp_path, ask):
-    """Nothing leaves exactly where the command says so."""
-    releases = [Clipped(), NOISY, Clipped(clip=1.0, norm="scalar", epsilon=3.0)]
-    choices = [
-        SHARING,
-        Choice(),
-        Choice(epsilon=1.0),
-        Choice(epsilon=0.2),  # less than an eighth of what the terms ask for
-        replace(SHARING, epsilon=1.0),
-        replace(SHARING, max_reports=2),
-        replace(SHARING, total_epsilon=1.0),
-        replace(SHARING, hidden_attributes=("gender",)),
-        replace(SHARING, hidden_attributes=("income",)),
-    ]
-    model = terms_of().build().server_init(len(ITEMS), Streams.from_seed(1))
-    for number, release in enumerate(releases):
-        path = joined(tmp_path / str(number), terms_of(release))
-        for choice in choices:
-            with CohortStore.open(path) as store:
-                store.set_choice(7, choice)
-                try:
-                    leaves = (
-                        DeviceSession(store).prepare(ModelView(0, model), 0, summed=False)
-                        is not None
-                    )
-                except ConsentError:
-                    leaves = False
-            means = " ".join(ask("consent", path)["means"])
-            nothing = "nothing would leave" in means or "nothing leaves" in means
-            assert nothing != leaves, (release, choice, means)
-
-
-def test_a_budget_of_noisy_updates(tmp_path, ask, say):
-    path = joined(tmp_path / "noisy", terms_of(NOISY), Choice(epsilon=2.0, total_epsilon=6.0))
-    with CohortStore.open(path) as store:
-        hosted = DeviceSession(store)
-        algorithm = hosted.terms.build()
-        for round in range(2):
-            model = algorithm.server_init(len(ITEMS), Streams.from_seed(round))
-            hosted.leaving(hosted.prepare(ModelView(round, model), 0, summed=False))
-            hosted.arrived(round, 0)
-    budget = ask("status", path)["budget"]
-    assert (budget["spent"], budget["limit"], budget["round_cost"]) == (4.0, 6.0, 2.0)
-    assert budget["rounds_left"] == 1
-    assert not budget["other_releases_without_bound"]
-    assert "4 of 6 used." in say("status", path)
-    assert np.allclose([line["epsilon"] for line in ask("ledger", path)["lines"]], 2.0)

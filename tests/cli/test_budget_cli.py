@@ -31,7 +31,7 @@ def call(sottovoce_):
 
 
 def test_reports_cost_the_plain_sum_without_trust_and_the_certificate_with_it():
-    (row,) = rows("presets/fmf", users=1000)
+    (row,) = rows("tuned/fmf", users=1000)
     asked = certify(2.5, 100, 20, 1000)
     assert (row.times, row.cost, row.batch) == (20, 250.0, 1000)
     assert (row.together, row.apart) == (asked.without_proxy, asked.with_proxy)
@@ -59,25 +59,25 @@ def test_a_chain_costs_what_one_shuffler_costs_and_says_when_it_does_not():
 
 
 def test_noisy_sums_cost_what_central_says_and_nothing_is_promised_against_both():
-    (row,) = rows("sound/fpl-noise", rounds=7)
-    link = Experiment.from_file(find_experiment("sound/fpl-noise")).link
+    (row,) = rows("sound/fpl", rounds=7)
+    link = Experiment.from_file(find_experiment("sound/fpl")).link
     assert (row.times, row.apart) == (7, central.price(link.noise, 7))
     assert row.cost == central.price(link.noise, 1)
     assert math.isinf(row.together)
 
 
 def test_a_limit_ends_what_is_sent():
-    (row,) = rows("sound/fpl-noise", "consent.total_epsilon=3", rounds=20)
+    (row,) = rows("sound/fpl", "consent.total_epsilon=3", rounds=20)
     assert 0 < row.times < 20
     assert row.apart <= 3.0 < central.price(_noise(), row.times + 1)
-    (row,) = rows("presets/fmf", "consent.total_epsilon=999")
+    (row,) = rows("tuned/fmf", "consent.total_epsilon=999")
     assert (row.times, row.together) == (3, 750.0)
-    (row,) = rows("presets/fmf", "consent.total_epsilon=1")
+    (row,) = rows("tuned/fmf", "consent.total_epsilon=1")
     assert (row.times, row.apart, row.together) == (0, 0.0, 0.0)
 
 
 def _noise():
-    return Experiment.from_file(find_experiment("sound/fpl-noise")).link.noise
+    return Experiment.from_file(find_experiment("sound/fpl")).link.noise
 
 
 def test_contributions_cost_each_her_own_epsilon_a_period():
@@ -96,19 +96,19 @@ def test_noise_that_devices_add_needs_no_trust():
 
 
 def test_what_nothing_bounds_is_infinite_and_who_sends_nothing_pays_nothing():
-    for name in ("presets/pfpl", "presets/fcf", "sums/fcf", "drift/movielens-100k"):
+    for name in ("papers/fpl", "tuned/fcf", "sums/fcf", "drift/movielens-100k"):
         found = [row for row in rows(name) if row.times != 0]
         assert all(math.isinf(row.apart) for row in found), name
         assert found, name
-    nobody = rows("presets/pfpl", "consent.takes_part=false", "consent.share_positives=0")
+    nobody = rows("papers/fpl", "consent.takes_part=false", "consent.share_positives=0")
     assert [(row.times, row.apart) for row in nobody] == [(0, 0.0)]
-    (refused,) = rows("presets/fmf", "consent.epsilon=1.0")
+    (refused,) = rows("tuned/fmf", "consent.epsilon=1.0")
     assert (refused.times, refused.apart) == (0, 0.0)
     assert "nothing leaves" in refused.why_not
 
 
 def test_rounds_that_only_the_data_know_are_asked_for():
-    noisy = Experiment.from_file(find_experiment("sound/fpl-noise"), ["algorithm.rounds=0"])
+    noisy = Experiment.from_file(find_experiment("sound/fpl"), ["algorithm.rounds=0"])
     with pytest.raises(UsageError, match="say --rounds"):
         outlook(noisy)
 
@@ -126,11 +126,11 @@ def test_the_table_has_every_choice_and_what_it_rests_on(call):
 
 
 def test_json_is_one_object_with_the_same_figures(call):
-    code, out, err = call("presets/fmf", "--users", 6040, "--set", "algorithm.rounds=20", "--json")
+    code, out, err = call("tuned/fmf", "--users", 6040, "--set", "algorithm.rounds=20", "--json")
     assert (code, err, out.count("\n")) == (0, "", 1)
     (row,) = json.loads(out)["rows"]
     assert (row["epsilon_apart"], row["epsilon_together"]) == (21.406, 5000.0)
-    (row,) = json.loads(call("presets/pfpl", "--json")[1])["rows"]
+    (row,) = json.loads(call("papers/fpl", "--json")[1])["rows"]
     assert (row["epsilon_apart"], row["times"]) == (None, None)
 
 
@@ -158,7 +158,7 @@ def test_bad_input_is_one_sentence(call, words, said):
 
 
 def test_what_protects_nothing_is_said_to(call):
-    assert "this protects nothing" in call("presets/fmf")[1]
+    assert "this protects nothing" in call("tuned/fmf")[1]
 
 
 @pytest.mark.parametrize(

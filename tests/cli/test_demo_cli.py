@@ -1,6 +1,7 @@
 """The demo: a resident with a hit, scores that can be read, commands that can be pasted."""
 
 import contextlib
+import copy
 import io
 import json
 import re
@@ -13,12 +14,16 @@ import numpy as np
 import pytest
 
 import sottovoce.cli
+from sottovoce import config
 from sottovoce.cli import output
-from sottovoce.experiment import Experiment
+from sottovoce.experiment import Experiment, find_experiment
 from sottovoce.runs import demo as demos
+from sottovoce.runs.standing import origin
 
 SMALL = ["town.residents=300", "town.venues=80"]
-MORE = {"demo": ["link.min_devices=150"], "demo-as-printed": []}
+FEW = ["town.residents=60", "town.venues=40", "evaluation.k=10"]
+SHORT = {"gram": ["link.min_devices=20"], "fpl": ["algorithm.epochs=4"]}
+"""Of the papers' systems one is enough: files and commands of all have tests of their own."""
 
 
 @pytest.fixture(scope="module")
@@ -33,9 +38,15 @@ def demo(tmp_path_factory):
         return stories[0]
 
     with pytest.MonkeyPatch.context() as patch:
-        for name, file in (("load", "demo"), ("load_printed", "demo-as-printed")):
-            small = Experiment.from_file(demos.find_experiment(file), [*SMALL, *MORE[file]])
-            patch.setattr(demos, name, lambda small=small: small)
+        small = [*SMALL, "link.min_devices=150"]
+        town = Experiment.from_file(demos.find_experiment("demo"), small)
+        whole = demos.load_papers()
+        papers = {
+            name: Experiment.from_table(assigned(whole[name].table, [*FEW, *more]))
+            for name, more in SHORT.items()
+        }
+        patch.setattr(demos, "load", lambda: town)
+        patch.setattr(demos, "load_papers", lambda: papers)
         patch.setattr(demos, "run_demo", run_once)
         patch.setattr(output, "show", lambda *things: lines.extend(things))
         assert sottovoce.cli.call(["demo", "--out", str(root / "my town")]) == 0
@@ -49,6 +60,25 @@ def told(demo):
     return demo[0]
 
 
+def assigned(table, settings):
+    found = copy.deepcopy(dict(table))
+    for setting in settings:
+        config.assign(found, setting)
+    return found
+
+
+def test_the_papers_systems_are_on_one_town_under_one_protocol():
+    """As their commands run them, but for baselines and what DRIFT's lists should find."""
+    found = demos.load_papers()
+    assert [*found][1:] == [name for name in demos.PAPERS if name in found]
+    assert len({(one.town, one.data, one.seed) for one in found.values()}) == 1
+    for name in [*found][1:]:
+        shipped = Experiment.from_file(find_experiment(f"papers/{name}"))
+        assert (found[name].algorithm, found[name].consent) == (shipped.algorithm, shipped.consent)
+        assert origin(found[name]) == "as printed"
+    assert origin(found["gram"]) == "ours"
+
+
 def ask(*arguments):
     heard = io.StringIO()
     with contextlib.redirect_stdout(heard):
@@ -59,9 +89,10 @@ def ask(*arguments):
 def test_as_json_it_says_what_the_runs_folder_says(demo):
     told, found = demo
     text = "\n".join(thing for thing in told if isinstance(thing, str))
-    assert set(found["results"]) == {"random", "top-pop", "item-knn", demos.PRINTED, "gram"}
+    assert set(found["results"]) == {"random", "top-pop", "item-knn", "gram"}
+    assert list(found["papers"]) == ["random", "top-pop", "gram", "pFPL+, as printed"]
     assert sum(choice["users"] for choice in found["consent"]) == found["town"]["users"] == 300
-    ours, theirs = found["given_away"]["gram"], found["given_away"][demos.PRINTED]
+    ours, theirs = found["given_away"]["gram"], found["given_away"]["fpl"]
     # Three hundred residents are too few to tell that the other holds.
     assert (ours["verdict"], theirs["verdict"]) == ("underpowered", "broken")
     assert f"AUC of {ours['value']:.2f}" in text

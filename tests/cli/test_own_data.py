@@ -191,7 +191,7 @@ def test_ready_splits_keep_their_parts(call, tmp_path):
     assert published.validation is not None
     assert int(published.validation.sum()) == USERS
     assert int(published.held_out.sum()) == 2 * USERS
-    error = call("run", "pfpl", "--set", "data.source=mine", "--out", tmp_path / "no")
+    error = call("run", "papers/fpl", "--set", "data.source=mine", "--out", tmp_path / "no")
     assert (error[0], "published" in error[2]) == (3, True)
     assert not (tmp_path / "no").exists()
 

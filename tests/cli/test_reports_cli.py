@@ -26,9 +26,9 @@ MIX = (
     "{weight=45,epsilon=1.0,max_reports=10},{weight=10,takes_part=false}]}"
 )
 FMF = [
-    "presets/fmf-published", *TOWN, "--set", TIERS, "--set", MIX, "--set", "release.max_reports=10",
+    "papers/fmf", *TOWN, "--set", TIERS, "--set", MIX, "--set", "release.max_reports=10",
 ]  # fmt: skip
-FCF = ["presets/fcf", *TOWN, "--set", "algorithm.embedding_size=4"]
+FCF = ["tuned/fcf", *TOWN, "--set", "algorithm.embedding_size=4"]
 
 
 @pytest.fixture(scope="module")
@@ -180,7 +180,7 @@ def test_a_killed_run_ends_with_the_same_budgets_bit_for_bit(tmp_path):
     without = "{weight=50,epsilon=2.5,max_reports=100}"
     limited = "{weight=50,epsilon=2.5,max_reports=100,total_epsilon=7500.0}"
     words = [
-        *("run", "presets/fmf", "--set", "town.residents=4000", "--set", "town.venues=300"),
+        *("run", "tuned/fmf", "--set", "town.residents=4000", "--set", "town.venues=300"),
         *("--set", "algorithm.rounds=60", "--set", f"consent={{mix=[{limited},{without}]}}"),
         *("--set", "evaluation.every_epochs=1", "--set", "baselines={}"),
     ]

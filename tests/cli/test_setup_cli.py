@@ -340,11 +340,7 @@ def test_killed_while_it_is_made_it_is_made_the_next_time(place, setup, point):
 def test_two_at_once_make_one(place):
     words = ["--least", "3", "--invite", "2", "--port", "0", "--helper-port", "0", "--no-start"]
     given = ["serve", "setup", place / "town", "--catalogue", place / "places.csv", *words, "--yes"]
-    command = [sys.executable, "-m", "sottovoce", *map(str, given)]
-    both = [
-        subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-        for _ in range(2)
-    ]
+    both = [forked.ForkedProcess(forked.COMMAND, *given) for _ in range(2)]
     said = [one.communicate(timeout=60)[1] for one in both]
     codes = [one.returncode for one in both]
     assert 0 in codes

@@ -2,19 +2,13 @@
 
 import functools
 import json
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 from fake_server import Reply
 from user_world import CATALOGUE, world
 
 from sottovoce.algorithms.drift.system import DRIFTConfig
-from sottovoce.cli import call
 from sottovoce.stores.user import UserStore
-
-COMMANDS = ["join", "consent", "send", "interact", "status", "recommend", "leave"]
 
 
 @pytest.fixture
@@ -51,14 +45,6 @@ def store(here, tmp_path, ask):
 def table(path, *lines, header="item,rating,timestamp"):
     path.write_text("\n".join([header, *lines]) + "\n")
     return path
-
-
-@pytest.mark.parametrize("command", COMMANDS)
-def test_help_has_an_example_and_json(command, capsys):
-    assert call(["device", command, "--help"]) == 0
-    out = capsys.readouterr().out
-    assert f"sottovoce device {command} ~/films" in out
-    assert "--json" in out
 
 
 def test_joining_reads_and_sends_nothing(here, store, user, tmp_path):
@@ -260,13 +246,6 @@ def test_a_stream_that_has_just_begun_can_end_at_once(here, store, ask, tmp_path
 def test_no_store_is_one_sentence(tmp_path, ask):
     for command in ("consent", "send", "status", "recommend"):
         assert "sottovoce device init" in ask(command, tmp_path / "none", code=7)["error"]
-
-
-def test_as_a_process_of_its_own(here, store):
-    command = [Path(sys.executable).with_name("sottovoce"), "device", "consent", store, "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert json.loads(done.stdout)["takes_part"] is False
 
 
 def test_a_choice_that_means_nothing_to_data_owners_is_refused(store, ask):

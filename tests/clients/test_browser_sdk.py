@@ -14,8 +14,13 @@ from tab_world import CLIENT, installed, run
 VECTORS = Path(__file__).parents[1] / "vectors" / "device"
 CHROMIUM = Path("/usr/bin/chromium")
 HTML = "text/html"
-CORE = ("bytes", "crypto", "device-vectors", "fuzz", "speed", "vectors")
-"""Tests of what the library computes; what it stores and sends has its own (`test_tab`)."""
+ELSEWHERE = ("store", "oracle")
+"""Tests of what the library stores and sends are run by `test_tab`; `_compared` asks the oracle."""
+CORE = [
+    name
+    for one in sorted((CLIENT / "test").glob("*.test.ts"))
+    if not (name := one.name.removesuffix(".test.ts")).startswith(ELSEWHERE)
+]
 
 
 @pytest.fixture(scope="module")

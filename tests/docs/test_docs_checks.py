@@ -128,8 +128,70 @@ def test_commands_of_running_text_tables_and_blocks_are_looked_at(repository):
     assert [line.split(":")[1] for line in said] == ["3", "8", "10", "10", "10"]
 
 
+def test_an_experiment_or_study_that_is_not_there_is_found(repository):
+    text = (
+        "# R\n\n`sottovoce run papers/fpl` `sottovoce run papers/moon` `sottovoce attack runs/a`\n"
+        "`sottovoce reproduce table1` `sottovoce reproduce --list` `sottovoce reproduce moon`\n"
+    )
+    there = {"experiments__papers__fpl.toml": "", "experiments__reproduce__table1.toml": ""}
+    said = says(docs.check_commands, repository(README_md=text, **there))
+    assert [line.split("no experiment ")[1].split(";")[0] for line in said] == [
+        "papers/moon", "reproduce/moon",
+    ]  # fmt: skip
+
+
 def test_the_changelog_may_speak_of_what_was(repository):
     assert says(docs.check_commands, repository(CHANGELOG_md="# C\n\n`sottovoce jump`\n")) == []
+
+
+@pytest.mark.parametrize(
+    ("link", "words"),
+    [
+        ("[`gone`](../code.py)", "index.md:6: code.py has no gone"),
+        ("[`Table.gone`](../code.py)", "index.md:6: code.py has no Table.gone"),
+        ("[`add`](../code.py)", "index.md:6: code.py has no add"),
+        ("[`Table`](../other.py)", "index.md:6: there is no other.py"),
+    ],
+)
+def test_a_name_that_its_module_does_not_have_is_found(repository, link, words):
+    documents = repository(docs__index_md=with_block(link), code_py=CODE)
+    [said] = says(docs.check_names, documents)
+    assert words in said
+
+
+def test_names_that_are_there_files_and_code_in_blocks_pass(repository):
+    names = ("Table", "Table.add", "Table.size", "Table.FIRST", "outer.inner", "RATE", "LATE")
+    links = " ".join(f"[`{name}`](../code.py)" for name in names)
+    block = "```text\n[`gone`](../code.py)\n```"
+    text = f"{links} [`code.py`](../code.py) [gone](../code.py)\n\n{block}"
+    assert says(docs.check_names, repository(docs__index_md=with_block(text), code_py=CODE)) == []
+
+
+def test_the_functions_of_drifts_sequence_diagrams_are_there(documents):
+    from sottovoce.algorithms.drift import blocks, messages, system
+    from sottovoce.parties import silo_door
+
+    page = documents.pages["docs/papers/drift.md"]
+    diagrams = [block.text for block in page.blocks if block.language == "text"]
+    named = re.findall(r"(?<!/)\b(\w+)\.([a-z_]\w*)(?=[ ,\n])", "".join(diagrams))
+    places = {"blocks": blocks, **vars(messages), **vars(blocks), **vars(system), **vars(silo_door)}
+    assert len(diagrams) == 2
+    assert len(named) >= 15
+    missing = [f"{home}.{name}" for home, name in named if not hasattr(places.get(home), name)]
+    assert missing == []
+
+
+CODE = """\
+RATE = 1
+if RATE:
+    LATE = 2
+class Table:
+    size: int
+    FIRST = 3
+    def add(self): ...
+def outer():
+    def inner(): ...
+"""
 
 
 # --- help and docstrings --------------------------------------------------------------------------

@@ -105,7 +105,7 @@ def names_of(shape):
 
 
 ASKED = {
-    "run": "run presets/pfpl --set town.residents=60 --set town.venues=40 "
+    "run": "run papers/fpl --set town.residents=60 --set town.venues=40 "
     "--set algorithm.epochs=1 --out {}/run",
     "recommend": "recommend {}/run --user r0003",
     "ledger": "ledger {}/run",

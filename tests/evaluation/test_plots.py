@@ -3,7 +3,6 @@ from __future__ import annotations
 import math
 import re
 from itertools import pairwise
-from pathlib import Path
 from xml.etree import ElementTree
 
 import numpy as np
@@ -65,21 +64,6 @@ def test_large_and_small_numbers_share_a_power_of_ten(largest, shown, tmp_path):
     assert not any("$" in text or "e" in text for text in said)
 
 
-def colours(path: Path) -> set[str]:
-    return {c.lower() for c in re.findall(r"#[0-9a-fA-F]{6}", path.read_text())}
-
-
-def test_the_front_is_red_and_only_there_when_asked_for(tmp_path):
-    assert plots.FRONT.lower() in colours(plots.trade_off(tmp_path / "x", CURVES, front=True).svg)
-    assert plots.FRONT.lower() not in colours(plots.trade_off(tmp_path / "y", CURVES).svg)
-
-
-def test_configurations_keep_the_colours_of_the_paper(tmp_path):
-    found = colours(plots.learning_curves(tmp_path / "x", CURVES, metric="F1@10").svg)
-    assert {plots.PAPER[name].lower() for name in ("sFPL", "sFPL+", "pFPL")} <= found
-    assert plots.PAPER["pFPL+"].lower() not in found
-
-
 @pytest.mark.parametrize(
     ("labels", "columns"),
     [
@@ -113,14 +97,6 @@ def test_what_cannot_be_drawn_is_refused(tmp_path):
     with pytest.raises(UsageError, match="2 categories"):
         plots.bias_bars(tmp_path / "x", ["a", "b"], {"s": [1.0]})
     assert list(tmp_path.iterdir()) == []
-
-
-def test_places_are_spread_and_stay_in_order():
-    assert plots.spread([10.0, 200.0], 20.0) == [10.0, 200.0]
-    assert plots.spread([100.0, 300.0, 102.0], 20.0) == [91.0, 300.0, 111.0]
-    close = plots.spread([5.0, 5.1, 5.2, 24.0], 20.0)
-    assert close == sorted(close)
-    assert min(b - a for a, b in pairwise(close)) >= 20.0 - 1e-9
 
 
 def test_if_all_sent_the_same_the_axis_says_so(tmp_path):

@@ -42,7 +42,8 @@ def test_a_file_and_frames_of_all_kinds_give_the_same_figures(ratings, columns):
     for frame in (pandas, pl.DataFrame(columns), pa.table(columns), columns):
         assert ten_lines(frame)[0] == found
     assert [row["system"] for row in found[-1]] == ["Top-Pop", "gram", "pFPL+"]
-    assert [row["bound"] for row in found[-1]] == ["sees everything", "bounded by ε", "no bound"]
+    bounds = ["sees everything", "ours, bounded by ε", "as printed, no bound"]
+    assert [row["bound"] for row in found[-1]] == bounds
     assert "0." in str(table)
     assert "†" in str(table)
 
@@ -121,19 +122,36 @@ def test_a_split_does_not_depend_on_the_seed_of_what_is_fitted(columns):
 # --- systems and their settings -------------------------------------------------------------------
 
 SYSTEMS = {
-    sv.Gram: "sound/gram", sv.FPL: "presets/pfpl-plus", sv.FCF: "presets/fcf",
-    sv.FMFLDP: "presets/fmf", sv.DRIFT: "sound/drift-catalogue", sv.UCFedRec: "sums/uc",
-}  # fmt: skip
+    sv.Gram: ("gram", ["sound"]),
+    sv.FPL: ("fpl", ["papers", "tuned", "sums", "sound"]),
+    sv.FCF: ("fcf", ["papers", "tuned", "sums"]),
+    sv.FMFLDP: ("fmf", ["papers", "tuned", "sound"]),
+    sv.DRIFT: ("drift", ["papers", "tuned", "sound"]),
+    sv.UCFedRec: ("uc", ["papers", "tuned", "sums"]),
+}
 
 
 @pytest.mark.parametrize("make", SYSTEMS, ids=lambda make: make.__name__)
-def test_defaults_are_those_of_the_shipped_presets(make):
-    system, shipped = make(), sv.Experiment.from_file(find_experiment(SYSTEMS[make]))
-    mine = system.experiment()
-    for part in ("algorithm", "release", "link", "consent", "owners", "draws", "home"):
-        assert getattr(mine, part) == getattr(shipped, part)
-    assert SYSTEMS[make] in repr(system)
-    assert ("as printed" in repr(system)) == (make is sv.FCF)
+def test_a_name_is_the_system_as_printed_and_words_are_other_forms_of_it(make):
+    kind, words = SYSTEMS[make]
+    assert make() == make(preset=words[0])
+    for word in words:
+        system, shipped = (
+            make(preset=word),
+            sv.Experiment.from_file(find_experiment(f"{word}/{kind}")),
+        )
+        mine = system.experiment()
+        for part in ("algorithm", "release", "link", "consent", "owners", "draws", "home"):
+            assert getattr(mine, part) == getattr(shipped, part)
+        assert f"{word}/{kind}" in repr(system)
+        assert repr(system).endswith("; as printed>" if word == "papers" else "; ours>")
+        assert make(preset=f"{word}/{kind}") == system
+    for lacking in {"papers", "tuned", "sums", "sound", "fast"} - set(words):
+        has = ", ".join(map(repr, words))
+        with pytest.raises(
+            sv.SottovoceError, match=f"has no preset '{lacking}'; it has {has}, and"
+        ):
+            make(preset=lacking)
     with pytest.raises(sv.SottovoceError, match=rf"^{make.__name__} has no setting 'lerning_rate'"):
         make(lerning_rate=1)
     with pytest.raises(sv.SottovoceError, match="go by their names"):
@@ -148,14 +166,17 @@ def test_settings_are_where_experiment_files_have_them():
     assert (algorithm.rounds, algorithm.cohort_size, algorithm.embedding_size) == (9, 7, 3)
     assert (algorithm.learning_rate, algorithm.server_rate, algorithm.triples) == (0.1, 0.3, "mean")
     assert [choice.share_positives for choice in fpl.consent.choices] == [1.0]
-    assert sv.FPL(preset="presets/pfpl", cohort_size=7).experiment().algorithm.triples == 1
+    printed = sv.FPL(configuration="sFPL+").experiment().algorithm
+    assert (printed.system, printed.cohort_size, printed.triples) == ("sFPL+", 1, "mean")
+    assert sv.FPL(configuration="pFPL", cohort_size=7).experiment().algorithm.triples == 1
     gram = sv.Gram(epsilon=9.5, min_devices=3).experiment()
     assert (gram.release.epsilon, gram.link.min_devices) == (9.5, 3)
     fmf = sv.FMFLDP(epsilon=1.5, max_reports=7, rounds=3, min_devices=20).experiment()
     (tier,) = fmf.release.tiers
     assert (tier.epsilon, tier.min_devices, fmf.release.max_reports) == (1.5, 20, 7)
     assert [c.total_epsilon for c in fmf.consent.choices] == [1.5 * 7 * 3]
-    uc = sv.UCFedRec(hidden_attributes=["work"], cohort_size=9, min_devices=5, reg=0.1).experiment()
+    uc = sv.UCFedRec(hidden_attributes=["work"], cohort_size=9, min_devices=5, preset="sums")
+    uc = uc.experiment()
     assert [one.name for one in uc.algorithm.attributes] == ["work"]
     assert {c.hidden_attributes for c in uc.consent.choices} == {(), ("work",)}
     assert sv.DRIFT(epochs=3, min_users=4).experiment().algorithm.min_users == 4
@@ -164,6 +185,8 @@ def test_settings_are_where_experiment_files_have_them():
         (lambda: repr(sv.FPL(rounds=-1)), "rounds"),
         (lambda: repr(sv.FPL(more={"algorithm.nonsense": 1})), "unknown keys"),
         (lambda: repr(sv.Gram(preset="sound/nothing")), "there is no experiment file"),
+        (lambda: sv.FPL(preset="sound/gram"), "is an experiment of gram, so that FPL cannot"),
+        (lambda: sv.FPL(configuration="qFPL", cohort_size=3), "configuration must be one of"),
     ):
         with pytest.raises(sv.SottovoceError, match=said):
             wrong()
@@ -184,7 +207,7 @@ def test_a_name_of_a_file_an_experiment_and_a_path_can_be_fitted(parts, tmp_path
     first, *others = (sv.fit(one, parts) for one in (path, str(path), experiment))
     for other in others:
         assert np.array_equal(first.run.folder.model(), other.run.folder.model())
-    assert sv.fit("presets/fcf", parts).bound.startswith("as printed")
+    assert sv.fit("papers/fcf", parts).bound.startswith("as printed")
     for wrong, said in (
         ((sv.TopPop(), parts.dataset), "sv.fit.system, sv.split.data"),
         ((42, parts), "takes a system, a baseline, an Experiment or the name"),
@@ -251,7 +274,7 @@ def test_a_ready_split_comes_back_with_its_run(columns, tmp_path):
 
 def test_a_device_that_is_not_there_is_said(parts):
     with pytest.raises(sv.SottovoceError, match='leave it on device="cpu"'):
-        sv.fit(sv.DRIFT(epochs=1), parts, device="cuda")
+        sv.fit(sv.DRIFT(epochs=1, preset="tuned"), parts, device="cuda")
 
 
 def test_a_run_without_a_folder_leaves_nothing(parts, tmp_path, monkeypatch):
@@ -281,7 +304,7 @@ def test_a_report_leaves_no_copy_of_named_data(tmp_path):
 
 
 def test_what_a_preset_leaves_out_of_a_catalogue_is_said(parts):
-    fitted = sv.fit(sv.FCF(preset="sums/fcf", rounds=1), parts)
+    fitted = sv.fit(sv.FCF(preset="sums", rounds=1), parts)
     assert any("load(min_item_users=10)" in note for note in fitted.notes)
 
 
@@ -298,7 +321,7 @@ def test_the_card_is_that_of_the_command(parts, tmp_path):
     assert all(set(kept) <= set(row) for row in card.records())
     assert len(card.to_pandas()) == len(card.results) > 0
     first = str(card).splitlines()[0]
-    assert first.startswith("Attacks on pfpl-plus")
+    assert first.startswith("Attacks on papers-fpl")
     with pytest.raises(sv.SottovoceError, match="there is no attack A99"):
         fitted.attack(only=["A99"])
     with pytest.raises(sv.SottovoceError, match="Top-Pop is central"):
@@ -361,7 +384,7 @@ def test_a_newcomer_gets_what_a_trained_user_with_her_history_gets(kind, parts, 
 def test_fpl_learns_a_newcomers_vector_at_home(parts, history_of):
     """From a first vector of her own, by steps as in training: not what a trained user has, but
     near it, the same each time, and nothing is booked as sent."""
-    fitted = sv.fit(sv.FPL(rounds=150, share_positives=1.0), parts)
+    fitted = sv.fit(sv.FPL(rounds=150, share_positives=1.0, preset="tuned"), parts)
     sent = fitted.run.ledger().num_rows
     shared = []
     for name in ("r0003", "r0044", "r0100"):
@@ -380,13 +403,15 @@ def test_newcomers_of_systems_with_networks(parts, history_of):
     assert found.items == vae.recommend("r0003").items
     town = sv.split(sv.load("town", residents=60))
     small = {"embedding_size": 8, "rounds": 1, "cohort_size": 30, "min_devices": 10}
-    uc = sv.fit(sv.UCFedRec(hidden_attributes=["gender"], **small), town)
+    uc = sv.fit(sv.UCFedRec(hidden_attributes=["gender"], preset="sums", **small), town)
     assert uc.system == "UC-MF"
     liked = town.train.items_vocabulary().names([3, 10])
     mine = uc.recommend(history=liked, n=3)
     assert len(mine) == 3
     assert mine.items == uc.recommend(history=liked, n=3).items
-    gnn = sv.UCFedRec(**small, hidden_attributes=[], more={"algorithm.recommender": "gnn"})
+    gnn = sv.UCFedRec(
+        **small, preset="sums", hidden_attributes=[], more={"algorithm.recommender": "gnn"}
+    )
     with pytest.raises(sv.SottovoceError, match="looks at other users' embeddings"):
         sv.fit(gnn, town).recommend(history=liked)
 
@@ -394,7 +419,10 @@ def test_newcomers_of_systems_with_networks(parts, history_of):
 def test_who_has_nothing_for_a_newcomer_says_why(parts):
     for system, said in (
         (sv.BPRMF(epochs=1), "BPR-MF learns a vector for each user in training"),
-        (sv.DRIFT(epochs=1), "DRIFT has no vector for a person who was never in training"),
+        (
+            sv.DRIFT(epochs=1, preset="tuned"),
+            "DRIFT has no vector for a person who was never in training",
+        ),
     ):
         fitted = sv.fit(system, parts)
         assert fitted.recommend("r0003").items
@@ -403,6 +431,22 @@ def test_who_has_nothing_for_a_newcomer_says_why(parts):
 
 
 # --- data that are not as they should be ----------------------------------------------------------
+
+
+def test_data_that_a_system_cannot_learn_from_are_refused_in_a_sentence(parts):
+    """The frames have no ratings and nothing about users."""
+    for system, said in (
+        (sv.DRIFT(), r'has no ratings; .*sv\.DRIFT\(preset="tuned"\) needs no ratings$'),
+        (
+            sv.UCFedRec(hidden_attributes=["gender"]),
+            r"no user attribute 'gender' that somebody could hide; they have: none; "
+            r"say it with sv\.load\(users=\.\.\.\), or name others in hidden_attributes=$",
+        ),
+    ):
+        with pytest.raises(sv.SottovoceError, match=said) as caught:
+            sv.fit(system, parts)
+        assert "\n" not in str(caught.value)
+
 
 NAN = float("nan")
 BAD = {

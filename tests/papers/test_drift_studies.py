@@ -2,8 +2,6 @@
 
 import json
 import os
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +12,7 @@ from drift_world import DRIFT
 from sottovoce.algorithms.drift.blocks import DriftModel, Events, gradient, learn
 from sottovoce.algorithms.drift.messages import RowRequest
 from sottovoce.algorithms.drift.replay import plan, replay
-from sottovoce.algorithms.drift.system import DRIFTConfig, Orchestrator, Owner, User
+from sottovoce.algorithms.drift.system import Orchestrator, Owner, User
 from sottovoce.baselines.saros import SAROS
 from sottovoce.core.interactions import Interactions
 from sottovoce.core.recommender import FactorScorer
@@ -163,18 +161,6 @@ def test_figure62_has_every_system_at_every_moment(cells, tmp_path):
     texts = " ".join(c["claim"] for c in result["claims"])
     for words in ("one epoch", "as many steps", "as many blocks", "95 % interval", "Top-Pop"):
         assert words in texts
-
-
-@pytest.mark.slow
-def test_figures_with_one_seed_have_no_intervals(cells, tmp_path):
-    result = small("drift-figure62", seeds=(0,), liked=(4.0,)).run(cells, tmp_path)
-    assert all(row["MAP@5 half"] is None for row in result["rows"])
-    assert not any("±" in c["detail"] for c in result["claims"])
-    (alike,) = (c for c in result["claims"] if "interval" in c["claim"])
-    ends = [row["epochs"] for row in result["rows"] if row.get("moment") == "convergence"
-            and row["system"] in ("DRIFT, by time", "SAROS_b")]  # fmt: skip
-    assert ("not yet converged" in alike["claim"]) == (4 in ends)
-    assert "one seed" in alike["detail"]
 
 
 @pytest.mark.parametrize("key", SYSTEMS)
@@ -417,43 +403,6 @@ def test_what_makes_no_sense_is_refused(cells):
             kind.train(job_of(cells, settings))
     with pytest.raises(DataError, match="items that no data owner holds"):
         kind.train(job_of(cells, SYSTEMS["drift-time"], source="no-genre"))
-
-
-@pytest.mark.parametrize("quick", [True, False])
-@pytest.mark.parametrize("name", ["drift-figure61", "drift-figure62", "drift-theta"])
-def test_the_installed_files_are_valid(name, quick):
-    study = StudyFile(name, installed(name, quick))
-    assert [data.source for data in study.worlds.values()] == ["movielens-1m"]
-    longest = {"drift-figure61": 10, "drift-figure62": 10, "drift-theta": 5}[name] if quick else 200
-    for system in study.systems:
-        settings = {"positive_from": 4.0, **system.settings}
-        epochs = [max(grid.get("epochs", [longest])) for grid in system.grids]
-        assert [settings.get("epochs", longest), *epochs] == [longest] * (1 + len(epochs))
-        if settings.get("name") in drift.COMPONENTS:
-            assert isinstance(drift.component_of(settings), SAROS | DRIFTConfig)
-
-
-WITHOUT = """
-import sys
-sys.modules["cryptography"] = None  # as if it were not installed
-from pathlib import Path
-from sottovoce_papers import lines
-from sottovoce_papers.cells import Cells
-from sottovoce_papers.lines import StudyRunner, StudySystem
-from sottovoce_papers.worlds import StudyData
-(system,) = StudySystem.read("drift", {"label": "DRIFT", "kind": "drift",
-    "settings": {"name": "drift", "positive_from": 3.0, "epochs": 1}})
-cells = Cells(Path(sys.argv[1]), 1, lambda *_: None)
-runner = StudyRunner(cells, {"small": StudyData("small", cutoffs=(5, 10))}, [system], [0])
-(line,) = runner.lines([{}])
-assert 0 < line.row["NDCG@10"] < 1
-"""
-
-
-@pytest.mark.slow
-def test_accuracy_needs_no_packages_of_the_services(root, tmp_path):
-    environment = {**os.environ, "SOTTOVOCE_DATA": str(root)}
-    subprocess.run([sys.executable, "-c", WITHOUT, tmp_path], check=True, env=environment)
 
 
 # --- real data -----------------------------------------------------------------------------------

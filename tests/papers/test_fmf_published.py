@@ -6,7 +6,6 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from sottovoce.data.shaped import ShapeConfig, generate_shaped
@@ -105,34 +104,6 @@ def test_figure5_has_every_system_its_price_and_its_bytes(cells, tmp_path):
 
 
 # --- cells ---------------------------------------------------------------------------------------
-
-
-def looked(folder, stops=(), seed=0, **settings):
-    """A training on the first world, measured after some rounds."""
-    table = {**SMALL, "systems": {"fmf": {**FMF, "settings": {**SHORT, **settings}}}}
-    runner = StudyFile("small", table).runner(Cells(folder, 1, quiet))
-    (system,) = runner.systems
-    (setting,) = runner.candidates(system, runner.worlds[0])
-    return runner._looked(system, runner.worlds[0], setting, "test", seed, stops)
-
-
-def test_what_is_seen_on_the_way_does_not_change_the_end(tmp_path):
-    watched, facts = looked(tmp_path / "a", (1, 2, 3, 4))
-    straight, _ = looked(tmp_path / "b")
-    assert list(watched) == [1.0, 2.0, 3.0, 4.0]
-    assert np.array_equal(watched[4.0].per_user("HR@10"), straight[4.0].per_user("HR@10"))
-    assert facts["model_bytes"] > 4 * 3 * 300
-    looked(tmp_path / "a")
-    looked(tmp_path / "a", rounds=6)
-    assert len(list((tmp_path / "a").glob("*.npz"))) == 2, "cells of other lengths are other cells"
-
-
-def test_a_setting_that_diverges_is_not_chosen(tmp_path):
-    pulled = {**SHORT, "reg": 1.0}  # steps that are too long overshoot it, more each time
-    system = {**FMF, "settings": pulled, "grid": {"learning_rate": [10.0, 1e-5]}}
-    study = StudyFile("wild", {**SMALL, "systems": {"fmf": system}})
-    runner = study.runner(Cells(tmp_path, 2, quiet))
-    assert runner.chosen("fmf", runner.worlds[0])["learning_rate"] == 1e-5
 
 
 # --- worlds --------------------------------------------------------------------------------------

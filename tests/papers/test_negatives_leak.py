@@ -12,7 +12,6 @@ from sottovoce.experiment import Experiment
 from sottovoce_papers.cells import Cells
 from sottovoce_papers.files import StudyFile, installed, run
 from sottovoce_papers.lines import TrainedSystem
-from sottovoce_papers.negatives_leak import LeakWorld
 from sottovoce_papers.rivals import RivalKind, rival_of
 
 
@@ -85,12 +84,6 @@ def test_counting_finds_the_answer_with_the_leak_alone(found):
     json.dumps({k: v for k, v in found[0].items() if k != "tables"})
 
 
-@pytest.mark.slow
-def test_nothing_is_trained_twice(found, monkeypatch):
-    monkeypatch.setattr(RivalKind, "train", lambda *_: pytest.fail("trained again"))
-    assert made(found[1], "counting", "top-pop")["rows"] == found[0]["rows"]
-
-
 def test_rates_are_chosen_on_the_validation_part_without_the_leak(tmp_path, monkeypatch):
     asked = []
 
@@ -133,26 +126,6 @@ def test_rates_that_run_off_are_not_chosen_have_no_figures_and_stop_nobody(tmp_p
     assert rows["Top-Pop", "baseline"]["HR@10"] > 0
     assert not any("wild" in claim["claim"] for claim in found["claims"])
     assert "ran off to infinity" in (tmp_path / "out" / "report.html").read_text()
-
-
-@pytest.mark.parametrize("quick", [False, True])
-def test_the_installed_file_makes_sense(quick):
-    study = StudyFile("negatives-leak", installed("negatives-leak", quick))
-    labels = {system.label for system in study.systems}
-    assert {"FedMF", "FedNCF", "PFedRec", "FedRAP"} <= labels
-    for system in study.systems:
-        if system.kind == "rival":
-            assert rival_of(system.settings).rounds == (4 if quick else 100)
-    for data in study.worlds.values():
-        assert isinstance(data.world("x"), LeakWorld)
-    assert "negatives-leak" in reproduce.NAMES
-
-
-def test_splits_and_candidates_are_those_of_an_experiment():
-    world = StudyFile("x", {"title": "x", "data": DATA}).worlds["town"].world("town")
-    own = Experiment.from_table({"data": {"split": "leave-one-out"}}).split(TOWN)
-    assert world.split("test", 5).test.fingerprint() == own.test.fingerprint()
-    assert "99" in world.protocol(5).describe()
 
 
 def test_what_makes_no_sense_is_refused(tmp_path):

@@ -128,7 +128,7 @@ def test_presets_are_shown_beside_the_best_central_system(tmp_path):
         "own": {
             "label": "pFPL+, two rounds",
             "kind": "experiment",
-            "settings": {"preset": "presets/pfpl-plus", "lay": {"algorithm": {"rounds": 2}}},
+            "settings": {"preset": "tuned/fpl", "lay": {"algorithm": {"rounds": 2}}},
         },
     }
     table["claims"][0]["least"] = {"own": 0.999}

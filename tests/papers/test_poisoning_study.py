@@ -7,8 +7,9 @@ import pytest
 from sottovoce.errors import ConfigError
 from sottovoce_papers import claims
 from sottovoce_papers.cells import Cells
-from sottovoce_papers.files import StudyFile, installed
-from sottovoce_papers.lines import Job, StudyLine
+from sottovoce_papers.claims import StudyLine
+from sottovoce_papers.files import installed
+from sottovoce_papers.lines import Job
 from sottovoce_papers.poisoning import PoisonedKind, compared, settings_of
 from sottovoce_papers.stuffed import (
     ITEMS,
@@ -46,17 +47,13 @@ def line(way, attack="none", share=0.0, shown=0.0, accuracy=0.2):
 
 
 def rows(defended_exposure=0.02, defended_accuracy=0.2):
-    return compared(
-        None,
-        {
-            "main": [
-                line("direct"),
-                line("direct", "twin", 0.01, 0.75, 0.15),
-                line("direct, defended"),
-                line("direct, defended", "twin", 0.01, defended_exposure, defended_accuracy),
-            ]
-        },
-    )
+    lines = [
+        line("direct"),
+        line("direct", "twin", 0.01, 0.75, 0.15),
+        line("direct, defended"),
+        line("direct, defended", "twin", 0.01, defended_exposure, defended_accuracy),
+    ]
+    return compared({"main": lines}, {})
 
 
 def holds(lines):
@@ -72,7 +69,7 @@ def test_rows_are_held_against_the_training_without_attack_and_defence():
         line("published reports", accuracy=0.1),
         line("published reports, drawn coordinates", "bits", 0.01, accuracy=0.05),
     ]
-    assert compared(None, {"main": [*rows(), *reports]})[-1].row["lost"] == 0.5
+    assert compared({"main": [*rows(), *reports]}, {})[-1].row["lost"] == 0.5
 
 
 def test_claims_fail_if_the_defence_does():
@@ -81,21 +78,6 @@ def test_claims_fail_if_the_defence_does():
     assert holds(rows(defended_accuracy=0.19)) == [True, False]
     words = claims_of({"main": rows()}, "main")[1]["claim"]
     assert words.startswith("somewhere, direct, defended, 1.0% malicious: exposure at most 0.05")
-
-
-@pytest.mark.parametrize("quick", [True, False])
-def test_the_installed_file_is_read(quick):
-    study = StudyFile("poisoning", installed("poisoning", quick))
-    assert next(iter(study.worlds)) == "movielens-100k"
-    asked = [entry for entries in study.table["sets"].values() for entry in entries]
-    assert {system for entry in asked for system in entry["systems"]} >= {"fpl", "gram"}
-    for entry in asked:
-        (system,) = [one for one in study.systems if [one.key] == entry["systems"]]
-        vary = {name: values[0] for name, values in entry["vary"].items()}
-        if system.kind == "poisoned":
-            settings_of({**system.settings, **vary})
-        else:
-            assert StuffedSettings(**{**system.settings, **vary}).epsilon in (1.0, 8.0)
 
 
 def test_unknown_attacks_raise():
@@ -170,7 +152,7 @@ def figures(reached=0.04, fallen=0.3, accuracy=0.1, alone=1.0):
 
 
 def strong(lines):
-    return [one.row for one in strongest(None, {"gram": lines})]
+    return [one.row for one in strongest({"gram": lines}, {})]
 
 
 def test_of_gram_the_attack_is_told_that_did_most():
@@ -187,7 +169,7 @@ def test_of_gram_the_attack_is_told_that_did_most():
 
 def test_claims_about_gram_fail_if_checks_do():
     def failing(lines):
-        sets = {"gram": strongest(None, {"gram": lines})}
+        sets = {"gram": strongest({"gram": lines}, {})}
         return [c["claim"] for c in claims_of(sets, "gram") if not c["holds"]]
 
     assert failing(figures()) == []

@@ -17,10 +17,10 @@ from sottovoce.privacy.central import price
 from sottovoce.runs.card import Card, Failed
 from sottovoce_papers import costs, price_list
 from sottovoce_papers.cells import Cells
-from sottovoce_papers.costs import AttackedKind
+from sottovoce_papers.claims import StudyLine
 from sottovoce_papers.experiments import experiment_of
 from sottovoce_papers.files import StudyFile, installed, run
-from sottovoce_papers.lines import Job, StudyLine
+from sottovoce_papers.lines import Job
 from sottovoce_papers.worlds import StudyData
 
 TOWN = generate_town(TownConfig(residents=150, venues=80))
@@ -170,7 +170,7 @@ def test_of_several_seeds_every_attack_counts():
 
 def claims_of(*lines):
     sets = {"main": list(lines)}
-    sets["attacks"] = price_list.attacks(None, sets)
+    sets["attacks"] = price_list.attacks(sets, {})
     made = [
         claim
         for spec in installed("price-list")["claims"]
@@ -240,27 +240,6 @@ def test_another_model_is_seen():
 
 
 # --- the file -------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("quick", [False, True])
-def test_the_installed_file_makes_sense(tmp_path, quick):
-    study = StudyFile("price-list", installed("price-list", quick))
-    cells = Cells(tmp_path, 1, quiet)
-    for data in study.worlds.values():
-        world = data.world(data.source)
-        ways = [one for one in study.systems if one.kind == "attacked"]
-        ways = [one for one in ways if not one.data or data.source in one.data]
-        kinds = {(one.label, one.row["kind"]) for one in ways}
-        systems = {one.label for one in ways}
-        assert systems >= {"FPL", "FCF", "FMF-LDP", "UC-FedRec", "gram"}
-        printed = systems - {"gram"}  # which nobody has printed
-        assert kinds >= {(s, "sound") for s in systems} | {(s, "printed") for s in printed}
-        for one in ways:
-            settings, _ = one.on(world)
-            noisy = {"epsilon": 8.0} if "epsilon" in one.words else {}
-            job = Job(world, {**settings, **noisy}, "test", 0, (0.0,), cells)
-            assert experiment_of(job).link is not None or one.label == "DRIFT"
-            assert AttackedKind().key(job)
 
 
 def test_rare_items_are_cut_from_the_data_of_one_way(tmp_path):

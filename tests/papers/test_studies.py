@@ -19,8 +19,9 @@ from sottovoce.errors import ConfigError, DataNotFound, Diverged
 from sottovoce.rng import Streams
 from sottovoce_papers import claims, lines
 from sottovoce_papers.cells import Cells, differing
+from sottovoce_papers.claims import StudyLine
 from sottovoce_papers.files import SECTIONS, StudyFile, installed, run
-from sottovoce_papers.lines import END, Job, Kind, StudyLine, TrainedSystem
+from sottovoce_papers.lines import END, Job, Kind, TrainedSystem
 from sottovoce_papers.worlds import StudyData, StudyWorld, laid_over
 
 TABLE = {

@@ -11,7 +11,7 @@ import sottovoce_papers as reproduce
 from sottovoce.core.interactions import Interactions
 from sottovoce.core.recommender import FactorScorer
 from sottovoce.data.dataset import Dataset, Labels
-from sottovoce.errors import ConfigError, Diverged, UsageError
+from sottovoce.errors import ConfigError, Diverged
 from sottovoce.rng import Streams
 
 pytest.importorskip("torch")
@@ -19,9 +19,8 @@ pytest.importorskip("torch")
 from sottovoce.algorithms.uc.settings import UCConfig
 from sottovoce_papers import uc, uc_rows
 from sottovoce_papers.cells import Cells
-from sottovoce_papers.claims import groups
+from sottovoce_papers.claims import StudyLine, groups
 from sottovoce_papers.files import StudyFile, installed
-from sottovoce_papers.lines import StudyLine
 from sottovoce_papers.uc import Attacked, AttackWork, UCKind, UCSnapshot, UCTrial
 from sottovoce_papers.uc_data import AGES, AttributeData, UCData
 
@@ -412,14 +411,6 @@ def test_data_without_attributes_are_refused_in_one_sentence():
 
     with pytest.raises(ConfigError, match="must name the attributes"):
         UCKind().prepared(MF, StudyData("town").world("town"))
-
-
-def test_a_gpu_is_refused_where_there_is_no_way_on_one(tmp_path):
-    given = {"quick": True, "out": tmp_path, "threads": 1, "report": quiet}
-    with pytest.raises(UsageError, match="no way on a GPU"):
-        reproduce.run("fpl-table2", device="cuda", **given)
-    with pytest.raises(UsageError, match="the-moon"):
-        reproduce.run("the-moon", device="cuda", **given)
 
 
 # --- claims --------------------------------------------------------------------------------------

@@ -4,12 +4,8 @@ import json
 
 import pytest
 
-from sottovoce.errors import ConfigError
 from sottovoce_papers.cells import Cells
 from sottovoce_papers.files import StudyFile, installed
-from sottovoce_papers.lines import Job
-from sottovoce_papers.worlds import StudyData, StudyWorld
-from sottovoce_papers.year import WAYS, experiment_of
 
 
 def quiet(what, done, total):
@@ -66,17 +62,3 @@ def test_the_last_month_has_everybody(made):
     for row in rows.values():
         assert row["joined 3"] == row["P@10 after 3"]
     assert rows["independent"]["joined 1"] != rows["independent"]["P@10 after 1"]
-
-
-@pytest.mark.parametrize("quick", [False, True])
-def test_the_installed_file_makes_sense(quick):
-    study = StudyFile("year", installed("year", quick))
-    (entry,) = study.table["sets"]["main"]
-    more = {name: values[0] for name, values in entry["vary"].items()}
-    for system in study.systems:
-        job = Job(StudyWorld("town", StudyData()), {**system.settings, **more}, "test", 0, (), None)
-        assert experiment_of(job).seed == 0
-    assert {system.settings["way"] for system in study.systems} == set(WAYS)
-    wrong = Job(StudyWorld("town", StudyData()), {**more, "way": "never"}, "test", 0, (), None)
-    with pytest.raises(ConfigError, match="batches, fresh, alike, once"):
-        experiment_of(wrong)

@@ -19,7 +19,7 @@ from sottovoce.runs.report import budget_sections, honest_notes, sum_sections
 OPEN = SecureSum(min_devices=5)
 NOISE = SecureSum(min_devices=5, clip=2.0, noise=3.0)
 FPL = [
-    "run", "presets/pfpl-plus", "--set", "town.residents=60", "--set", "town.venues=40",
+    "run", "tuned/fpl", "--set", "town.residents=60", "--set", "town.venues=40",
     "--set", "algorithm.embedding_size=3", "--set", "algorithm.rounds=4",
 ]  # fmt: skip
 LINKS = {

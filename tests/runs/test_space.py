@@ -19,7 +19,7 @@ numbers = st.floats(1e-9, 1e9)
 
 @pytest.fixture(scope="module")
 def pfpl():
-    return Experiment.from_file(find_experiment("presets/pfpl-plus"))
+    return Experiment.from_file(find_experiment("tuned/fpl"))
 
 
 @given(numbers, numbers, st.booleans(), st.booleans())

@@ -10,6 +10,7 @@ from sottovoce.privacy.central import price
 from sottovoce.runs.standing import PRINTED, standing
 
 SUM = {"name": "secure-sum", "min_devices": 20}
+FILTERS = {"filters": "two-layer", "target": "uniform"}
 
 
 def ledger(*costs, reports=0, each=0.0, batch=0):
@@ -39,7 +40,10 @@ def stands(rows, **sections):
         ({"release": {"per": "draw"}, "link": SUM}, False, "sums"),
         ({"algorithm": {"name": "fcf"}}, True, "open"),
         ({"algorithm": {"name": "fcf"}, "link": SUM}, False, "sums"),
-        ({"algorithm": {"name": "uc"}}, True, "open"),
+        ({"algorithm": {"name": "fcf", "by_density": True}}, False, "open"),
+        ({"algorithm": {"server_rate": 0.1}, "release": {"per": "draw"}}, False, "open"),
+        ({"algorithm": {"name": "uc"}}, False, "open"),
+        ({"algorithm": {"name": "uc", **FILTERS}}, True, "open"),
         ({"algorithm": {"name": "drift"}}, True, "open"),
         ({"algorithm": {"name": "drift", "release": "aggregated"}}, False, "sums"),
     ],
@@ -49,6 +53,7 @@ def test_what_has_no_epsilon(sections, printed, kind):
     assert (found.printed, found.kind) == (printed, kind)
     assert math.isinf(found.epsilon)
     assert (PRINTED in found.label) == printed
+    assert found.short.startswith("as printed, " if printed else "ours, ")
     assert found.lead().kind == kind
     assert "No ε" in " ".join(found.words)
 
@@ -69,7 +74,7 @@ def test_noise_on_sums_bounds_all_rounds_of_a_user_together():
     little = stands(ledger(math.inf, math.inf), link=link | {"noise": 0.2})
     assert little.epsilon > 10
     assert "protects nothing" in little.label
-    assert (little.lead().kind, little.short) == ("weak", "ε too large")
+    assert (little.lead().kind, little.short) == ("weak", "ours, ε too large")
 
 
 def test_reports_have_noise_of_their_own_also_as_printed():

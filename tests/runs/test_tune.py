@@ -354,9 +354,9 @@ def test_a_search_without_optuna_says_how_to_get_it(tmp_path, monkeypatch):
     ("name", "settings"),
     [
         ("sound/gram", ["town.residents=700"]),
-        ("sound/fpl-noise", ["town.residents=600", "algorithm.rounds=5"]),
-        ("presets/fmf", ["town.residents=600", "algorithm.rounds=3"]),
-        ("presets/pfpl-plus", ["town.residents=60", "algorithm.epochs=1"]),
+        ("sound/fpl", ["town.residents=600", "algorithm.rounds=5"]),
+        ("tuned/fmf", ["town.residents=600", "algorithm.rounds=3"]),
+        ("tuned/fpl", ["town.residents=60", "algorithm.epochs=1"]),
     ],
 )
 def test_a_training_is_charged_what_its_run_has_spent(name, settings, tmp_path):

@@ -1,6 +1,5 @@
 """`sottovoce serve device` as the process it is: killed, stopped, started twice, cut off."""
 
-import asyncio
 import contextlib
 import json
 import os
@@ -15,7 +14,6 @@ import pytest
 from fake_federation import (
     CATALOGUE,
     CHOICE,
-    SEED,
     TERMS,
     Federation,
     make_store,
@@ -27,14 +25,9 @@ from forwarder import Forwarder
 from talk import until
 
 from sottovoce.core.consent import Choice
-from sottovoce.engines.client import Client
-from sottovoce.parties.server import RoundRules
-from sottovoce.rng import Streams
 from sottovoce.stores import keys
 from sottovoce.stores.device import CohortStore
-from sottovoce.stores.server_folder import create_folder, invite
 from sottovoce.stores.session import DeviceSession
-from sottovoce.wire.invitations import keep_invitation
 
 
 @pytest.fixture
@@ -101,95 +94,6 @@ def test_agents_of_several_stores_run_a_federation_to_its_end(serve, processes, 
     assert not any(item in line or title in line for line in lines for item, title in CATALOGUE)
     # Nothing is left behind, and another start says at once that all is done.
     assert finish(device(processes, *stores))[0] == 0
-
-
-def real_server(processes, place):
-    """A server process, once it listens, and its address."""
-    running = processes("serve", "server", place.path, "--port", "0")
-    ready = place.path / "server.json"
-    until(lambda: ready.exists() or running.poll() is not None)
-    assert running.poll() is None, finish(running)
-    return running, json.loads(ready.read_text())["url"]
-
-
-def test_against_the_real_server(processes, tmp_path):
-    place = create_folder(
-        tmp_path / "server",
-        TERMS,
-        CATALOGUE,
-        rounds=3,
-        root_key=Streams.from_seed(SEED).key,
-        rules=RoundRules(min_devices=3, poll_seconds=0.1),
-    )
-    with contextlib.closing(place.database()) as database:
-        running, url = real_server(processes, place)
-        invitations = invite(place, database, url, range(3))
-    federation, stores = Federation(devices=3), []
-    for number, invitation in enumerate(invitations):
-        stores.append(make_store(tmp_path / f"d{number}", federation, url, "", number))
-        with CohortStore.open(stores[-1]) as store:
-            keep_invitation(store, invitation)
-    agents = [device(processes, store) for store in stores]
-    for agent in agents:
-        code, _, lines = finish(agent)
-        assert code == 0, lines
-    expected = simulated(3, users=3)
-    for number, path in enumerate(stores):
-        with CohortStore.open(path) as store:
-            hosted = DeviceSession(store)
-            assert np.array_equal(hosted.model().items, expected.items)
-            assert np.array_equal(hosted.vectors()[0], expected.vectors[number])
-            assert store.ledger().num_rows == 3
-    running.terminate()
-    assert finish(running)[0] == 0
-
-
-@pytest.mark.slow
-def test_all_devices_fall_silent_twice_and_the_rounds_go_on(processes, tmp_path):
-    """Asked by cron, again and again within the hour, against the real server."""
-    place = create_folder(
-        tmp_path / "server",
-        TERMS,
-        CATALOGUE,
-        rounds=50,
-        root_key=Streams.from_seed(SEED).key,
-        rules=RoundRules(min_devices=2, deadline_seconds=5.0, dormant_after=1),
-    )
-    with contextlib.closing(place.database()) as database:
-        running, url = real_server(processes, place)
-        invitations = invite(place, database, url, range(2))
-    stores = []
-    for number, invitation in enumerate(invitations):
-        stores.append(make_store(tmp_path / f"d{number}", Federation(devices=2), url, "", number))
-        with CohortStore.open(stores[-1]) as store:
-            keep_invitation(store, invitation)
-
-    def now():
-        async def ask():
-            client = Client(url, invitations[0].ca)
-            told = (await client.get("/v1/round")).table()
-            await client.rest()
-            return told
-
-        return asyncio.run(ask())
-
-    def visit():
-        code, _, lines = finish(device(processes, *stores, more=["--once"]))
-        assert code == 0, lines
-
-    visit()  # enrols
-    until(lambda: now()["state"] == "open")
-    visit()
-    until(lambda: now()["round"] > 0)
-    for _ in range(2):
-        until(lambda: now()["state"] == "waiting")
-        before = now()["round"]
-        visit()
-        until(lambda: now()["state"] == "open")
-        visit()
-        until(lambda before=before: now()["round"] > before)
-    running.terminate()
-    assert finish(running)[0] == 0
 
 
 FAULT = """

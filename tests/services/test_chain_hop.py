@@ -1,7 +1,6 @@
 """A shuffler behind another one: what it takes, what it leaves out and counts, what it hands on,
 and in which order."""
 
-import secrets
 import tempfile
 import threading
 from collections import Counter
@@ -24,7 +23,6 @@ from sottovoce.services import shuffler_handover as handover
 from sottovoce.stores.keys import operator_token
 from sottovoce.stores.shuffler import ShufflerPosition, ShufflerStore
 from sottovoce.stores.shuffler_folder import SEAL_KEY, create_shuffler_folder
-from sottovoce.wire.refusals import Refused
 from sottovoce.wire.sealing import SEALED_BYTES, layer_info, seal_layer
 from sottovoce.wire.shuffled import BatchPart, encode_part
 
@@ -79,24 +77,6 @@ def test_of_a_batch_that_is_over_nothing_is_left_in_the_files(world):
     held = b"".join(path.read_bytes() for path in folder.path.glob("proxy.db*"))
     for record in (*inner, *(sealed[at : at + SIZE] for at in range(0, len(sealed), SIZE))):
         assert record[:16] not in held
-
-
-def test_what_does_not_open_or_comes_twice_is_left_out_and_counted_without_a_name(world):
-    server, folder = world
-    with App(folder) as app:
-        opened(app)
-        inner = random_records(5 * K)
-        sealed = layered(server, inner)
-        sealed = sealed[: 17 * SIZE] + sealed[:SIZE] + secrets.token_bytes(SIZE) + sealed[:SIZE]
-        for part in parts(server, sealed, 5):
-            assert post(app, part).status == 204
-        batch = until(lambda: server.batch(0, 0))
-        assert sorted(batch) == sorted(inner[:17])
-        said = dict(app.log.lines)["batch opened"]
-        assert (said["duplicate"], said["undecryptable"], said["reports"]) == (2, 1, 17)
-        told = metrics(app, folder)
-        assert 'proxy_refused_total{reason="duplicate"} 2' in told
-        assert 'proxy_refused_total{reason="undecryptable"} 1' in told
 
 
 def test_below_the_minimum_what_is_left_is_dropped_and_the_server_gets_no_report(world):
@@ -395,18 +375,3 @@ def test_permuted_lost_and_doubled_records_are_counted_and_the_rest_goes_on_once
         columns = store._reader.rows("SELECT name FROM pragma_table_info('refusals')")
         assert columns == [("reason",), ("count",)], "there is no place for a name"
         store.close()
-
-
-def test_refusals_of_the_store_leave_it_as_it_was(tmp_path):
-    store = _store(tmp_path)
-    part = BatchPart(0, 0, bytes(32), 3, 0, 2, bytes(16), bytes(6 * SIZE), SIZE)
-    assert not store.take(part, 12, 12)
-    for wrong in (
-        replace(part, part=1, body=bytes(7 * SIZE)), replace(part, part=1, body=bytes(5 * SIZE)),
-        replace(part, part=1, devices=4), replace(part, part=1, parts=3),
-    ):  # fmt: skip
-        with pytest.raises(Refused):
-            store.take(wrong, 12, 12)
-    assert store.take(replace(part, part=1), 12, 12)
-    assert [h.state for h in store.held()] == ["whole"]
-    store.close()

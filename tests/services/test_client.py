@@ -154,16 +154,6 @@ def test_a_server_that_is_not_there(ca):
     assert "no server answers" in sentence
 
 
-def test_a_server_that_never_answers(serve, ca):
-    server = serve(lambda r: Reply(200, hang=30))
-    client = Client(server.url, ca, timeouts=Timeouts(0.2, 0.2))
-    assert "in time" in trouble(client, lambda c: c.get("/v1/round"))
-    with Forwarder(server.port) as forwarder:
-        forwarder.swallow = True
-        client = Client(forwarder.url, ca, timeouts=Timeouts(0.2, 0.2))
-        assert "in time" in trouble(client, lambda c: c.get("/v1/round"))
-
-
 def test_a_large_message_has_the_time_of_a_slow_line():
     message = bytes(16 << 20) + b"end"
     heard = bytearray()
@@ -186,32 +176,6 @@ def test_a_large_message_has_the_time_of_a_slow_line():
         thread.join(10)
     assert got.status == 204
     assert heard.endswith(message)
-
-
-def test_a_server_that_dies_in_mid_answer(serve, ca):
-    server = serve(lambda r: Reply(200, b"x" * 1000, cut_after=10))
-    client = Client(server.url, ca)
-    assert "broke off" in trouble(client, lambda c: c.get("/v1/round"))
-    server = serve(lambda r: Reply(raw=b""))
-    client = Client(server.url, ca)
-    assert "closed the connection" in trouble(client, lambda c: c.post("/v1/reports", gone(b"x")))
-
-
-def test_a_kept_connection_that_the_server_closed_is_replaced(serve, ca):
-    seen = []
-
-    def answer(request):
-        seen.append(request)
-        if len(seen) == 2:  # the server closes instead of answering the second request
-            return Reply(raw=b"")
-        return Reply(204)
-
-    server = serve(answer)
-    first, second = ask(
-        Client(server.url, ca), lambda c: c.get("/a"), lambda c: c.post("/b", gone(b"body"))
-    )
-    assert (first.status, second.status) == (204, 204)
-    assert [r.body for r in seen] == [b"", b"body", b"body"]
 
 
 def test_another_authority(serve, tmp_path):

@@ -23,7 +23,6 @@ from secure_sum_world import (
     SummedWorld,
     masker_folder,
     question,
-    summed_terms,
 )
 from server_world import ITEMS, USERS, new_folder
 from talk import until
@@ -31,7 +30,7 @@ from unpacked import unpacked
 
 from sottovoce.cli import call
 from sottovoce.core.consent import Choice
-from sottovoce.errors import KeyTrouble, ServiceError, StoreError, UsageError
+from sottovoce.errors import KeyTrouble, ServiceError, UsageError
 from sottovoce.parties.helper import Answered
 from sottovoce.services.copies.copying import make_backup, restore_backup
 from sottovoce.services.server.shuffled_rounds import coordinator_of
@@ -47,7 +46,7 @@ from sottovoce.stores.helper_folder import (
 from sottovoce.stores.keys import ReportKeys
 from sottovoce.stores.orchestrator_folder import invite, open_orchestrator_folder
 from sottovoce.stores.owner_folder import open_owner_folder
-from sottovoce.stores.server_folder import create_folder, open_folder
+from sottovoce.stores.server_folder import open_folder
 from sottovoce.stores.shuffler_folder import open_shuffler_folder
 from sottovoce.stores.user import UserStore, releases
 from sottovoce.wire.interactions import Identity
@@ -148,13 +147,6 @@ def test_a_restored_proxy_that_cannot_know_needs_to_be_told(masks, tmp_path, gon
         assert app.sums(devices[0].asked).error == "late"
     assert ask_again(folder, 19, devices).error == "second_submission"
     assert ask_again(folder, 20, devices).status == 200
-
-
-def test_a_number_that_is_too_low_does_not_count(masks, tmp_path):
-    folder, devices = masks
-    done = restore_backup(tmp_path / "b", folder.path, next_round=1)
-    assert done.settled.next_round == 4
-    assert ask_again(folder, 3, devices[1:]).error == "second_submission"
 
 
 def test_copies_that_disagree_tell_nothing_of_that_round(masks, tmp_path):
@@ -313,17 +305,6 @@ def test_a_server_with_a_proxy_uses_no_key_of_an_old_copy_again(tmp_path):
         assert records.position(link).round == 1
 
 
-def test_a_server_with_a_secure_sum_goes_on_as_well(tmp_path):
-    catalogue = [(f"v{n}", f"Venue {n}") for n in range(ITEMS)]
-    terms = summed_terms(key="ab" * 32, url="http://127.0.0.1:1")
-    folder = started(create_folder(tmp_path / "town", terms, catalogue, rounds=20))
-    make_backup(folder.path, tmp_path / "b")
-    lose(folder.path)
-    done = restore_backup(tmp_path / "b", folder.path, next_round=12)
-    assert done.settled.next_round == 12
-    assert any("remembers what it has told" in said for said in done.settled.means)
-
-
 def test_a_server_without_its_database_is_no_whole_folder(tmp_path):
     folder = new_folder(tmp_path / "town")
     folder.database().close()
@@ -433,15 +414,6 @@ def test_an_orchestrators_older_copy_has_the_items_users_and_owners_of_today(tmp
     restore_backup(tmp_path / "b", folder.path, next_round=0)
     with contextlib.closing(open_orchestrator_folder(folder.path).store()) as store:
         assert (store.catalogue, store.departed()) == (names, [0])
-
-
-def test_an_orchestrator_can_be_told_the_round(tmp_path):
-    folder = new_orchestrator(tmp_path)
-    make_backup(folder.path, tmp_path / "b")
-    lose(folder.path)
-    assert restore_backup(tmp_path / "b", folder.path, next_round=40).settled.next_round == 40
-    with contextlib.closing(open_orchestrator_folder(folder.path).store()) as store:
-        assert store.open_round().round == 40
 
 
 def test_keys_of_another_are_not_taken(tmp_path):
@@ -557,16 +529,6 @@ def test_a_users_store_takes_no_part_either_when_it_was_put_back(tmp_path):
     with UserStore.open(tmp_path / "new") as again:
         assert again.federation == "town"
         assert not again.choice(0).takes_part
-
-
-def test_a_damaged_store_is_not_copied(store, tmp_path):
-    store.close()
-    place = tmp_path / "her" / "store.db"
-    body = bytearray(place.read_bytes())
-    body[20_000:24_000] = os.urandom(4000)
-    place.write_bytes(body)
-    with pytest.raises(StoreError, match="damaged"):
-        make_backup(tmp_path / "her", tmp_path / "b")
 
 
 # --- what a device tells its owner ----------------------------------------------------------------

@@ -1,9 +1,6 @@
 """Pages of other origins: named ones may be devices, everybody else's browser is told nothing, and
 what is the operator's is nobody's."""
 
-import resource
-import socket
-
 import pytest
 from proxy_world import App as ProxyApp
 from proxy_world import proxied
@@ -129,42 +126,6 @@ def test_a_server_without_pages_answers_as_ever(tmp_path):
             assert "origin" not in asked.headers.get("vary", "")
         assert preflight(client, "/v1/enrol", SHOP).status == 405
         assert client.get("/v1/challenge").error == "no_place"
-
-
-def test_a_flood_of_preflights_costs_no_memory(served):
-    """Of origins and addresses that nobody has ever heard of; pipelined, as whoever wants to hurt
-    would send them."""
-    server, client = served
-    client.close()
-
-    def resident():
-        with open(f"/proc/{server.process.pid}/statm") as told:
-            return int(told.read().split()[1]) * resource.getpagesize()
-
-    def flood(link, many, at):
-        for first in range(0, many, 10):
-            asked = b"".join(
-                b"OPTIONS /v1/enrol?%d HTTP/1.1\r\nHost: a\r\nOrigin: https://%d.example\r\n"
-                b"Access-Control-Request-Method: POST\r\n\r\n" % (at + n, at + n)
-                for n in range(first, first + 10)
-            )
-            link.sendall(asked)
-            heard = b""
-            while heard.count(b"HTTP/1.1 403") < 10:
-                part = link.recv(1 << 16)
-                assert part
-                heard += part
-
-    with (
-        socket.create_connection(("127.0.0.1", server.port)) as raw,
-        client.context.wrap_socket(raw, server_hostname="localhost") as link,
-    ):
-        flood(link, 2_000, 0)
-        before = resident()
-        flood(link, 10_000, 10**6)
-        grown = resident() - before
-    assert grown < 2 << 20, grown
-    assert client.get("/v1/round").status == 200
 
 
 def test_the_shuffler_is_open_to_the_same_pages(tmp_path):

@@ -1,6 +1,5 @@
 """Ranking at home: owners give a user her own vector and nobody else's; she does the rest."""
 
-import contextlib
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -8,19 +7,17 @@ import numpy as np
 import pytest
 from orchestrator_world import App as OrchestratorApp
 from orchestrator_world import let_in
-from owner_world import FEDERATION, App, OwnerProcess, World
-from test_user_agent import federation
+from owner_world import FEDERATION, App, World
 from user_world import CATALOGUE
 from user_world import world as user_world
 
-from sottovoce.algorithms.drift.aggregated import own_vector
 from sottovoce.algorithms.drift.messages import Rows
 from sottovoce.algorithms.drift.system import DRIFTConfig
 from sottovoce.cli import call
 from sottovoce.core.consent import Choice
-from sottovoce.errors import ConsentError, MessageError, Unreachable
+from sottovoce.errors import MessageError, Unreachable
 from sottovoce.services.agent.user_agent import UserAgent
-from sottovoce.stores.orchestrator_folder import create_orchestrator_folder, invite
+from sottovoce.stores.orchestrator_folder import create_orchestrator_folder
 from sottovoce.stores.user import UserStore
 from sottovoce.wire.interactions import Identity
 from sottovoce.wire.owners import OFFERS_PATH
@@ -204,41 +201,3 @@ def test_the_command_says_whose_vector_is_left_out(here, phone, capsys):
         assert call(["device", "recommend", place]) == 0
         told = capsys.readouterr()
     assert "beta did not answer; its vector is left out" in told.err
-
-
-@pytest.mark.slow
-def test_a_phone_among_real_parties_ranks_at_home(tmp_path):
-    with (
-        federation(tmp_path, owners=2, items=20, settings=SUMS) as running,
-        contextlib.ExitStack() as stack,
-    ):
-        orchestrator, store, front, folders, owners, ports = running
-        (card,) = invite(orchestrator, store, 1, front.url)
-        phone = stack.enter_context(UserStore.join(tmp_path / "phone", card))
-        agent = stack.enter_context(UserAgent(phone))
-        agent.refresh_directory()
-        with pytest.raises(ConsentError):
-            agent.recommend(0, 3)
-        agent.door.choose(0, Choice())
-        for moment in range(8):
-            agent.door.interact(0, moment, moment % 4 > 1, moment)
-        assert agent.send_all().arrived == 8
-        for one in owners:
-            one.stop()
-        number, given = phone.person(0).given.user, []
-        for folder in folders:
-            with contextlib.closing(folder.owner()) as owner:
-                request = owner.request(0, -1, flush=True)
-                owner.gradients(0, store.load().answer(request))
-                given.append(owner.vector(number))
-        for folder, port in zip(folders, ports, strict=True):
-            stack.enter_context(OwnerProcess(folder, port=port))
-        found = agent.recommend(0, 20)
-        scores = store.rows_to_rank() @ own_vector(given, 4)
-        expected = sorted(range(8, 20), key=lambda item: -scores[item])
-        assert [one.item for one in found] == expected
-        asked = [(r.party, r.what) for r in phone.ledger() if r.what == "vector"]
-        assert asked == [("owner0", "vector"), ("owner1", "vector")]
-        agent.door.choose(0, Choice(refused_owners=("owner1",)))
-        agent.recommend(0, 3)
-        assert sum(r.what == "vector" for r in phone.ledger()) == 3, "owner1 is not asked"

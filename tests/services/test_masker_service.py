@@ -82,15 +82,6 @@ def refused(got, status, reason):
     return got.json()["detail"]
 
 
-def test_it_tells_the_sum_of_exactly_these_masks(app, terms, devices):
-    sums = told(app.sums(question(terms, 0, devices)))
-    assert (sums.round, sums.devices) == (0, 6)
-    expected = sum_masks([device.seed(0) for device in devices], NUMBERS)
-    assert np.array_equal(sums.masks, expected)
-    sums = told(app.sums(question(terms, 1, devices[2:])))
-    assert np.array_equal(sums.masks, sum_masks([d.seed(1) for d in devices[2:]], NUMBERS))
-
-
 @pytest.mark.parametrize("link", [{}, NOISY], ids=["exact", "noisy"])
 def test_the_same_set_gets_the_same_bytes_also_after_a_restart(tmp_path, devices, link):
     folder = masker_folder(tmp_path / "masker", **link)
@@ -107,15 +98,6 @@ def test_the_same_set_gets_the_same_bytes_also_after_a_restart(tmp_path, devices
         assert again.sums(ask).body == first.body
     exact = sum_masks([device.seed(4) for device in devices], NUMBERS)
     assert np.array_equal(told(first).masks, exact) == (not link)
-
-
-def test_the_noise_is_that_of_its_own_terms(tmp_path, devices):
-    folder = masker_folder(tmp_path / "masker", **NOISY)
-    with MaskerApp(folder) as app:
-        ask = question(folder.introduction.terms, 0, devices)
-        exact = sum_masks([device.seed(0) for device in devices], NUMBERS)
-        noise = (exact - told(app.sums(ask)).masks).view(np.int64) / 2**24
-    assert 0.5 < noise.std() / (NOISY["clip"] * NOISY["noise"]) < 1.5
 
 
 def test_another_set_of_a_round_is_refused_also_after_a_restart(folder, terms, devices):
@@ -229,14 +211,6 @@ def test_malformed_questions_are_refused_and_never_break_it(app, terms, devices)
     )  # fmt: skip
     refused(got, 413, "oversized")
     told(app.sums(good))
-
-
-def test_it_gets_seeds_and_no_update(terms, devices):
-    """The question is records of one size, none of which has room for a number of an update."""
-    ask = question(terms, 0, devices)
-    assert len(decode_question(ask).records) == 6
-    assert len(ask) == struct.calcsize("<4sIII32s32s") + 6 * SEALED_SEED_BYTES
-    assert SEALED_SEED_BYTES == 32 + (32 + 32 + 16) + 64
 
 
 def test_nothing_of_a_question_stays_with_it(app, terms, devices, folder):

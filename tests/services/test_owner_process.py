@@ -6,8 +6,6 @@ import http.client
 import json
 import os
 import signal
-import socket
-import ssl
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -21,7 +19,7 @@ from talk import until
 
 from sottovoce.engines.processes import descendants
 from sottovoce.errors import KeyTrouble
-from sottovoce.stores.keys import authority_pem, device_context, renew_keys
+from sottovoce.stores.keys import authority_pem, device_context
 from sottovoce.wire.interactions import begin
 from sottovoce.wire.owners import OfferMade, OwnerReceipt, encode_interactions, encode_session
 
@@ -192,60 +190,6 @@ def test_stopped_and_started_again(tmp_path):
     lines = [json.loads(line) for line in log.splitlines()]
     assert {line["level"] for line in lines} == {"info"}
     assert [line["event"] for line in lines][-1] == "stopped"
-
-
-def test_a_renewed_certificate_is_taken_up(tmp_path):
-    world = World(tmp_path)
-    context = device_context(authority_pem(world.folder.keys))
-
-    def shown(port):
-        with (
-            socket.create_connection(("127.0.0.1", port), timeout=60) as plain,
-            context.wrap_socket(plain, server_hostname="127.0.0.1") as link,
-        ):
-            return link.getpeercert()["serialNumber"]
-
-    with OwnerProcess(world.folder) as process:
-        before = shown(process.port)
-        renew_keys(world.folder.keys)
-        process.process.send_signal(signal.SIGHUP)
-        until(lambda: shown(process.port) != before)
-        strange = device_context(authority_pem(World(tmp_path / "other").folder.keys))
-        with (
-            pytest.raises(ssl.SSLCertVerificationError),
-            socket.create_connection(("127.0.0.1", process.port), timeout=60) as plain,
-        ):
-            strange.wrap_socket(plain, server_hostname="127.0.0.1")
-
-
-def test_a_service_with_a_mistake_stops_rather_than_hang(tmp_path):
-    world = World(tmp_path)
-    broken = """
-import sys
-from pathlib import Path
-from sottovoce.services import owner
-from sottovoce.services.kit.serving import serve
-from sottovoce.errors import ServiceError
-
-def broken(*_):
-    raise KeyError("a mistake of ours")
-
-owner.DataOwner.take_many = broken
-try:
-    serve(owner.OwnerService(), Path(sys.argv[1]), port=0)
-except ServiceError as error:
-    print(error)
-    sys.exit(error.exit_code)
-"""
-    eve = world.user()
-    with OwnerProcess(world.folder, program=broken) as process:
-        with Link(world.folder, process.port) as link:
-            offer, hello = eve.offer(link.ask)
-            body = encode_session(offer, hello, eve.seal((41, False)))
-            with contextlib.suppress(OSError, http.client.HTTPException):
-                assert link.ask("POST", "/v1/sessions", body).status != 200
-        assert process.process.wait(timeout=60) == 7
-        assert "nobody has foreseen" in process.log.read_text()
 
 
 # --- as a Flower node -----------------------------------------------------------------------------

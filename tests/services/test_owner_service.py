@@ -26,7 +26,6 @@ from sottovoce.stores.owner_folder import (
 )
 from sottovoce.wire.interactions import SEALED_BYTES, Identity, begin
 from sottovoce.wire.owners import (
-    LONGEST_INTERACTIONS,
     MOST_SEALED,
     OfferMade,
     OwnerCard,
@@ -271,38 +270,6 @@ def test_what_is_too_much_is_told_to_come_back(world, monkeypatch, limits):
         }
         assert sorted(got.status for got in answers) == [200] * 3 + [503] * 5
         assert people[0].send(app.ask, (B, True)).taken == 1, "it answers as before"
-
-
-def test_who_is_slow_with_a_message_keeps_nobody_out(world):
-    """Anybody can begin a request, and needs no pass for it."""
-    with App(world.folder, limits={"in_flight": 3 * (16 + SEALED_BYTES)}) as app:
-        eve = world.user()
-        eve.begin(app.ask, (A, False))
-        scope = {
-            "type": "http", "method": "POST", "path": "/v1/interactions", "query_string": b"",
-            "headers": [(b"content-length", str(LONGEST_INTERACTIONS).encode())],
-        }  # fmt: skip
-
-        async def slow():
-            stopped = asyncio.Event()
-
-            async def receive():
-                await stopped.wait()
-                return {"type": "http.disconnect"}
-
-            async def send(message):
-                pass
-
-            crowd = [asyncio.ensure_future(app.service(scope, receive, send)) for _ in range(50)]
-            await asyncio.sleep(0)
-            body = encode_interactions(eve.session, eve.seal((B, True)))
-            answer = await app.asked("POST", "/v1/interactions", body)
-            stopped.set()
-            await asyncio.gather(*crowd)
-            return answer
-
-        assert app.run(slow()).status == 200
-        assert (app.service._receiving.bytes, app.service._in_flight.bytes) == (0, 0)
 
 
 def test_one_request_of_a_session_at_a_time(world, app, monkeypatch):

@@ -14,6 +14,7 @@ import pytest
 import sqlalchemy as sa
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from server_world import Client, ServerProcess, acting, enrolment, new_folder
+from talk import until
 from test_enrolment import IDENTITY, Door, forged, invited, raw
 
 from sottovoce.errors import ConfigError, UsageError
@@ -362,7 +363,7 @@ def test_a_real_server_takes_visitors_and_keeps_nothing_of_their_addresses(tmp_p
     told = {"X-Forwarded-For": CANARY}
     with ServerProcess(folder.path, **options) as server, Client(folder, server.port) as client:
         ask("serve", "places", folder.path, "--per-hour", 2, "--bits", 6)
-        time.sleep(1.1)
+        until(lambda: client.ask("GET", "/v1/challenge", headers=told).json()["bits"] == 6)
 
         def visit(headers=told):
             found = client.ask("GET", "/v1/challenge", headers=headers)
@@ -460,7 +461,8 @@ def test_a_challenge_of_one_process_is_good_at_another(tmp_path, postgres):
     ):
         with contextlib.closing(folder.database(url)) as store:
             acting(store, folder).open_places(PlaceRules(places=9, bits=6))
-        time.sleep(1.1)
+        for client in (second, first):
+            until(lambda at=client: at.get("/v1/challenge").json()["bits"] == 6)
         table = first.get("/v1/challenge").json()
         body = json.dumps(request(bytes.fromhex(table["challenge"]), bits=table["bits"]))
         assert second.post("/v1/enrol", body).json() == {"number": 0}

@@ -1,7 +1,6 @@
 """kill -9, too much at once, a server that comes and goes: what was acknowledged reaches the server
 once, in the order that was settled, or is dropped when its round is over."""
 
-import contextlib
 import http.client
 import json
 import threading
@@ -178,35 +177,3 @@ def test_what_is_over_is_deleted_also_after_a_restart(tmp_path, monkeypatch):
 
 
 # --- too much at once -----------------------------------------------------------------------------
-
-
-def test_a_proxy_with_a_mistake_stops_rather_than_hang(tmp_path):
-    with proxied(tmp_path) as (server, folder):
-        (some,) = enrolled(server, folder, 1)
-        broken = """
-import sys
-from pathlib import Path
-from sottovoce.services.kit.serving import serve
-from sottovoce.services.shuffler import ShufflerService
-from sottovoce.stores import shuffler as proxy_store
-from sottovoce.errors import ServiceError
-
-def broken(*_):
-    raise KeyError("a mistake of ours")
-
-proxy_store.ShufflerStore._accept = broken
-try:
-    serve(ShufflerService(), Path(sys.argv[1]), port=0)
-except ServiceError as error:
-    print(error)
-    sys.exit(error.exit_code)
-"""
-        with ProxyProcess(folder, program=broken) as proxy, Link(folder, proxy.port) as link:
-            until(lambda: link.submit(b"").status == 400)
-            with contextlib.suppress(OSError, http.client.HTTPException):
-                assert link.submit(some.submission(0)).status != 204
-            assert proxy.process.wait(timeout=60) == 7
-            assert "nobody has foreseen" in proxy.log.read_text()
-        with ProxyProcess(folder) as proxy, Link(folder, proxy.port) as link:
-            until(lambda: link.submit(b"").status == 400)
-            assert link.submit(some.submission(0)).status == 204

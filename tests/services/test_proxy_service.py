@@ -308,36 +308,6 @@ def test_a_server_that_goes_back_is_not_followed(world):
         assert app.store.position.round == 5
 
 
-def test_too_much_at_once_is_told(tmp_path):
-    with proxied(tmp_path) as (server, folder):
-        limits = ShufflerLimits(waiting=2, in_flight=3 * 300, retry_seconds=7, lag_seconds=60.0)
-        with App(folder, limits=limits, hold_seconds=60) as app:
-            opened(app)
-            some = devices(app, server, 8)
-            blocker = sqlite3.connect(
-                folder.path / "proxy.db", isolation_level=None, check_same_thread=False
-            )
-            blocker.execute("BEGIN IMMEDIATE")
-
-            async def all_at_once():
-                work = [app.asked("POST", "/v1/submissions", d.submission(0)) for d in some]
-                tasks = [asyncio.create_task(w) for w in work]
-                await asyncio.sleep(0.5)
-                blocker.execute("ROLLBACK")
-                return await asyncio.gather(*tasks)
-
-            answers = app.run(all_at_once())
-            blocker.close()
-            refused = [got for got in answers if got.status == 503]
-            assert 0 < len(refused) < 8
-            assert {got.status for got in answers} == {204, 503}
-            assert {got.error for got in refused} == {"overload"}
-            assert {got.headers["retry-after"] for got in refused} == {"7"}
-            for device in some:
-                app.submit(device.submission(0))
-            assert count(folder, "seen") == 8
-
-
 def test_a_full_disk_is_told_and_counts_nothing(world, monkeypatch):
     server, folder = world
     with App(folder) as app:

@@ -18,7 +18,7 @@ from sottovoce.services.server.operator import status
 from sottovoce.services.server.reasons import Situation, reason
 from sottovoce.stores import operating
 from sottovoce.stores import server as records
-from sottovoce.stores.coordinator import Awaiting, Plan
+from sottovoce.stores.coordinator import Plan
 from sottovoce.stores.database import Database
 from sottovoce.stores.server import Position
 
@@ -275,34 +275,6 @@ def test_who_is_away_is_kept_with_since_when_until_it_answers(tmp_path):
             assert (later["party"], later["what"]) == ("helper", "it refuses")
             records.drop_fact(link, operating.AWAY)
             assert operating.since_when(link, operating.AWAY) is None
-
-
-def test_a_helper_that_is_away_is_the_reason_in_the_status_until_it_answers(tmp_path):
-    here = SummedWorld(tmp_path)
-    with contextlib.closing(here):
-
-        def why():
-            return status(here.database, plan=here.plan)["reason"]
-
-        here.step()
-        assert why()["what"] == "0 of 8 reports of round 0 are here; it needs at least 6"
-        here.report(*range(USERS))
-        here.down = True
-        here.step()
-        with pytest.raises(Awaiting, match="waits for the helper"):
-            here.step()
-        told = status(here.database, plan=here.plan)
-        assert told["reason"]["party"] == "helper"
-        assert told["reason"]["what"] == told["waits"]
-        since = told["reason"]["since"]
-        here.restart()  # a server that was started again asks first
-        assert why() is None
-        with pytest.raises(Awaiting):
-            here.step()
-        assert why()["since"] == since
-        here.down, here.time = False, here.time + 100
-        here.step()
-        assert why()["party"] == "devices"
 
 
 def test_status_says_when_rounds_were_opened_and_ended(tmp_path):

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import sqlalchemy as sa
 from rounds_world import maker
-from scipy import stats
 from secure_sum_world import LEAST, NOISY, SeedKeeper, SummedWorld, folded, question
 from server_world import USERS, acting, simulated
 
@@ -24,7 +23,6 @@ from sottovoce.stores import server as records
 from sottovoce.stores import sums
 from sottovoce.stores.database import devices
 from sottovoce.wire.masked import (
-    SEALED_SEED_BYTES,
     binding,
     decode_mask_sum,
     decode_question,
@@ -114,30 +112,6 @@ def test_a_plan_asks_no_fewer_than_the_minimum(world):
         world(cohort_size=LEAST - 1)
 
 
-def test_while_the_proxy_is_down_the_round_stays_closing(world):
-    here = world(rounds=1)
-    here.step()
-    here.report(*EVERYONE)
-    here.step()
-    here.down = True
-    with pytest.raises(ServiceError, match="waits for the helper"):
-        here.step()
-    before, tries = here.model(), 0
-    for _ in range(40):
-        here.time += 1.0
-        try:
-            assert here.step() == []
-        except ServiceError:
-            tries += 1
-    assert 3 <= tries <= 6, "less and less often"
-    assert here.position().state == "closing"
-    assert np.array_equal(here.model(), before)
-    here.restart()  # the server, too
-    here.down = False
-    assert here.step() == ["goal"]
-    assert np.array_equal(here.model(), folded([(EVERYONE, EVERYONE)]))
-
-
 def test_a_server_killed_between_asking_and_folding_goes_on_with_the_same_answer(world):
     here = world(rounds=1)
     here.step()
@@ -204,22 +178,6 @@ def test_a_wrong_sum_is_found_and_the_federation_goes_on(world, how):
     given_up = (EVERYONE, None)
     expected = folded([given_up, (EVERYONE, EVERYONE), (EVERYONE, EVERYONE)])
     assert np.array_equal(here.model(), expected)
-
-
-def test_seeds_that_cannot_be_opened_are_left_out_with_their_updates(world):
-    here = world(rounds=1)
-    here.step()
-    stranger = SeedKeeper(here.keepers[3].key, here.model_name())
-    unopened = stranger.record(here.terms, 0, sealed_for=(here.terms, 9, 0))
-    here.report(3, record=unopened)
-    others = tuple(n for n in EVERYONE if n != 3)
-    here.report(*others)
-    here.step()
-    assert here.step() == ["goal"]
-    assert [len(decode_question(q).records) for q in here.seeds_asked] == [8]
-    assert [len(decode_question(q).records) for q in here.asked] == [7]
-    assert here.refused() == {"undecryptable": 1}
-    assert np.array_equal(here.model(), folded([(EVERYONE, others)]))
 
 
 def test_where_too_few_can_be_opened_the_proxy_is_not_asked_for_their_sum(world):
@@ -390,30 +348,6 @@ def test_services_that_are_set_up_wrong_cost_no_round(world, status, address):
     setattr(here, address, None)
     here.time += 5
     assert here.step() == ["goal"]
-
-
-def test_what_the_server_has_is_uniform_whatever_was_sent(world):
-    """A chi-square test of the bytes of all masked updates, and none of them is a plain row."""
-    here = world(rounds=1)
-    here.step()
-    plain = {n: here.plain(n) for n in EVERYONE}
-    here.report(0, 1, 2, values=np.zeros((40, 5), np.int64))
-    here.report(*EVERYONE[3:])
-    got = here.bodies()
-    assert len({len(body) for body in got.values()}) == 1
-    numbers = [body[16:-SEALED_SEED_BYTES] for body in got.values()]
-    counts = np.bincount(np.frombuffer(b"".join(numbers), np.uint8), minlength=256)
-    assert stats.chisquare(counts).pvalue > 1e-4
-    for n in EVERYONE[3:]:
-        moved = plain[n][plain[n].any(axis=1)]
-        assert len(moved)
-        for row in moved:
-            assert row.astype("<i8").tobytes() not in got[n]
-        values = np.frombuffer(got[n][16:-SEALED_SEED_BYTES], "<i8").astype(float)
-        assert (np.abs(values) < 2**40).mean() < 0.05, "nothing of the size of an update"
-    database = b"".join(f.read_bytes() for f in here.path.glob("server.db*"))
-    for keeper in here.keepers:
-        assert keeper.seed(0) not in database, "nor is any seed in the clear"
 
 
 def test_the_servers_line_needs_a_proxy(tmp_path):

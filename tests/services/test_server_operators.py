@@ -31,7 +31,6 @@ from sottovoce.stores.device import CohortStore
 from sottovoce.stores.keys import SERVER_CERTIFICATE, renew_keys
 from sottovoce.stores.server_folder import invite
 from sottovoce.stores.session import DeviceSession, expelled
-from sottovoce.web.of_devices import DeviceDesk
 from sottovoce.wire.invitations import keep_invitation, kept_invitation
 
 
@@ -182,37 +181,6 @@ def owner(path, folder, number=0):
     store.set_choice(number, Choice(share_positives=0.5))
     DeviceSession(store).agree(folder.plan.terms)
     return store
-
-
-def test_the_agent_of_a_device_that_is_shut_out_sends_no_more(tmp_path, ask):
-    folder = new_folder(tmp_path / "town", rounds=50, min_devices=1, deadline_seconds=600.0)
-    with (
-        owner(tmp_path / "her", folder) as store,
-        ServerProcess(tmp_path / "town") as server,
-        Client(folder, server.port) as client,
-    ):
-        visit(store, server.url)  # enrols
-        take_part(store, server, folder, [0])
-        ask("serve", "shut-out", tmp_path / "town", 0)
-        assert visit(store, server.url) == 0
-        for _ in range(2):
-            assert visit(store, server.url) == 0
-        assert client.status()["refused"] == {"shut_out": 3}, "each start has asked once"
-        assert len(store.ledger_rows()) == 2, "nothing left after the first refusal"
-        assert expelled(store).why == "the operator has shut this device out"
-        told = ask("device", "status", tmp_path / "her")
-        assert told["nothing_leaves"].startswith(
-            "Nothing leaves: whoever runs this federation takes nothing more from this device."
-        )
-        assert told["shut_out"]["why"] == "the operator has shut this device out"
-        desk = DeviceDesk("her", store, None, serves=False, reached={})
-        assert desk.describe()["quiet"]["key"] == "quiet.shut_out"
-        ask("serve", "shut-out", tmp_path / "town", 0, "--undo")
-        assert visit(store, server.url) == 0, "its report of this round was refused"
-        assert client.status()["enrolled"] == 1
-        assert expelled(store) is None
-        assert ask("device", "status", tmp_path / "her")["shut_out"] is None
-        assert (desk.describe()["quiet"] or {}).get("key") != "quiet.shut_out"
 
 
 @contextlib.contextmanager

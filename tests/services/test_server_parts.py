@@ -14,7 +14,7 @@ def test_a_document_is_made_once_for_all_who_wait():
         cache, made, go = DocumentCache(1 << 20), [], threading.Event()
 
         def make():
-            go.wait(5)
+            go.wait(60)
             made.append(1)
             return Document.of(b"x" * 100)
 
@@ -59,7 +59,7 @@ def test_too_many_documents_at_once_are_refused_and_failures_not_kept():
         cache, go = DocumentCache(1 << 20, waiting=2), threading.Event()
 
         def slow():
-            go.wait(5)
+            go.wait(60)
             return Document.of(b"")
 
         first = [asyncio.ensure_future(cache.get((n,), slow)) for n in range(2)]

@@ -502,44 +502,6 @@ def test_what_was_there_stays_when_the_disk_is_full(path, store):
         assert again.count_history() == 20_006
 
 
-FILL = """
-import resource, signal, sys
-from pathlib import Path
-from sottovoce.errors import StoreError
-from sottovoce.stores.device import CohortStore
-path = Path(sys.argv[1])
-signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-store = CohortStore.open(path)
-resource.setrlimit(resource.RLIMIT_FSIZE, (400_000, 400_000))
-for batch in range(1000):
-    try:
-        store.add_history(4, [f"{batch}-{k}" for k in range(200)])
-    except StoreError as error:
-        print("error", error, flush=True)
-        break
-    print(batch, flush=True)
-print(store.count_history())
-"""
-
-
-def test_a_write_that_fails_in_the_middle_loses_nothing(path, store):
-    """The limit on a file's size stands in for a disk that is full."""
-    store.close()
-    filler = start(FILL, path)
-    try:
-        out, err = filler.communicate(timeout=60)
-    finally:
-        end(filler)
-    *batches, error, count = out.splitlines()
-    assert err == ""
-    assert "error the store" in error
-    assert "still there" in error
-    assert len(batches) > 3
-    assert int(count) == 200 * len(batches)
-    with CohortStore.open(path) as again:
-        assert again.count_history() == 200 * len(batches)
-
-
 WRITE = """
 import sys
 from pathlib import Path

@@ -252,7 +252,6 @@ def test_nothing_inline_runs_and_nobody_else_is_reached(window, town):
     anna.asked[:] = [url for url in anna.asked if "example.org" not in url]
 
 
-@pytest.mark.smoke
 def test_who_may_look_finds_nothing_to_press(window, town):
     page = window().open(town.link("look", "bruno"))
     expect(page.locator(".who").first).to_have_text("bruno, may look")

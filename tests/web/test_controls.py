@@ -300,7 +300,6 @@ def test_what_holds_at_once_is_what_is_shown(centre, mock):
     assert "f0" not in mock.shops[0].choice["never_send"]
 
 
-@pytest.mark.smoke
 def test_a_refusal_that_came_while_nobody_answered_is_not_shown_as_kept(centre, mock, server):
     page = centre()
     switch = page.locator('#never [data-rule="Western"]')

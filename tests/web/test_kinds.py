@@ -31,7 +31,7 @@ from sottovoce.stores.user import UserStore
 from sottovoce.stores.user_door import UserDoor
 from sottovoce.web.centre import Centre
 from sottovoce.wire.interactions import SessionReceiver
-from sottovoce.wire.invitations import Invitation, keep_invitation, kept_invitation
+from sottovoce.wire.invitations import keep_invitation, kept_invitation
 from sottovoce.wire.reports import decode_bits, decode_report
 from sottovoce.wire.signing import open_envelope
 
@@ -331,29 +331,6 @@ def test_a_limit_that_stops_nothing_is_said_to(place, name):
     assert store(centre)["stands"]["key"] == "stands.no_bound"
 
 
-def test_how_loudly_reports_speak_chooses_the_tier_that_the_server_sees(place):
-    kind, centre = place("fmf")
-    agreed(centre, kind)
-    for round, (own, tier) in enumerate([(2.0, 1), (1.9, 0), (0.5, 0)]):
-        centre.choose("s0", {"epsilon": own})
-        shown = centre.preview("s0")
-        assert shown["epsilon"] == K * (2.0 if tier else 0.5)
-        centre.send("s0", shown["nonce"])
-        assert kind.town.shuffler.opened(round)[0] == tier
-        kind.town.next_round()
-    assert store(centre)["meter"]["spent"] == K * 3.0
-
-
-def test_a_share_of_nothing_sends_rows_of_none_of_her_things(place):
-    kind, centre = place("fpl")
-    enrolled(centre, kind, share_positives=0.0)
-    shown = centre.preview("s0")
-    if shown["ready"]:
-        centre.send("s0", shown["nonce"])
-        assert shown["items"] == []
-        assert not set(rows_in(kind)) & {NUMBER[item] for item in HERS}
-
-
 # --- preview, send, ledger ------------------------------------------------------------------------
 
 
@@ -459,36 +436,6 @@ def test_what_is_never_sent_is_in_no_byte(place, name):
         assert found["quiet"]["key"] == "quiet.all_off"
         shown = centre.preview("s0")
         assert (shown["ready"], shown["said"]["key"]) == (False, "quiet.all_off")
-
-
-def report_of(kind):
-    return open_envelope(kind.town.bodies()[-1]).body
-
-
-@pytest.mark.parametrize("hidden", [True, False])
-def test_a_hidden_attribute_is_in_nothing_that_leaves(stack, tmp_path, hidden):
-    """Two who differ in it alone send the same, and something else where it is not hidden."""
-    sent = []
-    for value in ("f", "m"):
-        folder = tmp_path / value
-        kind = kind_of("uc", folder, stack)
-        with CohortStore.create(folder / "me", [(0, "me")], root_key=5) as made:
-            token = kind.town.tokens[0].hex()
-            federation = kind.town.terms.federation
-            made.accept(Invitation(kind.server.url, "", token, 0, federation))
-            made.add_history(0, HERS, None)
-            made.set_attribute(0, "gender", value)
-        centre = centre_of(stack, folder / "me")
-        enrolled(centre, kind, hidden_attributes=["gender"] if hidden else [])
-        (said_of,) = [
-            one["said"]["key"]
-            for one in fields(centre)["hidden_attributes"]["options"]
-            if one["name"] == "gender"
-        ]
-        assert said_of == ("attributes.hidden" if hidden else "attributes.shared")
-        centre.send("s0", centre.preview("s0")["nonce"])
-        sent.append(report_of(kind))
-    assert (sent[0] == sent[1]) is hidden
 
 
 def test_hiding_is_said_before_it_is_kept_and_each_thing_has_its_strength(place):
@@ -972,54 +919,6 @@ def test_a_server_of_another_federation(place, tmp_path):
     enrolled(centre, kind)
     kind.town.terms = terms_of("fcf", tmp_path / "x")
     keeps_everything(centre, kind, lambda: centre.preview("s0"), "trouble.untrusted")
-
-
-def trouble_of(call):
-    """What is told, if anything is."""
-    try:
-        call()
-    except Told as error:
-        return error
-    return None
-
-
-NONSENSE = [
-    b"", b"{}", b"[]", b"null", b"\xff\xfe", b"<html></html>", b'{"round": "x"}',
-    b'{"error": 1}', b"9" * 5000, b"[" * 3000,
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("path", ["round", "terms", "catalogue", "model"])
-@pytest.mark.parametrize("name", ["fpl", "gram", "fmf"])
-def test_a_server_that_shows_nonsense(place, name, path):
-    kind, centre = place(name)
-    centre.preview("s0")
-    centre.agree("s0", store(centre)["terms"]["digest"])
-    centre.choose("s0", {"takes_part": True, **CHOICES[name]})
-    honest, told = kind.town.descriptor, []
-    for at, body in enumerate(NONSENSE):
-        kind.town.next_round()
-
-        def shown(at=at):  # another catalogue, so that it is asked for
-            return honest() | {"catalogue": f"{at:032x}"}
-
-        kind.town.descriptor = shown
-        kind.town.hook = lambda one, body=body: (
-            Reply(200, body) if f"/{path}" in one.path.split("?")[0] else None
-        )
-        if path == "terms":
-            kind.town.descriptor = lambda: honest() | {"terms": "0" * 32}
-        told.append(trouble_of(lambda: centre.preview("s0")))
-    # What has no version is of another one, as far as can be seen.
-    assert {one.key for one in told if one} <= {
-        "trouble.server_gone", "trouble.untrusted", "trouble.bad_input",
-    }  # fmt: skip
-    whats = [one.values["what"] for one in told if one and one.values]
-    assert all("version" in what for what in whats), whats
-    assert kind.posts == []
-    assert store(centre)["choice"]["takes_part"]
-    kind.town.hook, kind.town.descriptor = lambda one: None, honest
-    assert centre.preview("s0")["ready"]
 
 
 def test_an_answer_that_nobody_thought_of_is_a_sentence_without_its_words(place, monkeypatch):

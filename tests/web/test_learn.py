@@ -612,19 +612,19 @@ def spoken(monkeypatch):
     return both
 
 
-@pytest.mark.parametrize("language", LANGUAGES)
-def test_all_that_is_said_has_words_and_none_is_long(phone, owners, spoken, language):
+def test_all_that_is_said_has_words_and_none_is_long(phone, owners, spoken):
     findings = [one for name in EVERY for one in phone(*EVERY[name]).learn()]
     store, _ = owners(Choice(refused_owners=("beta",)))
     findings += what_owners_read(store, 0)
-    for one in findings:
-        for what in (one.who, one.promise, one.said):
-            assert "{" not in words.say(what, language)
-    mine = {key: text for key, text in spoken[language].items() if key.startswith("learn.")}
-    assert len(mine) > 50
-    for key, text in mine.items():
-        for sentence in text.replace("; ", ". ").split(". "):
-            assert len(sentence.split()) <= 20, key
+    for language in LANGUAGES:
+        for one in findings:
+            for what in (one.who, one.promise, one.said):
+                assert "{" not in words.say(what, language)
+        mine = {key: text for key, text in spoken[language].items() if key.startswith("learn.")}
+        assert len(mine) > 50
+        for key, text in mine.items():
+            for sentence in text.replace("; ", ". ").split(". "):
+                assert len(sentence.split()) <= 20, key
 
 
 def test_both_languages_say_the_same_things():

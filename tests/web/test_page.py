@@ -106,7 +106,6 @@ def test_the_page_says_where_she_stands_and_has_its_sections_in_order(page):
         assert page.locator(f"#{name} > h2").count() == 1
 
 
-@pytest.mark.smoke
 def test_nothing_is_saved_until_she_says_so(page, mock):
     page.get_by_role("switch", name=t("field.takes_part.label")).click()
     page.get_by_role("radio", name=t("step.normal")).check()
@@ -191,7 +190,6 @@ def test_keep_takes_back_nothing_that_was_refused_elsewhere(page, mock):
     expect(other).to_have_attribute("aria-checked", "false")
 
 
-@pytest.mark.smoke
 def test_never_send_holds_at_once_and_the_preview_follows(page, mock):
     take_part(page)
     look(page)
@@ -274,7 +272,6 @@ def test_what_she_saw_is_what_is_sent_and_what_the_ledger_has(page, mock):
     expect(page.get_by_role("button", name=t("page.send"))).to_be_disabled()
 
 
-@pytest.mark.smoke
 def test_an_old_preview_cannot_be_sent(page, mock):
     take_part(page)
     look(page)
@@ -396,7 +393,6 @@ def test_terms_that_changed_again_are_not_agreed_to(page, mock):
     assert not mock.shops[3].terms["agreed"]
 
 
-@pytest.mark.smoke
 def test_she_stops_and_starts(page, mock):
     take_part(page)
     page.get_by_role("button", name=t("stop.now")).click()
@@ -411,7 +407,6 @@ def test_she_stops_and_starts(page, mock):
     until(lambda: all(shop.stopped for shop in mock.shops))
 
 
-@pytest.mark.smoke
 def test_deleting_says_before_what_cannot_be_undone_and_asks_twice(page, mock):
     to_store(page, HUGE)
     expect(page.locator("#stop")).to_contain_text(t("erase.before_sum"))
@@ -738,6 +733,7 @@ def test_the_page_is_small_and_asks_little_before_it_is_usable(visit, server, mo
     assert sum("/api/" in name for name in before) <= ANSWERS, before
 
 
+@pytest.mark.slow  # as `make types-js`
 def test_types_hold():
     command = typescript()
     if command is None:

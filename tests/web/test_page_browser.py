@@ -10,8 +10,6 @@ from page_world import CANARY, make_pages, serving
 from sottovoce.core.words import catalogue
 from sottovoce.web.process import LinkFile
 
-pytestmark = pytest.mark.smoke
-
 EVIL = """<!doctype html><meta charset="utf-8"><title>evil</title><body><script>
 const target = "TARGET", found = [];
 const late = () => new Promise((go) => setTimeout(go, 3000, "late"));
@@ -167,6 +165,7 @@ def test_a_second_browser_and_another_name_see_a_sentence(browser, window, serve
     come_in(window, served, f"http://{served.host}/")
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("name", ["127.0.0.1", "localhost"])
 def test_another_page_gets_nothing_and_changes_nothing(window, served, evil, name):
     """One of the same site, which browsers send the cookie for, and one of another."""

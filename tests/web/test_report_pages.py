@@ -14,9 +14,9 @@ TOWN = ["--set", "town.residents=60", "--set", "town.venues=40"]
 RUNS = {
     "own": ["sound/gram", "--set", "link.min_devices=20"],
     "loud": ["sound/gram", "--set", "link.min_devices=20", "--set", "consent={epsilon=8.0}"],
-    "printed": ["presets/pfpl-plus-per-draw", "--set", "algorithm.epochs=2"],
-    "summed": ["presets/pfpl-plus", "--set", "algorithm.epochs=2", "--set", "link.name=secure-sum"],
-    "other": ["presets/fcf", "--set", "algorithm.rounds=2", "--set", "evaluation.k=5"],
+    "printed": ["papers/fpl", "--set", "algorithm.epochs=2"],
+    "summed": ["tuned/fpl", "--set", "algorithm.epochs=2", "--set", "link.name=secure-sum"],
+    "other": ["tuned/fcf", "--set", "algorithm.rounds=2", "--set", "evaluation.k=5"],
 }
 
 

@@ -3,21 +3,29 @@ in this process."""
 
 import contextlib
 import http.client
+import json
 import time
 
 import numpy as np
 from collector_world import FACTORS, ITEMS, K, folded, proxied_folder, proxied_terms, some_reports
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from proxy_world import RUN, Link, ProxyProcess
-from server_world import Client, ServerProcess
-from test_proxy_with_server import enrol, submit
+from server_world import Client, ServerProcess, enrolment
 
 from sottovoce.core.links import Proxied
 from sottovoce.engines.processes import free_port
 from sottovoce.stores.keys import authority_pem, init_keys
-from sottovoce.stores.server_folder import introduction
+from sottovoce.stores.server_folder import introduction, invite
 from sottovoce.stores.shuffler_folder import create_shuffler_folder, init_shuffler
+from sottovoce.wire.frames import PROTOCOL
 from sottovoce.wire.sealing import key_id
-from sottovoce.wire.shuffled import encode_submission, record_bytes, seal_for, terms_name
+from sottovoce.wire.shuffled import (
+    encode_submission,
+    enrolment_statement,
+    record_bytes,
+    seal_for,
+    terms_name,
+)
 from sottovoce.wire.versions import decode_model
 
 FEW_AT_A_TIME = RUN.replace(
@@ -28,6 +36,42 @@ FEW_AT_A_TIME = RUN.replace(
 """A shuffler's process whose batches come in several parts."""
 USERS = 8
 TIER_OF = [0, 0, 0, 1, 1, 1, 1, 1]
+
+
+def enrol(folder, client, link, number):
+    """A device with the server and with the proxy: its account and key there."""
+    store = folder.database()
+    try:
+        (given,) = invite(folder, store, "https://127.0.0.1:1", [number])
+    finally:
+        store.close()
+    key = Ed25519PrivateKey.generate()
+    public = key.public_key().public_bytes_raw().hex()
+    got = client.post("/v1/enrol", enrolment(given, key))
+    assert got.status == 200, got.body
+    admission = bytes.fromhex(got.json()["admission"])
+    challenge = bytes.fromhex(link.ask("GET", "/v1/challenge").json()["challenge"])
+    asked = {
+        "protocol": PROTOCOL,
+        "federation": given.federation,
+        "public_key": public,
+        "admission": admission.hex(),
+        "signature": key.sign(enrolment_statement(given.federation, admission, challenge)).hex(),
+        "challenge": challenge.hex(),
+    }
+    got = link.ask("POST", "/v1/enrol", json.dumps(asked).encode())
+    assert got.status == 200, got.body
+    return bytes.fromhex(got.json()["account"]), bytes.fromhex(got.json()["key"])
+
+
+def submit(link, payload):
+    end = time.monotonic() + 60
+    while time.monotonic() < end:
+        got = link.submit(payload)
+        if got.status != 503 and not (got.status == 409 and got.error == "early"):
+            return got
+        time.sleep(0.05)
+    raise AssertionError("no answer")
 
 
 def chain_link(path, shufflers, ports=None):

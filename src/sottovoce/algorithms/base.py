@@ -273,8 +273,7 @@ class AlgorithmSettings(Component, ABC):
 
     @property
     def as_printed(self) -> bool:
-        """Whether it is as in a paper where we have something better, whatever the release: to be
-        compared and attacked."""
+        """Whether it is as in a paper, so that it is there to be compared and attacked."""
         return False
 
     def caveats(self, link: Link | None = None) -> tuple[str, ...]:

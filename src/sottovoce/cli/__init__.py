@@ -125,7 +125,7 @@ def root(
     \b
     Start here:
       sottovoce demo                          the whole story, in some minutes
-      sottovoce run pfpl-plus                 an experiment that comes with the package
+      sottovoce run tuned/fpl                 an experiment that comes with the package
       sottovoce recommend runs/demo --user r00003
       sottovoce ledger runs/demo --user r00003
       sottovoce attack runs/demo              what its promises are worth

@@ -52,7 +52,7 @@ def budget(
     Examples:
       sottovoce budget
       sottovoce budget sound/fmf --users 750
-      sottovoce budget sound/fpl-noise --rounds 20
+      sottovoce budget sound/fpl --rounds 20
       sottovoce budget my.toml --set release.max_reports=20 --set consent.total_epsilon=2
     """
     from sottovoce.experiment import Experiment, find_experiment

@@ -42,7 +42,7 @@ _FEW = {
     "fmf": (
         "No batch of fewer leaves the shuffler, and what people are told of their privacy is "
         "worked out with this number: with three it is worth nothing but the noise of each report. "
-        "`sottovoce budget presets/fmf --users N` shows what a number is worth."
+        "`sottovoce budget tuned/fmf --users N` shows what a number is worth."
     ),
 }
 _TEXTS = {

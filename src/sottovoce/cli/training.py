@@ -86,7 +86,7 @@ def run(
 ) -> None:
     """Train and evaluate one experiment; leave a run folder with its report.
 
-    FILE is an experiment file, or the name of one that comes with the package (pfpl-plus). Without
+    FILE is an experiment file, or the name of one that comes with the package (papers/fpl). Without
     it the experiment is "demo": gram on the embedded town, with every resident's own choices.
     The run's folder is runs/NAME by default. A run that was stopped, even by a kill, goes on with
     --resume from its last checkpoint and ends with the same model, ledger and figures as one that
@@ -121,11 +121,11 @@ def run(
     \b
     Examples:
       sottovoce run
-      sottovoce run presets/pfpl-plus
-      sottovoce run presets/pfpl-plus --seeds 3
+      sottovoce run papers/fpl
+      sottovoce run tuned/fpl --seeds 3
       sottovoce run my.toml --set algorithm.epochs=5 --set consent.share_positives=0.1
       sottovoce run my.toml --out runs/mine --resume
-      sottovoce run presets/pfpl-plus --set town.residents=8 --engine https
+      sottovoce run tuned/fpl --set town.residents=8 --engine https
       sottovoce run my.toml --engine distributed --processes 4
       sottovoce run drift/movielens-100k --set algorithm.theta=8
     """
@@ -134,6 +134,7 @@ def run(
     from sottovoce.experiment import Experiment, find_experiment
     from sottovoce.runs.report import notes, write_run_report
     from sottovoce.runs.seeds import check_engine, seeds_asked
+    from sottovoce.runs.standing import origin
     from sottovoce.runs.tables import hints, results_table
     from sottovoce.runs.train import run_experiment
 
@@ -202,7 +203,8 @@ def run(
         answer = _answer(experiment, out, outcome, manifest, advice)
         output.emit(caveats | answer | {"report": page})
     else:
-        title = f"{experiment.name}: {outcome.system} on {outcome.dataset.name}"
+        which = f"{outcome.system}, {origin(experiment)}"
+        title = f"{experiment.name}: {which}, on {outcome.dataset.name}"
         output.show(
             results_table(outcome.evaluations, title, notes(outcome)),
             *unprotected,
@@ -223,6 +225,7 @@ def _run_seeds(
     from sottovoce.runs.compare import compare_runs
     from sottovoce.runs.report import write_run_report
     from sottovoce.runs.seeds import part_folder, run_seeds
+    from sottovoce.runs.standing import origin
     from sottovoce.runs.tables import hints, keys_shown, results_table, seeds_table
 
     advice: dict[int, list[str]] = {}
@@ -268,7 +271,8 @@ def _run_seeds(
         }
         output.emit(caveats | answer)
         return
-    title = f"{experiment.name}: {found.system} on {found.data}, {len(experiment.seeds)} seeds"
+    which = f"{found.system}, {origin(experiment)}"
+    title = f"{experiment.name}: {which}, on {found.data}, {len(experiment.seeds)} seeds"
     own = {found.system: means[found.system]}
     output.show(
         results_table(means, title),

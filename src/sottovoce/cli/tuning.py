@@ -99,7 +99,7 @@ def tune(
 ) -> None:
     """Search good settings of an experiment, on its validation part; write the best file.
 
-    FILE is an experiment file, or the name of one that comes with the package (pfpl-plus). The
+    FILE is an experiment file, or the name of one that comes with the package (tuned/fpl). The
     folder is runs/NAME-search by default, and holds best.toml, which `sottovoce run` takes,
     trials.journal (Optuna's journal, with every trial), and report.html.
 
@@ -117,7 +117,7 @@ def tune(
 
     \b
     Examples:
-      sottovoce tune presets/pfpl-plus --set data.source=movielens-100k
+      sottovoce tune tuned/fpl --set data.source=movielens-100k
       sottovoce tune my.toml --trials 50 --jobs 2 --search algorithm.learning_rate=log:1e-4:1e-1
       sottovoce tune my.toml --search algorithm.reg_user+reg_positive=log:.001:.3 \\
         --search algorithm.embedding_size=8,16,32 --metric P@10 --out runs/mine

@@ -184,8 +184,8 @@ def report(
     \b
     Examples:
       sottovoce report runs/demo
-      sottovoce report runs/pfpl-plus runs/sfpl --markdown
-      sottovoce report runs/pfpl-plus runs/sfpl --latex > results.tex
+      sottovoce report runs/papers-fpl runs/tuned-fpl --markdown
+      sottovoce report runs/papers-fpl runs/tuned-fpl --latex > results.tex
     """
     from sottovoce.core.recommender import default_threads
     from sottovoce.runs.compare import compare_runs

@@ -329,7 +329,7 @@ def fit(
     Args:
         system: What `Gram`, `FPL`, `FCF`, `FMFLDP`, `DRIFT` or `UCFedRec` gives; a baseline, such
             as `TopPop()` or `EASE()`; the name or path of an experiment file, such as
-            "sound/gram" or "presets/pfpl-plus"; or an `Experiment`.
+            "sound/gram" or "tuned/fpl"; or an `Experiment`.
         parts: The data, as `split` gives them. They take the place of the experiment's own.
         seed: By which it learns; by default the experiment's own, and 0 for a baseline.
         out: A folder for the run. If it holds this run already, the run goes on from there, or is
@@ -346,7 +346,7 @@ def fit(
         parts = sv.split(sv.load("ratings.csv"))
         gram = sv.fit(sv.Gram(epsilon=4.0), parts, seed=7, out="runs/gram")
         ease = sv.fit(sv.EASE(), parts)
-        printed = sv.fit("presets/fcf", parts)
+        printed = sv.fit("tuned/fcf", parts)
         ```
     """
     if not isinstance(parts, SplitDataset):

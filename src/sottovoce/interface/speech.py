@@ -21,6 +21,11 @@ _OPTIONS = (
     (r"--rounds\b", "rounds="),
     (r"--columns\b", "names="),
     (r"--delimiter\b", "delimiter="),
+    (r'algorithm\.negatives = "untouched"', 'sv.DRIFT(preset="tuned")'),
+    (
+        r"take data that have it, or name others in algorithm\.attributes",
+        "say it with sv.load(users=...), or name others in hidden_attributes=",
+    ),
 )
 """Options, and what they are called here."""
 

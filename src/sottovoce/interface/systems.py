@@ -1,4 +1,8 @@
-"""Which systems can be fitted, and their settings. What is not set is as in a shipped preset."""
+"""Which systems can be fitted, and their settings.
+
+A name alone is the system as printed in its paper. `preset` takes a word for another form of it.
+Word and system name a shipped experiment file, so that `sottovoce run tuned/fpl` and
+`sv.FPL(preset="tuned")` are the same. What is not set is as in that file."""
 
 from __future__ import annotations
 
@@ -8,12 +12,13 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar, cast
 
+from sottovoce.algorithms.fpl.system import FPLConfig
 from sottovoce.errors import UsageError
-from sottovoce.experiment import Experiment, find_experiment
+from sottovoce.experiment import Experiment, find_experiment, shipped_experiments
 from sottovoce.interface.data import SplitDataset
-from sottovoce.runs.standing import PRINTED, as_printed
+from sottovoce.runs.standing import origin
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -23,29 +28,28 @@ R = TypeVar("R")
 class System:
     """A federated system with its settings, ready to be fitted.
 
-    `Gram`, `FPL`, `FCF`, `FMFLDP`, `DRIFT` and `UCFedRec` make one. What is not set is as in the
-    shipped experiment file that `preset` names.
+    `FPL`, `FCF`, `FMFLDP`, `DRIFT` and `UCFedRec` make one as printed in its paper, and `Gram`
+    makes ours. What is not set is as in the shipped experiment file that `preset` names.
 
     Example:
         ```python
-        system = sv.Gram(epsilon=4.0)
+        system = sv.FPL(share_positives=0.2)
         print(system)  # which preset, what was changed, and whether it is as printed
         fitted = sv.fit(system, parts)
         ```
     """
 
     preset: str
-    """The experiment file that it begins with, by name or path."""
+    """The experiment file that it begins with, such as "papers/fpl", or its path."""
     changes: Mapping[str, Any] = field(default_factory=dict)
     """Settings in the place of the file's, by dotted names such as `algorithm.rounds`."""
 
     def __repr__(self) -> str:
         said = self.experiment()
         changed = ", ".join(f"{name} = {value!r}" for name, value in self.changes.items())
-        printed = as_printed(said.algorithm, said.release, said.link)
         return (
             f"<{said.system} as in {self.preset}"
-            f"{f', with {changed}' if changed else ''}{f'; {PRINTED}' if printed else ''}>"
+            f"{f', with {changed}' if changed else ''}; {origin(said)}>"
         )
 
     def experiment(self, parts: SplitDataset | None = None) -> Experiment:
@@ -138,10 +142,57 @@ def _spoken(make: Callable[P, R]) -> Callable[P, R]:
     return made
 
 
-def _system(preset: str | Path, more: Mapping[str, Any] | None, **changes: Any) -> System:
+def _system(preset: str, more: Mapping[str, Any] | None, **changes: Any) -> System:
     """Dotted names have two underscores here; None is what nobody has set."""
     said = {name.replace("__", "."): v for name, v in changes.items() if v is not None}
-    return System(str(preset), {**said, **(more or {})})
+    return System(preset, {**said, **(more or {})})
+
+
+WORDS = {
+    "papers": "as printed in its paper",
+    "tuned": "ours: what learns most from the same messages",
+    "sums": "ours: the server sees sums of many people",
+    "sound": "ours: what our attacks do not break",
+}
+"""The words that `preset` takes. Each is a folder of experiment files, one for each system that has
+such a form."""
+
+
+SYSTEMS = {
+    "gram": "Gram",
+    "fpl": "FPL",
+    "fcf": "FCF",
+    "fmf": "FMFLDP",
+    "drift": "DRIFT",
+    "uc": "UCFedRec",
+}
+"""Algorithms by their names in experiment files, and the function that makes the system."""
+
+
+def words_of(kind: str) -> list[str]:
+    """The words that this system has, by the name of its algorithm."""
+    shipped = shipped_experiments()
+    return [word for word in WORDS if f"{word}/{kind}" in shipped]
+
+
+def _file(kind: str, preset: str | Path) -> str:
+    """The experiment file that this preset of a system names."""
+    word = str(preset)
+    if word in WORDS or not ("/" in word or "\\" in word or word.endswith(".toml")):
+        has = words_of(kind)
+        if word not in has:
+            raise UsageError(
+                f"{SYSTEMS[kind]} has no preset {word!r}; it has {', '.join(map(repr, has))}, and "
+                "takes the name or path of an experiment file"
+            )
+        return f"{word}/{kind}"
+    named = Experiment.from_file(find_experiment(word)).table.get("algorithm", {})
+    other = named.get("name", "fpl")
+    if other != kind:
+        raise UsageError(
+            f"{word} is an experiment of {other}, so that {SYSTEMS[kind]} cannot begin with it"
+        )
+    return word
 
 
 @_spoken
@@ -150,7 +201,7 @@ def Gram(
     epsilon: float | None = None,
     embedding_size: int | None = None,
     min_devices: int | None = None,
-    preset: str | Path = "sound/gram",
+    preset: str | Path = "sound",
     more: Mapping[str, Any] | None = None,
 ) -> System:
     """gram: every user contributes once to noisy sums, at an ε of her own.
@@ -162,7 +213,7 @@ def Gram(
         epsilon: What each user accepts; by default some choose 0.25, some 1 and some 4.
         embedding_size: Length of a vector.
         min_devices: The least number of devices over which a sum is opened.
-        preset: The experiment file with all other settings.
+        preset: "sound", or the name or path of an experiment file, with all other settings.
         more: Further settings by their names in experiment files.
 
     Returns:
@@ -173,14 +224,15 @@ def Gram(
         fitted = sv.fit(sv.Gram(epsilon=4.0), parts, seed=7)
         ```
     """
+    file = _file("gram", preset)
     changes: dict[str, Any] = {}
     if epsilon is not None:
-        most = Experiment.from_file(find_experiment(str(preset))).table.get("release", {})
+        most = Experiment.from_file(find_experiment(file)).table.get("release", {})
         changes = {"consent": {"epsilon": float(epsilon)}}
         if epsilon > most.get("epsilon", 0.0):
             changes["release.epsilon"] = float(epsilon)
     return _system(
-        preset,
+        file,
         {**changes, **(more or {})},
         algorithm__embedding_size=embedding_size,
         link__min_devices=min_devices,
@@ -190,29 +242,35 @@ def Gram(
 @_spoken
 def FPL(
     *,
+    configuration: str | None = None,
     share_positives: float | None = None,
     embedding_size: int | None = None,
     learning_rate: float | None = None,
     reg: float | None = None,
     rounds: int | None = None,
     cohort_size: int | None = None,
-    preset: str | Path = "presets/pfpl-plus",
+    preset: str | Path = "papers",
     more: Mapping[str, Any] | None = None,
 ) -> System:
     """FPL: devices learn from pairs of items, and share a part of their positive updates.
 
-    The server reads single updates: it is there to be compared and attacked. `preset="sums/fpl"`
-    adds updates up under masks, and `preset="sound/fpl-noise"` adds noise to the sums.
+    As printed, the server adds the updates up as they come, and a coin is tossed for every draw of
+    a positive item: pFPL+ with π = 0.5. The server reads single updates. It is there to be
+    compared and attacked.
 
     Args:
+        configuration: One of the paper's four: "sFPL", "sFPL+", "pFPL" or "pFPL+". "s" asks one
+            device in a round and "p" all of them; "+" draws as often as users have positives on
+            average, the others once.
         share_positives: π, the share of positive-item updates that may leave, from 0 to 1.
         embedding_size: Length of a vector.
-        learning_rate: Step size on devices.
+        learning_rate: Step size; α in the paper. Where `reg` is not given, it sets that, too.
         reg: Pull of users' and items' vectors to 0.
         rounds: Rounds in all.
-        cohort_size: Devices in a round; by default all.
-        preset: The experiment file with all other settings; "presets/sfpl", "presets/sfpl-plus",
-            "presets/pfpl" and "presets/pfpl-plus" are the four configurations of the paper.
+        cohort_size: Devices in a round, in the place of what the configuration says.
+        preset: "papers", as printed. "tuned" is ours: the server goes by Adagrad, draws go by each
+            user's positives, and π is per item. "sums" adds updates up under masks, and "sound"
+            adds noise to the sums. Or the name or path of an experiment file.
         more: Further settings by their names in experiment files.
 
     Returns:
@@ -220,14 +278,21 @@ def FPL(
 
     Example:
         ```python
-        fitted = sv.fit(sv.FPL(share_positives=0.5, rounds=200), parts)
+        printed = sv.fit(sv.FPL(configuration="sFPL", share_positives=0.2), parts)
+        ours = sv.fit(sv.FPL(preset="tuned"), parts)
         ```
     """
+    file = _file("fpl", preset)
     changes: dict[str, Any] = {}
+    if configuration is not None:
+        changes = {"algorithm.configuration": configuration}
     if cohort_size is not None:  # a configuration would set it again
-        draws = getattr(Experiment.from_file(find_experiment(str(preset))).algorithm, "triples", 0)
-        changes = {"algorithm.configuration": "", "algorithm.cohort_size": cohort_size}
-        changes |= {"algorithm.triples": draws} if draws else {}
+        chosen = cast(FPLConfig, System(file, changes).experiment().algorithm)
+        changes = {
+            "algorithm.configuration": "",
+            "algorithm.cohort_size": cohort_size,
+            "algorithm.triples": chosen.triples,
+        }
     if reg is not None:
         changes |= dict.fromkeys(
             ("algorithm.reg_user", "algorithm.reg_positive", "algorithm.reg_negative"), reg
@@ -235,7 +300,7 @@ def FPL(
     if share_positives is not None:
         changes["consent"] = {"share_positives": float(share_positives)}
     return _system(
-        preset,
+        file,
         {**changes, **(more or {})},
         algorithm__embedding_size=embedding_size,
         algorithm__learning_rate=learning_rate,
@@ -250,20 +315,22 @@ def FCF(
     learning_rate: float | None = None,
     reg: float | None = None,
     rounds: int | None = None,
-    preset: str | Path = "presets/fcf",
+    preset: str | Path = "papers",
     more: Mapping[str, Any] | None = None,
 ) -> System:
     """FCF: every device solves for its vector, and sends a row for every item.
 
-    A single upload shows the user's vector and all that she likes: it is there to be compared and
-    attacked. `preset="sums/fcf"` adds uploads up under masks.
+    As printed, the server takes steps of Adam. A single upload shows the user's vector and all that
+    she likes: it is there to be compared and attacked.
 
     Args:
         embedding_size: Length of a vector.
         learning_rate: Step size of the server.
-        reg: Pull of vectors to 0; in the preset a multiple of a rule by the density of the data.
+        reg: Pull of vectors to 0; λ in the paper. With "tuned" it is a multiple of a rule by the
+            density of the data.
         rounds: Rounds in all.
-        preset: The experiment file with all other settings.
+        preset: "papers", as printed. "tuned" is ours: confidence and λ go by the density of the
+            data. "sums" adds uploads up under masks. Or the name or path of an experiment file.
         more: Further settings by their names in experiment files.
 
     Returns:
@@ -275,7 +342,7 @@ def FCF(
         ```
     """
     return _system(
-        preset,
+        _file("fcf", preset),
         more,
         algorithm__embedding_size=embedding_size,
         algorithm__learning_rate=learning_rate,
@@ -294,14 +361,14 @@ def FMFLDP(
     reg: float | None = None,
     rounds: int | None = None,
     min_devices: int | None = None,
-    preset: str | Path = "presets/fmf",
+    preset: str | Path = "papers",
     more: Mapping[str, Any] | None = None,
 ) -> System:
     """FMF-LDP: devices send randomised one-bit reports through a shuffler.
 
-    Every report costs ε, and all of a user's reports cost more together: the table of `compare`
-    says whether that bounds anything. `preset="sound/fmf"` is for an ε of 1, and learns little from
-    a thousand people.
+    As printed, a report is about one number of the item table, drawn uniformly: k = 100 of them a
+    round at ε = 2.5 each. All of a user's reports cost more together: the table of `compare` says
+    whether that bounds anything. A thousand people are too few to learn much from.
 
     Args:
         epsilon: Cost of one report, for everybody.
@@ -311,7 +378,9 @@ def FMFLDP(
         reg: Pull of vectors to 0.
         rounds: Rounds in all.
         min_devices: The least number of devices in a batch.
-        preset: The experiment file with all other settings.
+        preset: "papers", as printed. "tuned" is ours: reports are about rotated histories, which
+            tells more at the same cost. "sound" is that for an ε of 1 in all. Or the name or path
+            of an experiment file.
         more: Further settings by their names in experiment files.
 
     Returns:
@@ -322,7 +391,8 @@ def FMFLDP(
         fitted = sv.fit(sv.FMFLDP(epsilon=2.5, max_reports=100), parts)
         ```
     """
-    table = Experiment.from_file(find_experiment(str(preset))).table
+    file = _file("fmf", preset)
+    table = Experiment.from_file(find_experiment(file)).table
     changes: dict[str, Any] = {}
     if epsilon is not None or max_reports is not None or min_devices is not None:
         tiers = [dict(tier) for tier in table["release"].get("tiers", [{"epsilon": 2.5}])]
@@ -338,7 +408,7 @@ def FMFLDP(
         changes["release"] = {**table["release"], "tiers": tiers, "max_reports": reports}
         changes["consent"] = {"epsilon": most, **total}
     return _system(
-        preset,
+        file,
         {**changes, **(more or {})},
         algorithm__embedding_size=embedding_size,
         algorithm__learning_rate=learning_rate,
@@ -355,22 +425,24 @@ def DRIFT(
     reg: float | None = None,
     epochs: int | None = None,
     min_users: int | None = None,
-    preset: str | Path = "sound/drift-catalogue",
+    preset: str | Path = "papers",
     more: Mapping[str, Any] | None = None,
 ) -> System:
-    """DRIFT: data owners read users' interactions, and an orchestrator gets sums over people.
+    """DRIFT: data owners read users' interactions, and an orchestrator gets their gradients.
 
-    There is an owner for each category of items; one owner, if categories are not known. Owners
-    read what they are sent, and no ε bounds what sums tell. `preset="drift/movielens-1m"` is as
-    printed.
+    There is an owner for each category of items; one owner, if categories are not known. As
+    printed, it learns from likes and dislikes, so the data need ratings and times; below 3 is a
+    dislike. Owners read what they are sent, and the orchestrator can tell who touched what.
 
     Args:
         embedding_size: Length of a vector.
         learning_rate: Step size.
         reg: Pull of vectors to 0.
         epochs: Passes over all interactions.
-        min_users: The least number of people in a sum.
-        preset: The experiment file with all other settings.
+        min_users: The least number of people in a sum, with "sound".
+        preset: "papers", as printed. "tuned" is ours: owners also draw items that the user has not
+            touched, which needs no ratings. "sound" is that with sums over people in the place of
+            their gradients. Or the name or path of an experiment file.
         more: Further settings by their names in experiment files.
 
     Returns:
@@ -378,11 +450,12 @@ def DRIFT(
 
     Example:
         ```python
+        parts = sv.split(sv.load("town"))
         fitted = sv.fit(sv.DRIFT(epochs=10), parts)
         ```
     """
     return _system(
-        preset,
+        _file("drift", preset),
         more,
         algorithm__embedding_size=embedding_size,
         algorithm__learning_rate=learning_rate,
@@ -402,13 +475,14 @@ def UCFedRec(
     rounds: int | None = None,
     cohort_size: int | None = None,
     min_devices: int | None = None,
-    preset: str | Path = "sums/uc",
+    preset: str | Path = "papers",
     more: Mapping[str, Any] | None = None,
 ) -> System:
-    """UC-FedRec: filters hide the attributes that a user names, over matrix factorisation.
+    """UC-FedRec: filters hide the attributes that a user names.
 
-    It needs users' attributes in the data (`load(users=…)`) and the extra `torch`. Filters are no
-    guarantee: `attack` says what they are worth.
+    As printed, filters are networks of two layers, and are to find all classes alike of those who
+    hide. It needs users' attributes in the data (`load(users=…)`) and the extra `torch`. Filters
+    are no guarantee: `attack` says what they are worth.
 
     Args:
         hidden_attributes: Attributes that some users hide. Who hides them is drawn as in the
@@ -418,8 +492,9 @@ def UCFedRec(
         reg: Pull of vectors to 0.
         rounds: Rounds in all.
         cohort_size: Devices in a round.
-        min_devices: The least number of devices over which a sum is opened.
-        preset: The experiment file with all other settings; the others of "uc/" have networks.
+        min_devices: The least number of devices over which a sum is opened, with "sums".
+        preset: "papers", as printed. "tuned" is ours: matrix factorisation with filters of moments.
+            "sums" adds that up under masks. Or the name or path of an experiment file.
         more: Further settings by their names in experiment files.
 
     Returns:
@@ -431,13 +506,14 @@ def UCFedRec(
         fitted = sv.fit(sv.UCFedRec(hidden_attributes=["gender"]), parts)
         ```
     """
+    file = _file("uc", preset)
     changes: dict[str, Any] = {}
     if hidden_attributes is not None:
         if isinstance(hidden_attributes, str):
             raise UsageError(f'hidden_attributes is a list of names, as in ["{hidden_attributes}"]')
         names = list(hidden_attributes)
         consent = copy.deepcopy(
-            dict(Experiment.from_file(find_experiment(str(preset))).table.get("consent", {}))
+            dict(Experiment.from_file(find_experiment(file)).table.get("consent", {}))
         )
         for choice in (consent, *consent.get("mix", ())):
             if "hidden_attributes" in choice:
@@ -447,7 +523,7 @@ def UCFedRec(
             "consent": consent,
         }
     return _system(
-        preset,
+        file,
         {**changes, **(more or {})},
         algorithm__embedding_size=embedding_size,
         algorithm__learning_rate=learning_rate,

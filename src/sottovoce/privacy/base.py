@@ -157,8 +157,7 @@ class Release(Component, ABC):
 
     @property
     def as_printed(self) -> bool:
-        """Whether it is what a paper has, and a server that reads what leaves can read histories:
-        to be compared and attacked. Over sums it is something else."""
+        """Whether it is what a paper has. Over sums it is something else."""
         return False
 
     def describe(self) -> str:

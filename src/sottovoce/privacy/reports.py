@@ -123,6 +123,11 @@ class KReports(Release):
     def reporting(self) -> KReports:
         return self
 
+    @property
+    def as_printed(self) -> bool:
+        """Several tiers are ours."""
+        return len(self.tiers) == 1
+
     def is_revealing(self, triples: int, n_items: int) -> bool:
         return False
 

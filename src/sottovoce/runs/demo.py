@@ -1,8 +1,9 @@
-"""The whole story on the embedded town: choices, learning, comparison, what is given away, one
-resident, her ledger."""
+"""The whole story on the embedded town: choices, learning, comparison, the five papers' systems,
+what is given away, one resident, her ledger."""
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,11 +23,12 @@ from sottovoce.runs.attack import attack_run
 from sottovoce.runs.folder import check_writable
 from sottovoce.runs.read import FinishedRun, Recommendation, choice_groups
 from sottovoce.runs.report import side_by_side, write_run_report
+from sottovoce.runs.standing import origin
 from sottovoce.runs.tables import results_table
 from sottovoce.runs.train import Report, RunOutcome, run_experiment
 
-PRINTED = "pFPL+, as printed"
-"""The contrast: the same town with a published system, where residents choose π."""
+PAPERS = ("fpl", "fcf", "fmf", "drift", "uc")
+"""The systems of the five papers, by their experiment files in `papers/`."""
 LIST = 10
 SHOWN_VISITS = 8
 TRIED = {"gram": "whoever knows everybody else", "fpl": "inversion"}
@@ -77,8 +79,11 @@ class Story:
     resident: Resident
     sent: Totals
     report: Path
+    papers: Mapping[str, Evaluation]
+    """The papers' systems as printed, and gram, on a smaller town."""
+    papers_table: Table
     printed: Path
-    """The run of the published system."""
+    """The run of FPL, as printed."""
     given_away: Mapping[str, Result]
     """By system: what the attack on it came to."""
 
@@ -87,8 +92,16 @@ def load() -> Experiment:
     return Experiment.from_file(find_experiment("demo"))
 
 
-def load_printed() -> Experiment:
-    return Experiment.from_file(find_experiment("demo-as-printed"))
+def load_papers() -> dict[str, Experiment]:
+    """gram with two baselines, and the papers' systems as their commands run them, on one town and
+    under one protocol. UC-FedRec is left out if torch is not installed."""
+    gram = ["town.residents=1000", "link.min_devices=500", "baselines={random={}, top-pop={}}"]
+    found = {"gram": Experiment.from_file(find_experiment("demo"), gram)}
+    for name in PAPERS:
+        if name != "uc" or importlib.util.find_spec("torch") is not None:
+            settings = ["baselines={}", *['evaluation.relevant="all"'] * (name == "drift")]
+            found[name] = Experiment.from_file(find_experiment(f"papers/{name}"), settings)
+    return found
 
 
 def folder_for(out: Path | None) -> Path:
@@ -107,8 +120,8 @@ def folder_for(out: Path | None) -> Path:
 
 
 def _beside(out: Path) -> Path:
-    """Where the run of the published system goes."""
-    return out.with_name(f"{out.name}-as-printed")
+    """Where the runs of the papers' systems go."""
+    return out.with_name(f"{out.name}-papers")
 
 
 def introduce(experiment: Experiment) -> DemoTown:
@@ -131,19 +144,20 @@ def run_demo(experiment: Experiment, out: Path, *, threads: int, report: Report)
     beside = _beside(out)
     if beside.exists():
         raise FolderInUse(f"{beside} is there; choose another --out")
-    printed = run_experiment(load_printed(), beside, threads=threads, report=report)
-    contrasts = {PRINTED: printed.evaluations[printed.system]}
+    papers: dict[str, Evaluation] = {}
+    for name, asked in load_papers().items():
+        found = run_experiment(asked, beside / name, threads=threads, report=report)
+        label = found.system if name == "gram" else f"{found.system}, {origin(asked)}"
+        others = {one: each for one, each in found.evaluations.items() if one != found.system}
+        papers |= {**others, label: found.evaluations[found.system]}
     given_away = {
-        system: attack_run(folder, rounds=rounds, only=[TRIED[name]], threads=threads,
-                           report=report).results[0]
-        for system, name, folder, rounds in (
-            (outcome.system, "gram", out, None),
-            (PRINTED, "fpl", beside, 1),
-        )
+        name: attack_run(folder, rounds=rounds, only=[TRIED[name]], threads=threads,
+                         report=report).results[0]
+        for name, folder, rounds in (("gram", out, None), ("fpl", beside / "fpl", 1))
     }  # fmt: skip
-    evaluations = side_by_side(outcome, contrasts)
+    evaluations = side_by_side(outcome)
     report("report", 0, 1)
-    page = write_run_report(outcome, contrasts)
+    page = write_run_report(outcome)
     report("report", 1, 1)
     run = FinishedRun.open(out)
     return Story(
@@ -151,10 +165,14 @@ def run_demo(experiment: Experiment, out: Path, *, threads: int, report: Report)
         outcome=outcome,
         evaluations=evaluations,
         table=results_table(evaluations, "gram, with every resident's own ε, beside others"),
+        papers=papers,
+        papers_table=results_table(
+            papers, "The five papers' systems and gram, on a town of 1,000 residents"
+        ),
         resident=_resident(run, outcome.evaluations[outcome.system]),
         sent=ledgers.totals_of(run.ledger()),
         report=page,
-        printed=beside,
+        printed=beside / "fpl",
         given_away=given_away,
     )
 

@@ -132,7 +132,7 @@ def check_owner_data(experiment: Experiment, dataset: Dataset) -> None:
         raise ConfigError(
             "drift learns from what users liked and disliked, in the order of time, and "
             f"{dataset.name} has no {' and no '.join(lacks)}; take data that have both, such as "
-            f"movielens-100k{without}"
+            f"town or movielens-100k{without}"
         )
     if experiment.data.min_rating >= settings.positive_from and not settings.draws:
         raise ConfigError(

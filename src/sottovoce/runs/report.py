@@ -35,7 +35,7 @@ from sottovoce.runs.costs import honest_notes as honest_notes
 from sottovoce.runs.costs import sum_sections as sum_sections
 from sottovoce.runs.folder import new_figures
 from sottovoce.runs.read import FinishedRun, Sums, item_categories
-from sottovoce.runs.standing import standing
+from sottovoce.runs.standing import origin, standing
 from sottovoce.runs.tables import (
     REFERENCES,
     Row,
@@ -218,12 +218,9 @@ def what_left(outcome: SiloOutcome) -> KeyValues:
 # --- the report ----------------------------------------------------------------------------------
 
 
-def write_run_report(
-    run: RunOutcome | Path, also: Mapping[str, Evaluation] | None = None, *, threads: int = 1
-) -> Path:
-    """report.html and figures/ in the run's folder. `also` adds systems to the results table. A
-    folder's run must have finished; its baselines are fitted again, since a run keeps averages and
-    no per-user values."""
+def write_run_report(run: RunOutcome | Path, *, threads: int = 1) -> Path:
+    """report.html and figures/ in the run's folder. A folder's run must have finished; its
+    baselines are fitted again, since a run keeps averages and no per-user values."""
     outcome = run if isinstance(run, RunOutcome) else outcome_of(run, threads)
     if outcome.folder is None:
         raise RunError("this run was not kept in a folder; there is nowhere to write a report")
@@ -235,7 +232,7 @@ def write_run_report(
         sections = [
             Section("What was run", _facts(outcome)),
             Section("What people chose", [consent_table(finished)]),
-            Section("Results", _results(outcome, also or {}, figures)),
+            Section("Results", _results(outcome, figures)),
             Section("Does permitting more serve a user better?", _service(outcome, finished)),
             *_by_devices(outcome, figures),
             *_what_left(outcome, finished, figures),
@@ -293,10 +290,10 @@ def _by_devices(outcome: RunOutcome, figures: Path) -> list[Section]:
     return [Section("How good the model is, by what devices say", blocks)]
 
 
-def side_by_side(outcome: RunOutcome, also: Mapping[str, Evaluation]) -> dict[str, Evaluation]:
-    """The baselines, then `also`, then the run's own system."""
+def side_by_side(outcome: RunOutcome) -> dict[str, Evaluation]:
+    """The baselines, then the run's own system."""
     others = {k: e for k, e in outcome.evaluations.items() if k != outcome.system}
-    return {**others, **also, outcome.system: outcome.evaluations[outcome.system]}
+    return {**others, outcome.system: outcome.evaluations[outcome.system]}
 
 
 def outcome_of(folder: Path, threads: int = 1, report: Report | None = None) -> RunOutcome:
@@ -371,8 +368,9 @@ def _rounds(plan: Schedule) -> str:
     return f"{plan.rounds_per_epoch:,} rounds an epoch, {whole} in all"
 
 
-def _results(outcome: RunOutcome, also: Mapping[str, Evaluation], figures: Path) -> list[Block]:
-    blocks: list[Block] = [results_table(side_by_side(outcome, also), notes=notes(outcome))]
+def _results(outcome: RunOutcome, figures: Path) -> list[Block]:
+    title = f"{outcome.system}, {origin(outcome.experiment)}, beside others"
+    blocks: list[Block] = [results_table(side_by_side(outcome), title, notes(outcome))]
     if outcome.folder is None:
         return blocks
     silo = isinstance(outcome, SiloOutcome)

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 PRINTED = "as printed: for comparison and attack"
+ORIGIN = {True: "as printed", False: "ours"}
+"""What every table says of a system, by whether it is as its paper has it."""
 _UNCHANGED = "This is the system of a paper, as the paper has it."
 
 
@@ -62,7 +64,7 @@ class RunStanding:
         bound = {"bounded": "bounded by ε", "sums": "sums, no ε", "open": "no bound"}[self.kind]
         if self.kind == "bounded" and self.epsilon > NOTHING:
             bound = "ε too large"
-        return f"as printed, {bound}" if self.printed else bound
+        return f"{ORIGIN[self.printed]}, {bound}"
 
     def lead(self) -> Lead:
         weak = self.kind == "bounded" and self.epsilon > NOTHING
@@ -72,9 +74,14 @@ class RunStanding:
 
 
 def as_printed(algorithm: AlgorithmSettings, release: Release | None, link: Link | None) -> bool:
-    """Whether these are a system of a paper that is there to be compared and attacked."""
-    shown = link is not None and link.shows_devices
-    return algorithm.as_printed or (shown and release is not None and release.as_printed)
+    """Whether these are a system of a paper, as the paper has it. No paper adds up under masks."""
+    over_sums = link is not None and link.adds_up is not None
+    return algorithm.as_printed and not over_sums and (release is None or release.as_printed)
+
+
+def origin(experiment: Experiment) -> str:
+    """Whether its system is as printed or ours, for the titles of tables."""
+    return ORIGIN[as_printed(experiment.algorithm, experiment.release, experiment.link)]
 
 
 def standing(experiment: Experiment, ledger: pa.Table) -> RunStanding:

@@ -133,7 +133,7 @@ def summary_table(
 
 def results_table(
     evaluations: Mapping[str, Evaluation],
-    title: str = "Systems compared",
+    title: str,
     notes: Sequence[str] = (),
 ) -> Table:
     """Every system; a mark where it differs from Top-Pop or BPR-MF by more than chance."""

@@ -68,8 +68,8 @@ def run_experiment(
         from pathlib import Path
         from sottovoce.experiment import find_experiment
 
-        experiment = sv.Experiment.from_file(find_experiment("pfpl"))
-        outcome = sv.run_experiment(experiment, Path("runs/pfpl"), threads=2)
+        experiment = sv.Experiment.from_file(find_experiment("papers/fpl"))
+        outcome = sv.run_experiment(experiment, Path("runs/fpl"), threads=2)
         print(outcome.evaluations[outcome.system].mean("P@10"))
         ```
     """

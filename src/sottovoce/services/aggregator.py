@@ -137,7 +137,7 @@ class Opening:
         self._key, self._number = folder.seal_key(), folder.introduction.number
         self.kept = KeptTerms(folder, lambda one: OpeningRules(folder.under(one)))
         self._answers, self._shares, self._threads = folder.answers(), shares, threads
-        self._alarm = CopyAlarm(self._answers, log)
+        self.alarm = CopyAlarm(self._answers, log)
         self.told = ToldSums("part", log)
 
     def __repr__(self) -> str:
@@ -209,7 +209,7 @@ class Opening:
         except MessageError as error:
             raise Refused("second_submission", str(error), status=409) from None
         shares = self._shares_of(form, bound, question.names)
-        self._alarm.keep(answered)
+        self.alarm.keep(answered)
         self.kept.begin(using)
         part = rules.total(round, form, named, shares, kept, sum_name(bound, names))
         told = encode_part(SumPart(round, rules.number, len(names), part))

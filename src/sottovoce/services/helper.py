@@ -82,7 +82,7 @@ class Answering:
         self._key, self._noise = folder.seal_key(), folder.noise_secret()
         self.kept = KeptTerms(folder, HelperRules)
         self._answers, self._threads = folder.answers(), threads
-        self._alarm = CopyAlarm(self._answers, log)
+        self.alarm = CopyAlarm(self._answers, log)
         self.told = ToldSums("sum", log)
 
     def __repr__(self) -> str:
@@ -108,7 +108,7 @@ class Answering:
         answered = self._check(question, rules.link)
         bound = _bound(question, rules.terms)
         seeds = self._open(question, bound, again=answered == self._answers.last)
-        self._alarm.keep(answered)
+        self.alarm.keep(answered)
         self.kept.begin(kept)
         group = question.group if len(question.sizes) > 1 else None
         name = sum_name(bound, _sent(question)[question.group])

@@ -20,7 +20,6 @@ from test_silo_conductor import (
     Office,
     Town,
     events_of,
-    folder,  # noqa: F401
 )
 
 from sottovoce.algorithms.drift.aggregated import AggregatedPlan as Plan
@@ -85,10 +84,10 @@ def check_same(town, sim):
 
 @pytest.mark.parametrize("negatives", ["touched", "untouched"])
 @pytest.mark.parametrize("window", [0, 7])
-def test_rounds_equal_the_replay_and_the_fast_simulation(folder, window, negatives):  # noqa: F811
+def test_rounds_equal_the_replay_and_the_fast_simulation(tmp_path, window, negatives):
     """A round at the end of each epoch, in turn, or one after every window, together."""
     config = replace(CONFIG, window=window, negatives=negatives)
-    events, sim, town = events_of(60, 1), Simulated(config), Town(folder, config)
+    events, sim, town = events_of(60, 1), Simulated(config), Town(tmp_path, config)
     office = Office(town)
     for _ in range(2):
         for k in range(len(events)):
@@ -140,7 +139,7 @@ def test_rounds_equal_the_replay_and_the_fast_simulation(folder, window, negativ
     closings=st.dictionaries(st.integers(0, 5), st.sampled_from(["before", "after"]), max_size=3),
 )
 def test_the_model_is_the_simulations_whatever_is_lost_doubled_or_killed(
-    folder,  # noqa: F811
+    tmp_path,
     seed,
     n,
     window,
@@ -150,7 +149,7 @@ def test_the_model_is_the_simulations_whatever_is_lost_doubled_or_killed(
 ):
     """Orchestrator and owners go on from their disks, in the middle of a round, too."""
     config = replace(CONFIG, window=window, negatives=negatives)
-    events, place = events_of(n, seed), Path(tempfile.mkdtemp(dir=folder))
+    events, place = events_of(n, seed), Path(tempfile.mkdtemp(dir=tmp_path))
     town, sim = Town(place, config), Simulated(config)
     for _, updates, _, record in Mishaps(town, sim, faults, closings).turns(events):
         assert len(record.updated) == updates
@@ -160,9 +159,9 @@ def test_the_model_is_the_simulations_whatever_is_lost_doubled_or_killed(
     town.close()
 
 
-def test_an_answer_that_comes_too_late_is_in_the_next_round(folder):  # noqa: F811
+def test_an_answer_that_comes_too_late_is_in_the_next_round(tmp_path):
     """As it was: the orchestrator may have seen it."""
-    town, tasks = Town(folder, replace(CONFIG, window=7)), []
+    town, tasks = Town(tmp_path, replace(CONFIG, window=7)), []
 
     def fault(number, kind, asked):
         if (number, kind, asked.round) == (1, "train", 0):
@@ -190,9 +189,9 @@ def test_an_answer_that_comes_too_late_is_in_the_next_round(folder):  # noqa: F8
 
 
 @pytest.mark.parametrize("how", ["late", "refused"])
-def test_owners_are_told_which_answers_came_in_also_where_none_was_counted(folder, how):  # noqa: F811
+def test_owners_are_told_which_answers_came_in_also_where_none_was_counted(tmp_path, how):
     """So that an older copy of a store is found out: the orchestrator has seen what it lacks."""
-    town = Town(folder, CONFIG)
+    town = Town(tmp_path, CONFIG)
 
     def fault(number, kind, asked):
         if (number, kind, asked.round) == (1, "train", 0):
@@ -208,7 +207,7 @@ def test_owners_are_told_which_answers_came_in_also_where_none_was_counted(folde
     for user in (0, 1):
         town.block(user, 1)
     town.owners[1].close()
-    shutil.copytree(folder / "bora", folder / "copy")
+    shutil.copytree(tmp_path / "bora", tmp_path / "copy")
     town.reopen_owner(1)
     office = Office(town, fault)
     town.store.request_flush()
@@ -221,8 +220,8 @@ def test_owners_are_told_which_answers_came_in_also_where_none_was_counted(folde
     else:
         assert town.store.refused() == {"out_of_bounds": 1}
     town.owners[1].close()
-    shutil.rmtree(folder / "bora")
-    shutil.copytree(folder / "copy", folder / "bora")
+    shutil.rmtree(tmp_path / "bora")
+    shutil.copytree(tmp_path / "copy", tmp_path / "bora")
     town.reopen_owner(1)
     conductor.target = 2
     conductor.run()
@@ -258,11 +257,11 @@ class Recording(Office):
         return answer
 
 
-def test_the_orchestrator_sees_what_the_table_says_and_nobody_is_named(folder):  # noqa: F811
+def test_the_orchestrator_sees_what_the_table_says_and_nobody_is_named(tmp_path):
     """Requests and rows of all of an owner's items, in every round alike, and a row that is not of
     zeros where `min_users` people are behind it, and nowhere else."""
     config = replace(CONFIG, window=7, min_users=3)
-    events, town = events_of(120, 1), Town(folder, config)
+    events, town = events_of(120, 1), Town(tmp_path, config)
     office = Recording(town)
     for k in range(len(events)):
         town.send(events, k)
@@ -295,8 +294,8 @@ def test_the_orchestrator_sees_what_the_table_says_and_nobody_is_named(folder): 
     town.close()
 
 
-def test_the_orchestrators_store_has_no_vector_and_says_so(folder):  # noqa: F811
-    town = Town(folder, CONFIG)
+def test_the_orchestrators_store_has_no_vector_and_says_so(tmp_path):
+    town = Town(tmp_path, CONFIG)
     for user in range(3):
         town.block(user, 1)
     town.store.request_flush()
@@ -304,14 +303,14 @@ def test_the_orchestrators_store_has_no_vector_and_says_so(folder):  # noqa: F81
     assert town.model().users.shape == (0, 4)
     assert town.store._file.rows("SELECT DISTINCT length(row) FROM users") == [(0,)]
     vectors = [town.owners[1].vector(user).tobytes() for user in range(3)]
-    stored = b"".join(f.read_bytes() for f in (folder / "server").iterdir() if f.is_file())
+    stored = b"".join(f.read_bytes() for f in (tmp_path / "server").iterdir() if f.is_file())
     assert not any(vector in stored for vector in vectors)
     with pytest.raises(UsageError, match="data owners keep them"):
         town.store.recommend(0, 3)
     town.store._file.write("UPDATE users SET row = zeroblob(16) WHERE number = 0")
     town.close()
     with pytest.raises(StoreError, match="make a new federation"):
-        OrchestratorStore.open(folder / "server")
+        OrchestratorStore.open(tmp_path / "server")
 
 
 def named(content):
@@ -351,8 +350,8 @@ def asked_by_name(content):
         ("query", asked_by_name, "malformed"),
     ],
 )
-def test_what_says_more_than_sums_is_not_taken(folder, kind, change, why):  # noqa: F811
-    town = Town(folder, CONFIG)
+def test_what_says_more_than_sums_is_not_taken(tmp_path, kind, change, why):
+    town = Town(tmp_path, CONFIG)
     for user in (0, 1):
         town.block(user, 1)
     before = town.model().items

@@ -97,7 +97,7 @@ class OwnerTable:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Interaction(Redacted):
-    """user → data owner. On the wire it is sealed (`privacy.interactions`)."""
+    """user → data owner. On the wire it is sealed (`wire/interactions.py`)."""
 
     owner: int
     user: int

@@ -95,6 +95,11 @@ class FCFConfig(AlgorithmSettings):
         """Its name in tables."""
         return "FCF" if self.variant == "paper" else "FCF (as in FPL)"
 
+    @property
+    def as_printed(self) -> bool:
+        """Rules by the density of the data are ours."""
+        return self.variant == "paper" and not self.by_density
+
     def by_rule(self, users: int, positives: int, n_items: int) -> FCFConfig:
         """Where it goes by density: α is a multiple of 1/(50 · density), and λ one of α · 1.5 √m,
         with m the geometric mean of positives per user and per item. With multiples of 1 these are

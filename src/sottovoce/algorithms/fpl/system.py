@@ -1,4 +1,4 @@
-"""FPL, federated pair-wise learning (Anelli, Deldjoo, Di Noia, Ferrara, Narducci 2021).
+"""FPL, federated pair-wise learning (Anelli, Deldjoo, Di Noia, Ferrara, Narducci 2020).
 
 | here              | paper | meaning                                          |
 |-------------------|-------|--------------------------------------------------|
@@ -21,7 +21,7 @@ anyhow: devices, and what leaves them, stay as they are.
 
 `draws_by` follows each user's positives instead of their mean: a user who has ten positives and
 draws a hundred times learns nothing more of them, and tells items that she does not have. The
-discussion paper of 2022 defines the "+" configurations so; the paper of 2021 has T = X⁺/N for all.
+discussion paper of 2022 defines the "+" configurations so; the paper of 2020 has T = X⁺/N for all.
 With "positives" a device draws exactly as often as it has positives. With "interaction",
 which is ours, that number is rounded down to a power of two, and T is the most. Over a direct link
 the number of rows of a report then says how many positives she has: exactly, or to a factor of two.
@@ -162,6 +162,11 @@ class FPLConfig(AlgorithmSettings):
     def system(self) -> str:
         """Its name in tables."""
         return self.configuration or "FPL"
+
+    @property
+    def as_printed(self) -> bool:
+        """Adagrad and draws by powers of two are ours."""
+        return self.server_rate is None and self.draws_by != "interaction"
 
     def plan(self, devices: int, positives: int) -> Schedule:
         return schedule(self, devices, positives)

@@ -136,6 +136,13 @@ class UCOptions(AlgorithmSettings):
         """The attributes'."""
         return tuple(a.name for a in self.attributes)
 
+    @property
+    def as_printed(self) -> bool:
+        """Filters of moments, and shares of classes as a target, are ours; NeuMF is another
+        paper's."""
+        printed = self.filters == "two-layer" and self.target == "uniform"
+        return printed and self.recommender != "neumf"
+
     def searched(self) -> Mapping[str, str]:
         return {
             "learning_rate": "log:0.01:1",

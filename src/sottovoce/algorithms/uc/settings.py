@@ -139,7 +139,10 @@ class UCConfig(UCOptions):
 def _labels(known: Mapping[str, Labels], name: str) -> Labels:
     if name not in known:
         has = ", ".join(known) or "none"
-        raise DataError(f"the data have no user attribute {name!r}; they have: {has}")
+        raise DataError(
+            f"the data have no user attribute {name!r} that somebody could hide; they have: {has}; "
+            "take data that have it, or name others in algorithm.attributes"
+        )
     return known[name]
 
 

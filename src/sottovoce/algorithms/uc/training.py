@@ -10,7 +10,7 @@ one step of descent with momentum (which begins at 0 in each round) on
 and each filter of a public attribute one on CE(g_t(h_u), y_t), where h_u counts as a constant, as
 filters do in the line above. w = β / (1 − β), so that β = 0 asks for nothing. For NeuMF the first
 mean is that of −ln σ(s_ui) and −ln σ(−s_uj), over all items drawn. Filters of moments do without
-slopes: they follow those who share, and those who hide are pulled after every step (`uc_hiding`).
+slopes: they follow those who share, and those who hide are pulled after every step (`_pull`).
 
 Draws do not depend on who else is in the cohort, so a cohort of n gives what n cohorts of one give.
 On a processor, with one thread, this holds to the last bit for MF; for NCF and NeuMF too where n is

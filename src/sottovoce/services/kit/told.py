@@ -23,7 +23,7 @@ class CopyAlarm:
 
     def __init__(self, answers: Answers, log: Any) -> None:
         self._answers, self._log = answers, log
-        self._set_back, self._unnoted = 0, ""
+        self.set_back, self._unnoted = 0, ""
         if answers.lacks_note and log is not None:
             log.warning(
                 "no note",
@@ -43,8 +43,8 @@ class CopyAlarm:
 
     def _look(self) -> None:
         answers, log = self._answers, self._log
-        set_back, unnoted = answers.set_back > self._set_back, answers.unnoted != self._unnoted
-        self._set_back, self._unnoted = answers.set_back, answers.unnoted
+        set_back, unnoted = answers.set_back > self.set_back, answers.unnoted != self._unnoted
+        self.set_back, self._unnoted = answers.set_back, answers.unnoted
         if set_back and log is not None:
             log.error(
                 "set back",
@@ -98,6 +98,7 @@ class Telling(Protocol):
     """The rules of a party over what is in its folder."""
 
     told: ToldSums
+    alarm: CopyAlarm
 
     @property
     def kept(self) -> KeptTerms[Any, Any]: ...
@@ -145,6 +146,8 @@ class TellingApplication(HttpApplication[L]):
         yield Figure("round", f"Last round of which {one} was told.", telling.round)
         yield Figure(many, f"{words} told.", telling.told.times, counts=True)
         yield from telling.told.figures()
+        words = "How often the folder was found to be set back to a copy."
+        yield Figure("set_back", words, telling.alarm.set_back, counts=True)
         with self._tally.settled() as counts:
             refused = dict(sorted(counts.items()))
         yield by("reason", "refused", "Questions refused, by reason.", refused)
