@@ -98,9 +98,8 @@ def test_secret_draws_do_not(settings):
     assert found.value < 2.5 * found.base_rate
 
 
-def test_items_that_are_drawn_by_weight_give_away_as_much():
-    assert REPORTS.run(*reports("fast", "published", 0.5)).value > 0.9
-    assert REPORTS.run(*reports("secret", "published", 0.5)).verdict == "holds"
+def test_reports_as_published_give_away_as_much():
+    assert REPORTS.run(*reports("fast", "published")).value > 0.9
 
 
 def test_the_fast_generator_gives_devices_away_by_the_items_they_draw():
