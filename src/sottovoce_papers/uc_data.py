@@ -130,6 +130,13 @@ class AttributeWorld(StudyWorld):
 
     @cached_property
     def fingerprint(self) -> str:
+        known, asked = self.dataset.user_attributes, self.config.attributes
+        if lacking := [name for name in asked if name not in known]:
+            raise ConfigError(
+                f"{self.config.source} does not say the {' and '.join(lacking)} of its users, "
+                f"which this study hides ([data.{self.key}] attributes); it says "
+                f"{', '.join(known) or 'nothing else'} of them"
+            )
         return self.dataset.fingerprint()
 
     @property

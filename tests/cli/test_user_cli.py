@@ -106,7 +106,7 @@ def test_consent_is_kept_and_changed_piece_by_piece(store, ask):
 
 
 def test_a_file_goes_to_its_owners_once(here, store, ask, tmp_path):
-    file = table(tmp_path / "r.csv", "film 4,5,30", "film 0,3.9,10", "film 11,1,20")
+    file = table(tmp_path / "r.csv", "film 4,5,30", "film 0,2.9,10", "film 11,1,20")
     refused = ask("send", store, file, code=5)
     assert "--take-part" in refused["error"]
     assert not any(place.bodies for place in here.owners.values())

@@ -133,6 +133,7 @@ def uc(recommender, consent, attributes=(), others=None, **algorithm):
 
 
 def drift(others=None, **algorithm):
+    # Recorded with ratings from 4 on as positive, which is no longer the default.
     table = {"name": "drift", "epochs": 4, "learning_rate": 0.05, "positive_from": 4.0, **algorithm}
     data = {"source": "shops", "test_fraction": 0.3}
     others = {"consent": {"mix": REFUSING}, **(others or {})}

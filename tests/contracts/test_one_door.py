@@ -3,6 +3,7 @@ algorithm, release and link that can be put together, held to the definition."""
 
 import itertools
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -362,16 +363,26 @@ def test_rounds_are_run_at_once_only_where_none_must_be_looked_at_by_itself():
     assert not behind(SimulatedDevices, fcf, Everything(), choice).fuses
 
 
-def test_an_accelerator_computes_whole_rounds_under_one_consent():
-    """It holds rules of its own, which a change of mind would not reach."""
+def test_an_accelerator_computes_whole_rounds_under_one_consent(monkeypatch):
+    """It holds rules of its own, which a change of mind would not reach: another one is made, and
+    goes on from the vectors of the first."""
+    made = []
+
+    def accelerated(self, cohort, n_items, rule, rng, scales, device):
+        made.append((rule.allowed, cohort.vectors.copy()))
+        return SimpleNamespace(vectors=lambda: cohort.vectors + 1.0)
+
+    monkeypatch.setattr(FPL, "accelerated", accelerated)
     devices = behind(
         SimulatedDevices, FPL(FPLConfig(embedding_size=3), 1), ShareFraction(), Choice()
     )
-    devices._accelerator = object()
+    devices.accelerate(TRAIN.n_items, "cuda")
     assert not devices.fuses
-    with pytest.raises(ConfigError, match="on --device cpu alone"):
-        devices.change_consent(Consent.uniform(USERS, Choice(share_positives=1.0), ("sex",)))
-    assert not devices.cohort.consent.share_positives.any()
+    devices.change_consent(Consent.uniform(USERS, Choice(share_positives=1.0), ("sex",)))
+    (before, start), (after, end) = made
+    assert not before.any()
+    assert after.all()
+    assert np.array_equal(end, start + 1.0)
 
 
 def test_private_coins_come_from_the_root_that_is_given():

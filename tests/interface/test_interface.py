@@ -439,8 +439,8 @@ def test_data_that_a_system_cannot_learn_from_are_refused_in_a_sentence(parts):
         (sv.DRIFT(), r'has no ratings; .*sv\.DRIFT\(preset="tuned"\) needs no ratings$'),
         (
             sv.UCFedRec(hidden_attributes=["gender"]),
-            r"no user attribute 'gender' that somebody could hide; they have: none; "
-            r"say it with sv\.load\(users=\.\.\.\), or name others in hidden_attributes=$",
+            r"hidden attribute 'gender' is not among the data's \[\]; say it with "
+            r"sv\.load\(users=\.\.\.\), or name others in hidden_attributes=$",
         ),
     ):
         with pytest.raises(sv.SottovoceError, match=said) as caught:

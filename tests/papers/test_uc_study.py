@@ -413,6 +413,15 @@ def test_data_without_attributes_are_refused_in_one_sentence():
         UCKind().prepared(MF, StudyData("town").world("town"))
 
 
+def test_data_without_a_named_attribute_are_refused_before_anything_is_trained():
+    world = replace(DATA, attributes=("gender", "income")).world(SOURCE)
+    world.dataset = small_data()
+    with pytest.raises(
+        ConfigError, match=r"does not say the income of its users.*says gender, age"
+    ):
+        assert world.fingerprint
+
+
 # --- claims --------------------------------------------------------------------------------------
 
 

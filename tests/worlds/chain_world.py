@@ -34,6 +34,8 @@ FEW_AT_A_TIME = RUN.replace(
     "options = json.loads",
 )
 """A shuffler's process whose batches come in several parts."""
+HOUR = 3600.0
+"""However busy the machine is, no round and no batch ends before all of it is there."""
 USERS = 8
 TIER_OF = [0, 0, 0, 1, 1, 1, 1, 1]
 
@@ -94,7 +96,9 @@ class Chain:
         self.tier_of = tier_of or TIER_OF
         self.link, self.ports = chain_link(path, shufflers)
         self.terms = proxied_terms(link=self.link, **({"tiers": tiers} if tiers else {}))
-        self.folder = proxied_folder(path / "server", rounds=rounds, terms=self.terms)
+        self.folder = proxied_folder(
+            path / "server", rounds=rounds, terms=self.terms, deadline_seconds=HOUR
+        )
         self.server_port = free_port()
         address = f"https://127.0.0.1:{self.server_port}"
         self.folders = [
@@ -109,7 +113,7 @@ class Chain:
         self.server, self.sent = None, []
 
     def start_shuffler(self, hop):
-        options = {"goal": self.goal, "hold_seconds": 60.0} if hop == 0 else {}
+        options = {"goal": self.goal, "hold_seconds": HOUR} if hop == 0 else {}
         self.shufflers[hop] = ProxyProcess(
             self.folders[hop], port=self.ports[hop], program=FEW_AT_A_TIME, **options
         )

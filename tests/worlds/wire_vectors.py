@@ -257,7 +257,9 @@ AFTER = ModelView(5, np.where(np.arange(40)[:, None] == 3, np.float32(0.1), BEFO
 IN_STEPS = ModelView(5, np.where(np.arange(40)[:, None] == 3, np.float32([0.1, -0.5]), 1.0))
 """The second column has whole multiples of a half."""
 ENTRY = OwnerEntry(3, "Bakery", "https://bakery.example:8443", THERE.public, "", (1, 2))
-DIRECTORY = Directory("town", ISSUER.public, 2, DRIFTConfig(), ("a", "b", "c"), (ENTRY,))
+SETTINGS = DRIFTConfig(positive_from=4.0)
+"""As it was recorded; the default is another one by now."""
+DIRECTORY = Directory("town", ISSUER.public, 2, SETTINGS, ("a", "b", "c"), (ENTRY,))
 SOME, TABLE = i64([1, 4]), np.array([[0.5, -1.0], [2.0, 0.25]], np.float32)
 
 

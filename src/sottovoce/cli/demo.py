@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sottovoce.cli import output
-from sottovoce.cli.console import has_windows
 from sottovoce.cli.options import Json, Out, Threads
 from sottovoce.core.words import said
 from sottovoce.errors import UsageError
@@ -43,8 +42,7 @@ def demo(
 ) -> None:
     """Tell the whole story on the embedded town; or, with --web, open a shop to try it in.
 
-    It takes about 75 seconds of processor time: somewhat more than a minute on a machine that has
-    nothing else to do, some minutes on a busy one.
+    It takes about 30 seconds of processor time, and some minutes on a busy machine.
 
     It generates a town and lets every resident choose an ε of her own and what is never sent. It
     learns a model with gram, from one contribution of each phone in each of two noisy sums. It
@@ -286,7 +284,7 @@ def serve_shop(
             invite,
             port=town.page_port,
             language=language,
-            browser=opens and not as_json and has_windows(),
+            browser=opens and not as_json and output.has_windows(),
             calls=SHOP_CALLS,
             start="shop.html",
             library=library,
