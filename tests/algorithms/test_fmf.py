@@ -9,6 +9,7 @@ from sottovoce.algorithms.fmf.system import FMF, FMFConfig
 from sottovoce.core.cohort import Cohort
 from sottovoce.core.consent import Choice, Consent
 from sottovoce.core.ledger import Ledger
+from sottovoce.core.links import Proxied
 from sottovoce.core.messages import Batch, BitCounts, ModelView, SummedReports
 from sottovoce.engines.simulation import SimulatedDevices
 from sottovoce.errors import ConfigError, ConsentError, MessageError, Stalled
@@ -18,6 +19,7 @@ from sottovoce.privacy.reports import KReports, Tier
 from sottovoce.rng import Streams
 from sottovoce.runs.federation import Federation
 from sottovoce.testing import checkerboard, random_world
+from sottovoce.wire.terms import Terms
 
 RNG = Streams.from_seed(6)
 WORLD = random_world(600, 25, 5000, seed=2)
