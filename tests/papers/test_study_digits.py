@@ -1,5 +1,5 @@
-"""The `--quick` form of studies gives the digits that are kept in `golden/`: the cells of its tables
-as they are shown, and which of its claims hold. `WITHOUT_DIGITS` names the studies that have none.
+"""The `--quick` form of studies gives the digits that are kept in `golden/`: the cells of tables as
+they are shown, and which claims hold. `WITHOUT_DIGITS` names the studies that have none.
 
 `python tests/papers/test_study_digits.py NAME …` writes the files anew, with $SOTTOVOCE_DATA set. A
 change of digits must have a reason that its commit names.
