@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sottovoce.algorithms.uc.settings import SYSTEMS
+from sottovoce.core.hiding import REASONS
 from sottovoce.evaluation.significance import Paired, paired_t
 from sottovoce_papers.claims import (
     Claim,
@@ -97,8 +98,8 @@ def protection(line: TrainedLine) -> Row:
     there = [one["protected"] for one in line.facts if "protected" in one]
     for name in ("users", "seconds", "steps", "moved", "before", "after"):
         found[f"protected {name}"] = float(np.mean([p[name] for p in there])) if there else None
-    for reason in there[0]["stopped"] if there else ():
-        found[reason] = float(np.mean([p["stopped"][reason] for p in there]))
+    for reason in REASONS if there else ():
+        found[reason] = float(np.mean([p["stopped"].get(reason, 0) for p in there]))
     return found
 
 

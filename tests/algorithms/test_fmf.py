@@ -205,6 +205,19 @@ def served(federation, world):
     return np.mean(scores.argmax(axis=1) % 2 == np.arange(world.n_users) % 2)
 
 
+@pytest.mark.parametrize("k", [5, 20])
+def test_the_papers_rate_is_a_step_for_each_user(k):
+    """It divides the sum of all reports by users, not by reports: its step is k times as large.
+    Terms that a server publishes mean the same."""
+    theirs, ours = replace(CONFIG, rate_per_user=0.001), replace(CONFIG, learning_rate=0.001 * k)
+    one, other = built(theirs, k), built(ours, k)
+    one.run()
+    other.run()
+    assert same(one, other)
+    terms = Terms("town", 40, theirs, KReports(k, TIERS), Proxied("https://a", "P"))
+    assert Terms.from_table(terms.to_table()).build().config.learning_rate == 0.001 * k
+
+
 @pytest.mark.parametrize("k", [1, 50])
 def test_it_learns_the_checkerboard(k):
     """k = 1 is Harmony: it needs more devices for the same, here with a larger ε."""

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from sottovoce.errors import ConfigError, DataError, Diverged, UsageError
+from sottovoce.errors import ConfigError, DataError, UsageError
 from sottovoce.rng import Streams
 
 torch = pytest.importorskip("torch")
@@ -110,7 +110,7 @@ def test_no_step_makes_it_worse():
 def test_every_rule_stops_and_says_so():
     model = new_model("mf")
     patient = protect(model, USERS, "gender", how=Stopping(below=0.0, steps=7))
-    assert patient.counts() == {REASONS[0]: 0, REASONS[1]: 0, REASONS[2]: 4}
+    assert patient.counts() == dict.fromkeys(REASONS, 0) | {REASONS[2]: 4}
     assert set(patient.steps) == {7}
     near = protect(model, USERS, "gender", how=Stopping(below=0.0, furthest=0.002))
     assert near.counts()[REASONS[1]] == 4
@@ -150,6 +150,16 @@ def test_bad_requests_are_refused():
     for wrong in ({"rate": 0.0}, {"below": -1.0}, {"furthest": -1.0}, {"steps": -1}):
         with pytest.raises(ConfigError):
             Stopping(**wrong)
-    broken = replace(model, users=torch.full_like(model.users, torch.nan))
-    with pytest.raises(Diverged):
-        protect(broken, USERS, "gender")
+
+
+def test_where_a_filter_gives_no_number_a_user_stays_and_the_others_move():
+    model = new_model("mf")
+    table = model.users.clone()
+    table[USERS[0]] = torch.inf
+    found = protect(replace(model, users=table), USERS, "gender", how=Stopping(below=0.0))
+    alone = protect(model, USERS[1:], "gender", how=Stopping(below=0.0))
+    assert found.counts()["the filter gives no number"] == 1
+    assert (found.before[0], found.after[0], found.moved[0], found.steps[0]) == (0, 0, 0, 0)
+    assert torch.equal(found.embeddings[0], table[USERS[0]])
+    assert torch.equal(found.embeddings[1:], alone.embeddings)
+    assert np.array_equal(found.moved[1:], alone.moved)

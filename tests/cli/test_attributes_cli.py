@@ -191,6 +191,21 @@ def test_hiding_in_a_trained_model_is_said_and_on_record(tmp_path, ask, say):
     assert ask("consent", path)["hidden"] is None
 
 
+def test_a_filter_out_of_order_keeps_nobody_from_hiding(tmp_path, say, ask):
+    terms = terms_of()
+    path = joined(tmp_path / "phone", terms)
+    with CohortStore.open(path) as store:
+        items = terms.build().server_init(len(ITEMS), Streams.from_seed(1)).copy()
+        items[len(ITEMS) :, :-1] = -3e38
+        DeviceSession(store).keep_model(ModelView(9, items))
+    told = say("consent", path, "--hide", "gender")
+    assert "what is published about gender is out of order. It is hidden all the same" in told
+    assert "moved what it has learnt" not in told
+    assert ask("consent", path)["choice"]["hidden_attributes"] == ["gender"]
+    (line,) = ask("ledger", path)["hidings"]
+    assert (line["moved"], line["reason"]) == (0.0, "the filter gives no number")
+
+
 @pytest.mark.parametrize(
     ("words", "error"),
     [

@@ -90,7 +90,7 @@ def test_as_json_it_says_what_the_runs_folder_says(demo):
     told, found = demo
     text = "\n".join(thing for thing in told if isinstance(thing, str))
     assert set(found["results"]) == {"random", "top-pop", "item-knn", "gram"}
-    assert list(found["papers"]) == ["random", "top-pop", "gram", "pFPL+, as printed"]
+    assert list(found["papers"]) == ["random", "top-pop", "gram", "FPL, as printed"]
     assert sum(choice["users"] for choice in found["consent"]) == found["town"]["users"] == 300
     ours, theirs = found["given_away"]["gram"], found["given_away"]["fpl"]
     # Three hundred residents are too few to tell that the other holds.

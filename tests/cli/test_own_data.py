@@ -196,6 +196,29 @@ def test_ready_splits_keep_their_parts(call, tmp_path):
     assert not (tmp_path / "no").exists()
 
 
+def test_data_that_a_papers_system_cannot_learn_from_are_refused_in_a_sentence(call, tmp_path):
+    """Without ratings there are no dislikes, and without attributes nothing to hide."""
+    rows = [(u, i, t) for u, i, _, t in EVENTS]
+    (tmp_path / "seen.csv").write_text("user,item,timestamp\n" + lines(rows))
+    assert call("data", "import", "mine", tmp_path / "seen.csv")[0] == 0
+    for name, said in (
+        (
+            "drift",
+            "mine has no ratings; take data that have both, such as town or movielens-100k; "
+            'algorithm.negatives = "untouched" needs no ratings',
+        ),
+        (
+            "uc",
+            "hidden attribute 'gender' is not among the data's []; take data that have it, or name "
+            "others in hidden_attributes",
+        ),
+    ):
+        out = tmp_path / name
+        code, _, error = call("run", f"papers/{name}", "--set", "data.source=mine", "--out", out)
+        assert (code, said in " ".join(error.split())) == (2, True), error
+        assert not out.exists()
+
+
 JUNK = [
     b"", b"\n\n\n", b"user\n1\n", b"user,item\n1\n", b"user,item\n,\n", b'user,item\n"1,2\n3,4\n',
     b"user,item,time\n1,2,soon\n", b"\x00\x01\x02" * 99, b"user,item\n" + b"a" * 5000 + b",1\n",

@@ -16,7 +16,7 @@ from sottovoce.experiment import Experiment
 from sottovoce.runs.devices import world_of
 from sottovoce.runs.federation import Federation
 from sottovoce.runs.folder import RunFolder
-from sottovoce.runs.minds import kept_changes
+from sottovoce.runs.minds import KeptChange, kept_changes
 
 pytest.importorskip("torch")
 
@@ -108,16 +108,29 @@ def changed(consent, who):
 
 
 @pytest.mark.slow
-def test_users_who_change_their_minds_do_so_alike_by_processes_and_in_simulation(tmp_path):
+def test_users_who_change_their_minds_do_so_alike_by_processes_and_in_simulation(
+    tmp_path, monkeypatch
+):
     """Everybody who shares her gender hides it after the second of three rounds, by the same
-    experiment on both engines: who moves how far, what it costs, model and vectors are the same;
-    each device's own ledger has it; and to hide it again moves nothing."""
+    experiment on both engines: who moves how far, what it costs, model and vectors are the same,
+    also if the run is killed right after the change and goes on; each device's own ledger has it;
+    and to hide it again moves nothing."""
     consent = {**TABLE["consent"], "changes": [{"after_round": 2, "hide": ["gender"]}]}
     file = tmp_path / "uc.toml"
     file.write_text(toml_document({**TABLE, "consent": consent}))
     plain = told("run", file, "--out", tmp_path / "plain", "--threads", "1")
-    more = ("--engine", "https", "--processes", "3")
-    real = told("run", file, "--out", tmp_path / "real", *more)
+    again = ["run", file, "--out", tmp_path / "real", "--engine", "https", "--processes", "3"]
+    original = KeptChange.save
+
+    def save_then_die(self, run):
+        original(self, run)
+        raise SystemError("killed")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(KeptChange, "save", save_then_die)
+        with pytest.raises(SystemError, match="killed"):
+            told(*again)
+    real = told(*again, "--resume")
     (one,), (other,) = plain["changes_of_mind"], real["changes_of_mind"]
     assert one == other
     assert one["users"] == 8
@@ -135,8 +148,8 @@ def test_users_who_change_their_minds_do_so_alike_by_processes_and_in_simulation
     (line,) = told("device", "ledger", store)["hidings"]
     assert line == {"when": line["when"], **kept[1].hidden[0].to_table()}
     assert "gender" in told("device", "consent", store)["choice"]["hidden_attributes"]
-    again = told("device", "consent", store, "--hide", "gender")
-    assert again["hidden"] is None
+    once_more = told("device", "consent", store, "--hide", "gender")
+    assert once_more["hidden"] is None
     assert len(told("device", "ledger", store)["hidings"]) == 1
     trouble = io.StringIO()
     with contextlib.redirect_stderr(trouble):

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.slow
 
 COMMAND = str(Path(sys.executable).with_name("sottovoce"))
 SYSTEMS = {"random", "top-pop", "item-knn", "gram"}
-PRINTED = [f"{name}, as printed" for name in ("pFPL+", "FCF", "FMF-LDP", "DRIFT", "UC-MF")]
+PRINTED = [f"{name}, as printed" for name in ("FPL", "FCF", "FMF-LDP", "DRIFT", "UC-FedRec")]
 
 
 @pytest.fixture(scope="module")

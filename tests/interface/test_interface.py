@@ -179,13 +179,16 @@ def test_settings_are_where_experiment_files_have_them():
     uc = uc.experiment()
     assert [one.name for one in uc.algorithm.attributes] == ["work"]
     assert {c.hidden_attributes for c in uc.consent.choices} == {(), ("work",)}
-    assert sv.DRIFT(epochs=3, min_users=4).experiment().algorithm.min_users == 4
+    drift = sv.DRIFT(epochs=3, min_users=4, preset="sound").experiment().algorithm
+    assert (drift.epochs, drift.min_users) == (3, 4)
     for wrong, said in (
         (lambda: sv.UCFedRec(hidden_attributes="gender"), r'a list of names, as in \["gender"\]'),
         (lambda: repr(sv.FPL(rounds=-1)), "rounds"),
         (lambda: repr(sv.FPL(more={"algorithm.nonsense": 1})), "unknown keys"),
         (lambda: repr(sv.Gram(preset="sound/nothing")), "there is no experiment file"),
         (lambda: sv.FPL(preset="sound/gram"), "is an experiment of gram, so that FPL cannot"),
+        (lambda: sv.DRIFT(min_users=4), r'for sums over people, as in DRIFT\(preset="sound"\)'),
+        (lambda: sv.UCFedRec(min_devices=4), r'as in UCFedRec\(preset="sums"\)'),
         (lambda: sv.FPL(configuration="qFPL", cohort_size=3), "configuration must be one of"),
     ):
         with pytest.raises(sv.SottovoceError, match=said):
@@ -439,8 +442,8 @@ def test_data_that_a_system_cannot_learn_from_are_refused_in_a_sentence(parts):
         (sv.DRIFT(), r'has no ratings; .*sv\.DRIFT\(preset="tuned"\) needs no ratings$'),
         (
             sv.UCFedRec(hidden_attributes=["gender"]),
-            r"no user attribute 'gender' that somebody could hide; they have: none; "
-            r"say it with sv\.load\(users=\.\.\.\), or name others in hidden_attributes=$",
+            r"hidden attribute 'gender' is not among the data's \[\]; say it with "
+            r"sv\.load\(users=\.\.\.\), or name others in hidden_attributes=$",
         ),
     ):
         with pytest.raises(sv.SottovoceError, match=said) as caught:

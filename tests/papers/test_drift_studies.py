@@ -2,6 +2,8 @@
 
 import json
 import os
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +16,7 @@ from sottovoce.algorithms.drift.messages import RowRequest
 from sottovoce.algorithms.drift.replay import plan, replay
 from sottovoce.algorithms.drift.system import Orchestrator, Owner, User
 from sottovoce.baselines.saros import SAROS
+from sottovoce.core.installed import EXTRA_OF
 from sottovoce.core.interactions import Interactions
 from sottovoce.core.recommender import FactorScorer
 from sottovoce.data.dataset import Dataset
@@ -137,6 +140,28 @@ def test_figure61_has_curves_claims_and_pictures(cells, tmp_path):
     assert len(starts) == 1, "all systems start from the same model and are measured alike"
     assert len(result["claims"]) == 2 * 5
     assert sum("as many" in c["claim"] for c in result["claims"]) == 2 * 2
+
+
+@pytest.mark.slow
+def test_figure62_runs_where_the_core_alone_is_installed(tmp_path):
+    """None of the services' packages is needed, since nothing is sealed in it."""
+    file = tmp_path / "one.toml"
+    file.write_text(
+        'extends = "drift-figure62"\nclaims = []\nderive = []\n'
+        '[study]\ndata = ["town"]\nseeds = [0]\n'
+        "[sets]\nfirst = []\nmatched = []\nothers = []\n"
+        'end = [{ systems = ["drift-time"],'
+        ' vary = { moment = ["convergence"], look = ["own"] } }]\n'
+        "[systems.drift-time.grid]\npositive_from = [3.0]\nepochs = [1, 2]\n"
+    )
+    hide = f"import sys\nfor name in {[*EXTRA_OF]}:\n    sys.modules[name] = None\n"
+    run = f"from sottovoce.cli import call\nsys.exit(call(['reproduce', {str(file)!r}, '--json']))"
+    done = subprocess.run(
+        [sys.executable, "-c", hide + run], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    systems = {row["system"] for row in json.loads(done.stdout)["rows"]}
+    assert systems == {"DRIFT, by time"}
 
 
 @pytest.mark.slow

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from sottovoce.core.consent import ChangeOfMind, Choice, Consent, ConsentPolicy
+from sottovoce.core.hiding import Hidden
 from sottovoce.errors import ConfigError, StoreError
 from sottovoce.experiment import Experiment
 from sottovoce.rng import Streams
@@ -321,7 +322,7 @@ def test_a_strength_that_is_none_is_told_in_a_sentence(strength, why):
 
 def device(path, made, user=5):
     """A store that has learnt as this user of a simulation has, with the model of that moment."""
-    terms = Terms.of("town", TRAIN.n_items, CONFIG, 0, Clipped())
+    terms = Terms.of("town", TRAIN.n_items, made.server.algorithm.config, 0, Clipped())
     store = CohortStore.create(path, [(user, "anna")], root_key=made.devices.rng.root)
     store.set_catalogue([(str(item), "") for item in range(TRAIN.n_items)])
     store.add_history(user, [str(item) for item in TRAIN.row(user)])
@@ -365,6 +366,31 @@ def test_a_device_moves_by_itself_and_has_it_on_record(tmp_path):
         assert session.change_choice(5, lambda now: now)[1] is None
         with pytest.raises(StoreError, match="stays on record"):
             store.file.write("DELETE FROM hidings")
+
+
+@pytest.mark.usefixtures("quick_stores")
+@pytest.mark.parametrize("filters", ["moments", "two-layer"])
+def test_what_she_hides_is_hidden_whatever_the_filter_is(tmp_path, filters):
+    """A server could publish a filter whose guesses are no numbers. It must not thereby keep users
+    from hiding: the choice is kept, nothing moves, and the record says why. A simulation says the
+    same."""
+    made = trained(replace(CONFIG, filters=filters), rounds=0)
+    items = made.server.items.copy()
+    items[TRAIN.n_items :, :-1] = -3e38
+    view = ModelView(1, items)
+    store, session = device(tmp_path / "phone", made)
+    with store:
+        session.keep_model(view)
+        before = session.vectors()
+        choice, hidden = session.change_choice(
+            5, lambda now: replace(now, hidden_attributes=("gender",))
+        )
+        assert choice == store.choice(5)
+        assert choice.hidden_attributes == ("gender",)
+        assert hidden == Hidden(5, 1, ("gender",), 0.0, 0.0, 0.0, 0, "the filter gives no number")
+        assert [one for one, _ in store.hidings(5)] == [hidden]
+        assert np.array_equal(session.vectors(), before)
+    assert made.devices.change_consent(consent_of({5: ("gender",)}), view) == [hidden]
 
 
 @pytest.mark.usefixtures("quick_stores")

@@ -7,7 +7,7 @@ import pytest
 
 from sottovoce.experiment import Experiment
 from sottovoce.privacy.central import price
-from sottovoce.runs.standing import PRINTED, standing
+from sottovoce.runs.standing import PRINTED, origin, standing, titled
 
 SUM = {"name": "secure-sum", "min_devices": 20}
 FILTERS = {"filters": "two-layer", "target": "uniform"}
@@ -92,3 +92,11 @@ def test_reports_have_noise_of_their_own_also_as_printed():
 
 def test_where_nothing_has_left_nothing_was_spent():
     assert stands(ledger(), release={"per": "item"}).epsilon == 0
+
+
+def test_a_system_of_somebody_else_is_neither_printed_nor_ours(monkeypatch):
+    experiment = Experiment.from_table({"name": "small", "algorithm": {"name": "gram"}})
+    assert (origin(experiment), titled(experiment)) == ("ours", "gram (ours)")
+    monkeypatch.setattr(type(experiment.algorithm), "__module__", "theirs")
+    assert (origin(experiment), titled(experiment)) == ("", "gram")
+    assert standing(experiment, ledger(1)).short == "bounded by ε"

@@ -69,7 +69,7 @@ def console(
         output.emit({"url": url, "role": role})
         return
     output.show(f"The console of {folder} opens once, within five minutes: {url}")
-    if opens and has_windows():
+    if opens and output.has_windows():
         file = LinkFile()
         try:
             webbrowser.open(file.write(url).as_uri())
@@ -127,17 +127,10 @@ def page(
             invite,
             port=port,
             language=language,
-            browser=opens and not as_json and has_windows(),
+            browser=opens and not as_json and output.has_windows(),
         ).run()
 
 
 def _prepare(centre: Centre) -> None:
     with contextlib.suppress(SottovoceError):  # the page asks again, and says what is wrong
         centre.state()
-
-
-def has_windows() -> bool:
-    """Whether a browser can show itself: one in the terminal would take it over."""
-    if sys.platform != "linux":
-        return True
-    return bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))

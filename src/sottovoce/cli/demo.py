@@ -42,8 +42,7 @@ def demo(
 ) -> None:
     """Tell the whole story on the embedded town; or, with --web, open a shop to try it in.
 
-    It takes about 75 seconds of processor time: somewhat more than a minute on a machine that has
-    nothing else to do, some minutes on a busy one.
+    It takes about 30 seconds of processor time, and some minutes on a busy machine.
 
     It generates a town and lets every resident choose an ε of her own and what is never sent. It
     learns a model with gram, from one contribution of each phone in each of two noisy sums. It
@@ -241,7 +240,6 @@ def serve_shop(
 ) -> None:
     """Until Ctrl-C. Nothing of it runs or lies about then. `settings` change the town."""
     language = output.language_asked()
-    from sottovoce.cli.console import has_windows
     from sottovoce.engines.processes import require_port
     from sottovoce.runs.shop import HOST, ShopTown, shop_folder, tab_library
     from sottovoce.web.process import PageProcess
@@ -286,7 +284,7 @@ def serve_shop(
             invite,
             port=town.page_port,
             language=language,
-            browser=opens and not as_json and has_windows(),
+            browser=opens and not as_json and output.has_windows(),
             calls=SHOP_CALLS,
             start="shop.html",
             library=library,

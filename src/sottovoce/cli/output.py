@@ -369,3 +369,10 @@ def words(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.6g}"
     return f"{value:,}" if isinstance(value, int) else str(value or "none")
+
+
+def has_windows() -> bool:
+    """Whether a browser can show itself: one in the terminal would take it over."""
+    if sys.platform != "linux":
+        return True
+    return bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from sottovoce.cli import output, spent
-from sottovoce.core.hiding import REASONS, Hidden
+from sottovoce.core.hiding import BROKEN, REASONS, Hidden
 from sottovoce.core.words import Said, said
 from sottovoce.errors import UsageError
 from sottovoce.privacy.statements import guess, verdict
@@ -87,7 +87,7 @@ def ask_before(found: Sequence[Said], *, yes: bool, as_json: bool) -> None:
 
 # --- what is hidden at once ----------------------------------------------------------------------
 
-_STOPPED = dict(zip(REASONS, ("nothing", "far", "tired"), strict=True))
+_STOPPED = dict(zip(REASONS, ("nothing", "far", "tired", "broken"), strict=True))
 
 
 def hid(names: Sequence[str], hidden: Hidden | None, *, no_model: bool) -> list[Said]:
@@ -101,12 +101,12 @@ def hid(names: Sequence[str], hidden: Hidden | None, *, no_model: bool) -> list[
 
 
 def moved(hidden: Hidden) -> list[Said]:
-    """How far a vector moved, and why it stopped."""
+    """How far a vector moved, and why it stopped; or that it could not move."""
+    names, why = list(hidden.attributes), _STOPPED[hidden.reason]
+    if hidden.reason == REASONS[BROKEN]:
+        return [said(f"hiding.{why}", names=names)]
     way = float(f"{hidden.moved:.3g}")
-    return [
-        said("hiding.moved", names=list(hidden.attributes), moved=way),
-        said(f"hiding.{_STOPPED[hidden.reason]}"),
-    ]
+    return [said("hiding.moved", names=names, moved=way), said(f"hiding.{why}")]
 
 
 # --- what a choice costs -------------------------------------------------------------------------

@@ -134,7 +134,7 @@ def run(
     from sottovoce.experiment import Experiment, find_experiment
     from sottovoce.runs.report import notes, write_run_report
     from sottovoce.runs.seeds import check_engine, seeds_asked
-    from sottovoce.runs.standing import origin
+    from sottovoce.runs.standing import titled
     from sottovoce.runs.tables import hints, results_table
     from sottovoce.runs.train import run_experiment
 
@@ -203,8 +203,7 @@ def run(
         answer = _answer(experiment, out, outcome, manifest, advice)
         output.emit(caveats | answer | {"report": page})
     else:
-        which = f"{outcome.system}, {origin(experiment)}"
-        title = f"{experiment.name}: {which}, on {outcome.dataset.name}"
+        title = f"{experiment.name}: {titled(experiment)} on {outcome.dataset.name}"
         output.show(
             results_table(outcome.evaluations, title, notes(outcome)),
             *unprotected,
@@ -225,7 +224,7 @@ def _run_seeds(
     from sottovoce.runs.compare import compare_runs
     from sottovoce.runs.report import write_run_report
     from sottovoce.runs.seeds import part_folder, run_seeds
-    from sottovoce.runs.standing import origin
+    from sottovoce.runs.standing import titled
     from sottovoce.runs.tables import hints, keys_shown, results_table, seeds_table
 
     advice: dict[int, list[str]] = {}
@@ -271,8 +270,8 @@ def _run_seeds(
         }
         output.emit(caveats | answer)
         return
-    which = f"{found.system}, {origin(experiment)}"
-    title = f"{experiment.name}: {which}, on {found.data}, {len(experiment.seeds)} seeds"
+    seeds = len(experiment.seeds)
+    title = f"{experiment.name}: {titled(experiment)} on {found.data}, {seeds} seeds"
     own = {found.system: means[found.system]}
     output.show(
         results_table(means, title),

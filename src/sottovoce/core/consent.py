@@ -105,7 +105,8 @@ class Consent(Columns):
             for name in choice.hidden_attributes:
                 if name not in known:
                     raise ConfigError(
-                        f"hidden attribute {name!r} is not among the data's {list(known)}"
+                        f"hidden attribute {name!r} is not among the data's {list(known)}; take "
+                        "data that have it, or name others in hidden_attributes"
                     )
             for name, _ in choice.strengths:
                 if name not in known:

@@ -7,9 +7,14 @@ from typing import Any
 
 from sottovoce.core.redacted import Redacted
 
-REASONS = ("the filter tells nothing", "as far as permitted", "all steps taken")
-"""Why a vector stopped moving."""
-HIDDEN, FAR, TIRED = range(3)
+REASONS = (
+    "the filter tells nothing",
+    "as far as permitted",
+    "all steps taken",
+    "the filter gives no number",
+)
+"""Why a vector stopped moving, or did not move."""
+HIDDEN, FAR, TIRED, BROKEN = range(4)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -22,7 +27,7 @@ class Hidden(Redacted):
     attributes: tuple[str, ...]
     before: float
     """How far the filters told something else of her than of anybody, summed over attributes:
-    KL(target ‖ q)."""
+    KL(target ‖ q). 0 if they give no number."""
     after: float
     moved: float
     """‖e′ − e‖₂"""

@@ -23,7 +23,7 @@ _OPTIONS = (
     (r"--delimiter\b", "delimiter="),
     (r'algorithm\.negatives = "untouched"', 'sv.DRIFT(preset="tuned")'),
     (
-        r"take data that have it, or name others in algorithm\.attributes",
+        r"take data that have it, or name others in (algorithm\.|hidden_)attributes",
         "say it with sv.load(users=...), or name others in hidden_attributes=",
     ),
 )

@@ -175,6 +175,11 @@ def words_of(kind: str) -> list[str]:
     return [word for word in WORDS if f"{word}/{kind}" in shipped]
 
 
+def _table(file: str) -> Mapping[str, Any]:
+    """The sections of an experiment file."""
+    return Experiment.from_file(find_experiment(file)).table
+
+
 def _file(kind: str, preset: str | Path) -> str:
     """The experiment file that this preset of a system names."""
     word = str(preset)
@@ -186,8 +191,7 @@ def _file(kind: str, preset: str | Path) -> str:
                 "takes the name or path of an experiment file"
             )
         return f"{word}/{kind}"
-    named = Experiment.from_file(find_experiment(word)).table.get("algorithm", {})
-    other = named.get("name", "fpl")
+    other = _table(word).get("algorithm", {}).get("name", "fpl")
     if other != kind:
         raise UsageError(
             f"{word} is an experiment of {other}, so that {SYSTEMS[kind]} cannot begin with it"
@@ -227,7 +231,7 @@ def Gram(
     file = _file("gram", preset)
     changes: dict[str, Any] = {}
     if epsilon is not None:
-        most = Experiment.from_file(find_experiment(file)).table.get("release", {})
+        most = _table(file).get("release", {})
         changes = {"consent": {"epsilon": float(epsilon)}}
         if epsilon > most.get("epsilon", 0.0):
             changes["release.epsilon"] = float(epsilon)
@@ -392,7 +396,7 @@ def FMFLDP(
         ```
     """
     file = _file("fmf", preset)
-    table = Experiment.from_file(find_experiment(file)).table
+    table = _table(file)
     changes: dict[str, Any] = {}
     if epsilon is not None or max_reports is not None or min_devices is not None:
         tiers = [dict(tier) for tier in table["release"].get("tiers", [{"epsilon": 2.5}])]
@@ -454,8 +458,11 @@ def DRIFT(
         fitted = sv.fit(sv.DRIFT(epochs=10), parts)
         ```
     """
+    file = _file("drift", preset)
+    if min_users is not None and "release" not in _table(file)["algorithm"]:
+        raise UsageError('min_users is for sums over people, as in DRIFT(preset="sound")')
     return _system(
-        _file("drift", preset),
+        file,
         more,
         algorithm__embedding_size=embedding_size,
         algorithm__learning_rate=learning_rate,
@@ -507,14 +514,14 @@ def UCFedRec(
         ```
     """
     file = _file("uc", preset)
+    if min_devices is not None and "link" not in _table(file):
+        raise UsageError('min_devices is for sums under masks, as in UCFedRec(preset="sums")')
     changes: dict[str, Any] = {}
     if hidden_attributes is not None:
         if isinstance(hidden_attributes, str):
             raise UsageError(f'hidden_attributes is a list of names, as in ["{hidden_attributes}"]')
         names = list(hidden_attributes)
-        consent = copy.deepcopy(
-            dict(Experiment.from_file(find_experiment(file)).table.get("consent", {}))
-        )
+        consent = copy.deepcopy(dict(_table(file).get("consent", {})))
         for choice in (consent, *consent.get("mix", ())):
             if "hidden_attributes" in choice:
                 choice["hidden_attributes"] = names

@@ -27,7 +27,7 @@ from sottovoce.runs.standing import origin
 from sottovoce.runs.tables import results_table
 from sottovoce.runs.train import Report, RunOutcome, run_experiment
 
-PAPERS = ("fpl", "fcf", "fmf", "drift", "uc")
+PAPERS = {"fpl": "FPL", "fcf": "FCF", "fmf": "FMF-LDP", "drift": "DRIFT", "uc": "UC-FedRec"}
 """The systems of the five papers, by their experiment files in `papers/`."""
 LIST = 10
 SHOWN_VISITS = 8
@@ -147,7 +147,7 @@ def run_demo(experiment: Experiment, out: Path, *, threads: int, report: Report)
     papers: dict[str, Evaluation] = {}
     for name, asked in load_papers().items():
         found = run_experiment(asked, beside / name, threads=threads, report=report)
-        label = found.system if name == "gram" else f"{found.system}, {origin(asked)}"
+        label = f"{PAPERS[name]}, {origin(asked)}" if name in PAPERS else found.system
         others = {one: each for one, each in found.evaluations.items() if one != found.system}
         papers |= {**others, label: found.evaluations[found.system]}
     given_away = {

@@ -178,11 +178,13 @@ class DeviceTopology(Topology):
             raise ConfigError("a trial needs a run folder")
         trial, rounds = self._trial(run.options, run.folder.path), self.rounds
         noted = {line["round"] for line in run.folder.metrics()}
+        self.changes = kept_changes(run.folder.path)
+        done = {change.number for change in self.changes}
         with trial.running():
             begun = trial.round()
             looks = run.stops(self.federation.schedule.rounds_per_epoch)
             stops = {s for s in looks if s >= begun and s not in noted} | {rounds}
-            later = list(enumerate(self.federation.later))
+            later = [one for one in enumerate(self.federation.later) if one[0] not in done]
             for stop in sorted(stops | {after for _, (after, _) in later if after >= begun}):
                 trial.advance(stop, run.trained)
                 state = self._gathered(trial)

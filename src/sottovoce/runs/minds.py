@@ -119,7 +119,7 @@ def lines(changes: Sequence[Mapping[str, Any]]) -> list[str]:
                 f"{moved['most']:.3g}), and the filter tells {tells['after']:.2g} of them instead "
                 f"of {tells['before']:.2g}"
             )
-        found.append(f"{what}.")
+        found.append(what)
         for group, words in (("changed", "those who changed"), ("others", "the others")):
             told = [one["metrics"][when].get(group) for when in ("before", "after", "end")]
             if all(told):

@@ -35,7 +35,7 @@ from sottovoce.runs.costs import honest_notes as honest_notes
 from sottovoce.runs.costs import sum_sections as sum_sections
 from sottovoce.runs.folder import new_figures
 from sottovoce.runs.read import FinishedRun, Sums, item_categories
-from sottovoce.runs.standing import origin, standing
+from sottovoce.runs.standing import standing, titled
 from sottovoce.runs.tables import (
     REFERENCES,
     Row,
@@ -369,7 +369,7 @@ def _rounds(plan: Schedule) -> str:
 
 
 def _results(outcome: RunOutcome, figures: Path) -> list[Block]:
-    title = f"{outcome.system}, {origin(outcome.experiment)}, beside others"
+    title = f"{titled(outcome.experiment)} beside others"
     blocks: list[Block] = [results_table(side_by_side(outcome), title, notes(outcome))]
     if outcome.folder is None:
         return blocks

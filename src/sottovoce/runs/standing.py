@@ -5,7 +5,7 @@ only if enough users are judged."""
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 PRINTED = "as printed: for comparison and attack"
-ORIGIN = {True: "as printed", False: "ours"}
-"""What every table says of a system, by whether it is as its paper has it."""
 _UNCHANGED = "This is the system of a paper, as the paper has it."
 
 
@@ -45,6 +43,8 @@ class RunStanding:
     epsilon: float
     """What a user has spent at most, by what bounds it; infinite where nothing does."""
     words: tuple[str, ...]
+    origin: str = ""
+    """"as printed" or "ours"; nothing of a system that is not of this package."""
 
     @property
     def label(self) -> str:
@@ -64,7 +64,7 @@ class RunStanding:
         bound = {"bounded": "bounded by ε", "sums": "sums, no ε", "open": "no bound"}[self.kind]
         if self.kind == "bounded" and self.epsilon > NOTHING:
             bound = "ε too large"
-        return f"{ORIGIN[self.printed]}, {bound}"
+        return f"{self.origin}, {bound}" if self.origin else bound
 
     def lead(self) -> Lead:
         weak = self.kind == "bounded" and self.epsilon > NOTHING
@@ -80,12 +80,25 @@ def as_printed(algorithm: AlgorithmSettings, release: Release | None, link: Link
 
 
 def origin(experiment: Experiment) -> str:
-    """Whether its system is as printed or ours, for the titles of tables."""
-    return ORIGIN[as_printed(experiment.algorithm, experiment.release, experiment.link)]
+    """What every table says of a system: "as printed" or "ours"; nothing of somebody else's."""
+    algorithm = experiment.algorithm
+    if as_printed(algorithm, experiment.release, experiment.link):
+        return "as printed"
+    return "ours" if type(algorithm).__module__.startswith("sottovoce.") else ""
+
+
+def titled(experiment: Experiment) -> str:
+    """The system with its origin, for the titles of tables."""
+    said = origin(experiment)
+    return f"{experiment.system} ({said})" if said else experiment.system
 
 
 def standing(experiment: Experiment, ledger: pa.Table) -> RunStanding:
     """Of a run with this ledger."""
+    return replace(_stands(experiment, ledger), origin=origin(experiment))
+
+
+def _stands(experiment: Experiment, ledger: pa.Table) -> RunStanding:
     silo, link, release = experiment.silo, experiment.link, experiment.release
     if silo is not None:
         reads = "Data owners read in full what they are sent."

@@ -184,17 +184,17 @@ def test_three_nodes_equal_simulation_while_a_stranger_knocks(
     town.stores = {name: path.relative_to(tmp_path) for name, path in town.stores.items()}
     town.found()
     with flower(town, Path()) as local:
-        run = local.start_run(town.folder, 2)
+        run = local.start_run(town.folder, 1)
         knock(local, tmp_path, intruder_store)
-        status = local.wait(town.folder, run, 2)
+        status = local.wait(town.folder, run, 1)
         ports = [int(local.entrance.split(":")[1]), local.place.port]
         assert not open_to_others(Path("work"))  # reports pass through the SuperLink's database
         assert not [p for p in open_to_others(town.folder) if p.name.startswith("flower")]
     statuses = {line.split()[1] for line in local.access_log.read_text().splitlines()}
     assert "200" in statuses
     assert not statuses & {"413", "429"}  # nodes keep within the limits without knowing them
-    assert (status["state"], status["round"]) == ("finished", 2)
-    check_equals(town, town.simulate(2))
+    assert (status["state"], status["round"]) == ("finished", 1)
+    check_equals(town, town.simulate(1))
     assert not still_there(tmp_path)
     for port in ports:
         with socket.socket() as probe, pytest.raises(OSError):

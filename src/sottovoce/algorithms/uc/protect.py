@@ -5,7 +5,8 @@ more of it: steps of plain descent on the sum of KL(target ‖ q) over these fil
 step after which they would tell more is not taken, and the next ones are half as long. Each user
 stops by herself, by the first of three rules: every filter tells almost nothing, the embedding has
 gone as far as it may, or enough steps were tried. Filters, towers, items and other users'
-embeddings stay as they are.
+embeddings stay as they are. A user of whom a filter gives no number, since the model is out of the
+range of numbers, stays where she is: what she chose must not depend on the model.
 
 A step needs the published model and the user's own embedding alone (of a GNN, her neighbours' as
 well), so that whoever holds the embedding can do it: a server, or the user's device. Where it is
@@ -24,10 +25,10 @@ from torch import Tensor
 
 from sottovoce.algorithms.uc.networks import Guesses, UCModel, Weights, tells
 from sottovoce.config import require_number, require_whole
-from sottovoce.core.hiding import FAR, HIDDEN, TIRED
+from sottovoce.core.hiding import BROKEN, FAR, HIDDEN, TIRED
 from sottovoce.core.hiding import REASONS as REASONS
 from sottovoce.core.redacted import Redacted
-from sottovoce.errors import DataError, Diverged, UsageError
+from sottovoce.errors import DataError, UsageError
 
 _BATCH, _NUMBERS = 256, 1 << 24
 """Users who move together, and numbers of one layer that they have in memory."""
@@ -171,16 +172,17 @@ def _descend(
         each = torch.stack([read(user)[:, 0] for read in readers])
         found = each.sum(dim=0) if len(each) > 1 else each[0]
         (slope,) = torch.autograd.grad(found.sum(), leaf)
-        if not bool(found.isfinite().all()):
-            raise Diverged("what a filter tells of a user is not a number")
         return found.detach(), each.detach().amax(dim=0), slope
 
     now, n = start.clone(), len(rows)
     moving = torch.arange(n, device=place)
     kl, most, slope = told(now, moving)
+    broken = ~(kl.isfinite() & slope.isfinite().all(dim=1))
+    kl[broken], moving = 0.0, moving[~broken]
     before, rate = kl.clone(), torch.full((n, 1), how.rate, device=place)
     steps = torch.zeros(n, dtype=torch.int64, device=place)
     reason = torch.full((n,), TIRED, dtype=torch.int8, device=place)
+    reason[broken] = BROKEN
     at_end = torch.full((n,), how.furthest == 0, device=place)
     for step in range(how.steps + 1):
         reason[moving[at_end[moving]]] = FAR
@@ -193,7 +195,7 @@ def _descend(
         # Never further than permitted: the last step is cut short.
         tried = start[moving] + way * (how.furthest / length.clamp(min=how.furthest))[:, None]
         found, largest, next_slope = told(tried, moving)
-        better = found < kl[moving]
+        better = (found < kl[moving]) & next_slope.isfinite().all(dim=1)
         went = moving[better]
         now[went], kl[went], slope[went] = tried[better], found[better], next_slope[better]
         most[went] = largest[better]
@@ -201,4 +203,5 @@ def _descend(
         rate[moving[~better]] /= 2
         steps[moving] = step + 1
     moved = (now - start).norm(dim=1)
+    moved[broken] = 0.0
     return now, before, kl, moved, steps, reason

@@ -189,8 +189,8 @@ def _labels(known: Mapping[str, Labels], name: str) -> Labels:
     if name not in known:
         has = ", ".join(known) or "none"
         raise DataError(
-            f"the data have no user attribute {name!r} that somebody could hide; they have: {has}; "
-            "take data that have it, or name others in algorithm.attributes"
+            f"the data have no user attribute {name!r}; they have: {has}; take data that have it, "
+            "or name others in algorithm.attributes"
         )
     return known[name]
 
