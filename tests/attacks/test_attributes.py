@@ -72,6 +72,24 @@ def test_a_planted_attribute_is_found_by_every_family(classes):
 
 
 @learning
+@pytest.mark.slow
+def test_the_papers_own_attacker_finds_what_is_there_and_nothing_else():
+    """As the others, it reads what is private only to be scored, and no row's place matters."""
+    rows, values, private = world(2)
+    attack = partial(attributes.infer_as_published, attribute="hair")
+    found = attack(rows, values, private, RNG)
+    assert found.auc > 0.95
+    assert found.accuracy > 0.85
+    turned = np.random.default_rng(5).permutation(N)
+    assert attack(rows[turned], labels(values.codes[turned]), private[turned], RNG) == found
+    others = np.where(private, 1 - values.codes, values.codes)
+    told = attack(rows, labels(others), private, RNG)
+    assert told.auc == pytest.approx(1.0 - found.auc)
+    rows[:, 0] = np.random.default_rng(6).normal(size=N)
+    assert 0.35 < attack(rows, values, private, RNG).auc < 0.65
+
+
+@learning
 def test_what_is_no_line_is_found_too():
     """The sign of a product: nothing for logistic regression."""
     rows, _, private = world(n=700, strength=0)

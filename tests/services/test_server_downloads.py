@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from server_world import ITEMS, Client, Fleet, ServerProcess, new_folder, selected, terms
+from waits_world import WaitsTown
 
 from sottovoce.algorithms.fpl.system import FPLConfig
 from sottovoce.core.messages import ModelView
@@ -254,3 +255,17 @@ def test_strange_requests_are_answered_with_4xx(running):
     assert client.ask("DELETE", "/v1/model/2").status == 405
     assert client.get("/v1/model/2?since=%00&since=4").status == 200
     assert client.ask("HEAD", "/v1/model/2").body == b""
+
+
+def test_a_model_is_served_from_the_moment_it_is_folded(tmp_path):
+    """Somebody may know from the database that a round is done before the server has looked."""
+    with WaitsTown(tmp_path, "direct") as town:
+        town.join(0, 1, 2, 3)
+        town.visit(0, 1, 2, 3)
+        town.step()
+        town.visit(0, 1, 2, 3)
+        with town.database.leading() as leader:
+            town.rounds._coordinator.step(leader)
+        assert town.state.now.position.round == 0
+        assert town.ask("GET", "/v1/model/1").status == 200
+        assert town.ask("GET", "/v1/model/2").status == 410

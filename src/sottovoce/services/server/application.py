@@ -312,10 +312,10 @@ class ServerApplication(HttpApplication[ServerLimits]):
             return await self._encoded(version, None, coding)
 
     async def _ahead(self, round: int) -> RoundSnapshot:
-        """Where the federation is, when another process may have moved it on to this round. All who
-        ask look into the database together."""
+        """Where the federation is, when it may have moved on to this round a moment ago, or in
+        another process. All who ask look into the database together."""
         now = self._state.now
-        if not self._database.shared or round > now.position.round + _AHEAD:
+        if round > now.position.round + _AHEAD:
             return now
         if self._refreshing is not None and not self._refreshing.done():
             await asyncio.shield(self._refreshing)  # it may have looked a moment too early
