@@ -198,7 +198,8 @@ class StudyFile:
         tables = [table for one in shown for table in one.tables]
         claims = [found for one in shown for found in one.claims]
         pictures = [block for one in shown for block in one.pictures]
-        page = page_of(out / "report.html", tables, claims, pictures, self.table["reading"])
+        title, reading = f"{self.name}: {self.table['title']}", self.table["reading"]
+        page = page_of(out / "report.html", title, tables, claims, pictures, reading)
         return {
             "name": self.name,
             "data": "; ".join(dict.fromkeys(world.describe() for world in runner.worlds)),

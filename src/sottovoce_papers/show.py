@@ -316,6 +316,7 @@ def claimed(claims: Sequence[Claim]) -> Table:
 
 def page_of(
     path: Path,
+    title: str,
     tables: Sequence[Table],
     claims: Sequence[Claim],
     pictures: Sequence[FigureBlock],
@@ -326,4 +327,4 @@ def page_of(
         Section("Results", [*tables, claimed(claims), *pictures]),
         Section("How to read this", [TextBlock(reading)]),
     ]
-    return write_report(path, tables[0].title, sections)
+    return write_report(path, title, sections)

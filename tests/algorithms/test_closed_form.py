@@ -14,13 +14,12 @@ from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
 from machines import fingerprint_without_vector_instructions
 from numpy.typing import NDArray
 
-from sottovoce.algorithms.closed_form import kernels as closed_form_kernels
 from sottovoce.algorithms.closed_form import vectors as closed_form
 from sottovoce.algorithms.closed_form.vectors import Confidence
 from sottovoce.core import one_bit
 from sottovoce.core.messages import GRID, LIMIT
 from sottovoce.core.one_bit import ReportRule
-from sottovoce.errors import ConfigError, DataError, Diverged
+from sottovoce.errors import DataError, Diverged
 from sottovoce.rng import GAMMA, Streams
 from sottovoce.testing import random_world
 
@@ -68,7 +67,6 @@ class World:
             low=epsilons[rows % 3],
             reports=reports,
             scale=0.8,
-            cumulative=np.zeros(0, dtype=np.uint64),
         )
         return replace(made, **change)
 
@@ -194,22 +192,19 @@ def test_summed_gradients_do_not_depend_on_threads() -> None:
     assert np.array_equal(one, three)
 
 
-@pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.usefixtures("threads_at_once")
-def test_reports_are_the_same_alone_in_any_batch_and_with_any_threads(weighted: bool) -> None:
+def test_reports_are_the_same_alone_in_any_batch_and_with_any_threads() -> None:
     w = world()
-    table = one_bit.item_table(1.0 / np.arange(1.0, 1101.0))
-    change = {"cumulative": table} if weighted else {}
     x = w.solve(PAPER)
-    whole = w.call(closed_form.learn_reports, PAPER, x, w.rule(50, **change))
+    whole = w.call(closed_form.learn_reports, PAPER, x, w.rule(50))
     for threads in (2, 7):
-        again = w.call(closed_form.learn_reports, PAPER, x, w.rule(50, **change), threads)
+        again = w.call(closed_form.learn_reports, PAPER, x, w.rule(50), threads)
         assert np.array_equal(again, whole)
     for rows in (np.array([4]), np.array([30, 2, 1])):
-        rule = w.rule(50, rows, **change)
+        rule = w.rule(50, rows)
         some = w.call(closed_form.learn_reports, PAPER, x, rule, rows=rows)
         assert np.array_equal(some, whole[rows])
-    fewer = w.call(closed_form.learn_reports, PAPER, x, w.rule(7, **change))
+    fewer = w.call(closed_form.learn_reports, PAPER, x, w.rule(7))
     assert np.array_equal(fewer, whole[:, :7]), "report j does not depend on how many there are"
 
 
@@ -251,11 +246,7 @@ def written_out(conf: Confidence, w: World, x: NDArray[np.float32], rule: Report
         low = int(rule.low[n])
         for j in range(rule.reports):
             word = _mix(int(rule.keys[n]) + (j + 1) * int(GAMMA))
-            if len(rule.cumulative):
-                item = int(np.searchsorted(rule.cumulative, np.uint64(word >> 32), side="right"))
-                factor = ((word & 0xFFFFFFFF) * size) >> 32
-            else:
-                item, factor = divmod((word * n_items * size) >> 64, size)
+            item, factor = divmod((word * n_items * size) >> 64, size)
             y = min(1.0, max(-1.0, rule.scale * float(g[n, item, factor])))
             limit = low + (y + 1) / 2 * ((1 << 32) - 2 * low)
             out[n, j] = ((item * size + factor) << 1) | (coins[j] < limit)
@@ -267,25 +258,10 @@ def written_out(conf: Confidence, w: World, x: NDArray[np.float32], rule: Report
 def test_reports_are_those_of_the_contract(size: int, conf: Confidence) -> None:
     w = world(size)
     x = w.solve(conf)
-    weights = np.zeros(1100)
-    weights[::7] = 1.0
-    for cumulative in (np.zeros(0, np.uint64), one_bit.item_table(weights)):
-        rule = w.rule(37, cumulative=cumulative)
-        reports = w.call(closed_form.learn_reports, conf, x, rule)
-        assert reports.shape == (len(w.rows), 37)
-        assert np.array_equal(reports, written_out(conf, w, x, rule))
-
-
-def test_the_search_in_a_table_finds_both_ends_of_every_item() -> None:
-    """Items of one coin beside wide ones, many in a slot and many slots to an item."""
-    weights = np.zeros(1100)
-    weights[[0, 500, 1099]] = 1.0
-    weights[200:220] = 1e-4
-    table = one_bit.item_table(weights)
-    words = np.concatenate([np.zeros(1, np.uint64), table[:-1], table - np.uint64(1)])
-    guide = closed_form._guide(table, 1100)
-    found = [closed_form_kernels._item_of(word, table, guide) for word in words]
-    assert found == [0, *range(1, 1100), *range(1100)]
+    rule = w.rule(37)
+    reports = w.call(closed_form.learn_reports, conf, x, rule)
+    assert reports.shape == (len(w.rows), 37)
+    assert np.array_equal(reports, written_out(conf, w, x, rule))
 
 
 # --- what is refused -----------------------------------------------------------------------------
@@ -376,9 +352,6 @@ def test_shapes_that_do_not_fit_are_refused() -> None:
     ]:
         with pytest.raises(DataError):
             call()
-    table = one_bit.item_table(np.ones(7))
-    with pytest.raises(ConfigError):
-        w.call(closed_form.learn_reports, PAPER, x, w.rule(3, cumulative=table))
 
 
 def test_nobody_taking_part_is_no_error() -> None:

@@ -11,7 +11,6 @@ from sottovoce.core.consent import Choice, Consent
 from sottovoce.core.ledger import Ledger
 from sottovoce.core.links import Proxied
 from sottovoce.core.messages import Batch, BitCounts, ModelView, SummedReports
-from sottovoce.core.one_bit import item_probabilities
 from sottovoce.engines.simulation import SimulatedDevices
 from sottovoce.errors import ConfigError, ConsentError, MessageError, Stalled
 from sottovoce.parties.device import Devices
@@ -137,10 +136,9 @@ def off_by(found, wanted):
     return np.abs((found.mean(axis=0) - wanted) / error).max()
 
 
-@pytest.mark.parametrize(("scale", "favour"), [(1.0, 0.0), (0.3, 0.0), (4.0, 0.0), (1.0, 0.6)])
-def test_the_estimate_is_the_mean_of_the_cut_gradients(scale, favour):
-    """Also where some items are drawn more often than others."""
-    config = FMFConfig(embedding_size=3, scale=scale, favour=favour)
+@pytest.mark.parametrize("scale", [1.0, 0.3, 4.0])
+def test_the_estimate_is_the_mean_of_the_cut_gradients(scale):
+    config = FMFConfig(embedding_size=3, scale=scale)
     items = (3.0 * config.build(np.array([2.0])).server_init(25, RNG)).astype(np.float32)
     wanted = cut_gradients(config, items).mean(axis=0) / scale
     found = list(estimates(config, items, 150))
@@ -304,33 +302,6 @@ def test_who_is_in_no_tier_sends_nothing():
         federation.devices.report_bits(federation.server.publish(), np.array([0]))
     federation.run()
     assert set(federation.devices.cohort.spent[::2]) == {0.0}
-
-
-def test_items_with_long_vectors_are_drawn_more_often_and_known_to_be():
-    config = FMFConfig(embedding_size=2, favour=0.5)
-    items = np.zeros((20, 2), np.float32)
-    items[3] = 5.0
-    _, table = config.build(np.array([2.0])).sampling(items)
-    drawn = item_probabilities(table, 20)
-    assert drawn[3] == pytest.approx(0.5 / 20 + 0.5)
-    assert np.delete(drawn, 3) == pytest.approx(0.5 / 20)
-    alike = config.build(np.array([2.0])).sampling(np.zeros((20, 2), np.float32))
-    assert not len(alike[1]), "before anything is learnt all items are alike"
-    with pytest.raises(ConfigError, match="favour"):
-        FMFConfig("rotated", favour=0.5)
-
-
-def test_no_terms_let_a_model_say_which_coordinates_are_drawn():
-    """A server that shows one device a model with one long vector would find 23 of 260 reports on
-    the item of its choice, where 4 are expected: it could mark them."""
-    config = FMFConfig(embedding_size=2, favour=0.5)
-    with pytest.raises(ConfigError, match=r"algorithm\.favour must be 0 in a real federation"):
-        Terms("town", 40, config, KReports(4, (Tier(1.0, 2),)), Proxied("https://a", "PEM"))
-    terms = Terms("town", 40, FMFConfig(), KReports(4, (Tier(1.0, 2),)), Proxied("https://a", "P"))
-    table = terms.to_table()
-    table["algorithm"]["favour"] = 0.5
-    with pytest.raises(MessageError, match="favour"):
-        Terms.from_table(table)
 
 
 def test_it_has_no_form_for_a_gpu_and_says_so():

@@ -30,7 +30,6 @@ def rule(reports, epsilon=16.0, round=0, users=USERS):
         low=np.full(len(users), lowest(epsilon), np.uint64),
         reports=reports,
         scale=1.0,
-        cumulative=np.zeros(0, np.uint64),
     )
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 
 from sottovoce.algorithms.fcf.system import FCFConfig
-from sottovoce.attacks.suite.a04_lone_items import ATTACK
+from sottovoce.attacks.suite.lone_in_sums import LONE_ITEMS
 from sottovoce.attacks.views import SeenRound, Truth, View
 from sottovoce.core.cohort import Cohort
 from sottovoce.core.consent import Choice, Consent
@@ -40,8 +40,8 @@ def attacked(train: Interactions, link: SecureSum, known: bool = True):
         train, train, consent.takes_part, consent.share_positives, {}, {}, cohort.vectors,
         {"vectors": {1: cohort.vectors}} if known else {},
     )  # fmt: skip
-    assert ATTACK.applies(saw) == ""
-    return ATTACK.run(saw, truth)
+    assert LONE_ITEMS.applies(saw) == ""
+    return LONE_ITEMS.run(saw, truth)
 
 
 def test_items_of_one_user_are_hers_for_whoever_knows_the_vectors():

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from sottovoce.algorithms.uc.settings import UCConfig
-from sottovoce.attacks.suite.a01_lone_updates import ATTACK
+from sottovoce.attacks.suite.lone_in_sums import LONE_UPDATES
 from sottovoce.attacks.views import SeenRound, Truth, View
 from sottovoce.core.cohort import Cohort
 from sottovoce.core.consent import Choice, Consent
@@ -44,8 +44,8 @@ def attacked(pairs):
         TRAIN, TRAIN, consent.takes_part, consent.share_positives, {}, {}, cohort.vectors,
         {"vectors": {0: vectors}},
     )  # fmt: skip
-    assert ATTACK.applies(view) == ""
-    return ATTACK.run(view, truth)
+    assert LONE_UPDATES.applies(view) == ""
+    return LONE_UPDATES.run(view, truth)
 
 
 def test_where_few_send_a_row_it_names_items_of_single_users():

@@ -7,7 +7,7 @@ import pytest
 
 from sottovoce.algorithms.fcf.system import FCFConfig
 from sottovoce.algorithms.uc.settings import FilterConfig, UCConfig
-from sottovoce.attacks.suite import a08_attributes, a09_filter_bias, a10_consent
+from sottovoce.attacks.suite import a08_attributes, a09_a10_filters
 from sottovoce.attacks.suite import a08_attributes as attributes
 from sottovoce.attacks.views import Truth, View
 from sottovoce.core.consent import Choice, Consent
@@ -35,8 +35,8 @@ SETTINGS = UCConfig(
         FilterConfig("age", ("young", "middle", "old", "very old"), (0.2, 0.3, 0.3, 0.2)),
     ),
 )  # fmt: skip
-BIAS, OF_SUM = a09_filter_bias.BIAS, a09_filter_bias.OF_SUM
-CONSENT, ATTRIBUTES = a10_consent.ATTACK, a08_attributes.ATTACK
+BIAS, OF_SUM = a09_a10_filters.BIAS, a09_a10_filters.OF_SUM
+CONSENT, ATTRIBUTES = a09_a10_filters.CONSENT, a08_attributes.ATTACK
 
 
 pytestmark = pytest.mark.usefixtures("one_thread")

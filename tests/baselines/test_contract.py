@@ -163,8 +163,7 @@ REFUSED: dict[type[Baseline], dict[str, list[Any]]] = {
     },
     MultVAE: {
         "hidden_size": [0], "embedding_size": [-1], "epochs": [0], "batch_size": [0],
-        "learning_rate": [0.0, NAN], "dropout": [1.0, -0.1], "kl_weight": [-0.2],
-        "anneal_steps": [-1],
+        "learning_rate": [0.0, NAN], "dropout": [1.0, -0.1],
     },
     SAROS: {
         "variant": ["x"], "epochs": [0], "embedding_size": [0], "momentum": [1.0],

@@ -28,12 +28,6 @@ NOISY = Clipped(clip=1.0, norm="l1", epsilon=2.0)
 SHARING = Choice(share_positives=1.0)
 
 
-@pytest.fixture
-def exactly(ask):
-    """What leaves, in exact words."""
-    return lambda command, path: " ".join(ask(command, path)["what_leaves"])
-
-
 def terms_of(release=None, settings=SETTINGS):
     pytest.importorskip("torch")
     return Terms.of("town", len(ITEMS), settings, 0, release or Clipped())
@@ -236,7 +230,7 @@ def test_a_federation_without_filters_says_so(tmp_path, ask, say):
     assert "filter" not in one_text(" ".join(ask("status", path)["what_leaves"]))
 
 
-def test_hiding_before_the_terms_are_known_holds_and_may_stop_everything(tmp_path, ask, exactly):
+def test_hiding_before_the_terms_are_known_holds_and_may_stop_everything(tmp_path, ask):
     path = tmp_path / "phone"
     ask("init", path)
     told = ask("consent", path, "--take-part", "--share-positives", "1", "--hide", "income")
@@ -262,52 +256,37 @@ def one_text(told):
     return " ".join(told.split())
 
 
-def test_the_terms_say_what_leaves_and_what_it_tells(tmp_path, exactly, ask, say):
+@pytest.fixture
+def leaves(ask):
+    """Who sees what of a store, as one text."""
+    return lambda command, path: " ".join(ask(command, path)["what_leaves"])
+
+
+def test_the_terms_say_what_leaves_and_what_it_tells(tmp_path, leaves, ask, say):
     path = joined(tmp_path / "phone", terms_of())
     ask("attributes", path, "gender=male")
     ask("consent", path, "--hide", "age")
-    for told in (exactly("agree", path), exactly("status", path)):
-        words = told
-        assert "filters for gender, age" in words
-        assert "some items' rows, by name, items of the history among them." in words
-        assert "a server can read the value" in words
-        assert "tell it what is hidden, or not known" in words
-        assert "Who shares an attribute sends her embedding with it" in words
-        assert "shows her value to everybody who reads the model" in words
-        assert "networks" not in words  # the rows are all there is
+    for told in (leaves("agree", path), leaves("status", path)):
+        assert "Sees rows by name. It can work out what you have" in told
+        assert "Can work out what you do not hide about yourself." in told
+        assert "Sees for what about you nothing comes: you hide it, or have not told it." in told
     standing = {one["name"]: one["words"] for one in ask("status", path)["attributes"]}
     assert standing == {"gender": "shared: trains its filter", "age": "hidden: trains nothing"}
     assert "male" not in say("status", path)
     assert "male" not in json.dumps(ask("status", path)["attributes"])
 
 
-def test_other_recommenders_and_releases_have_other_words(tmp_path, exactly):
-    ncf = replace(SETTINGS, recommender="ncf")
-    words = exactly("agree", joined(tmp_path / "ncf", terms_of(settings=ncf)))
-    assert "among them; and of the recommender's networks." in words
-    assert "sends her embedding" in words
-    layers = terms_of(settings=replace(SETTINGS, filters="two-layer"))
-    words = exactly("agree", joined(tmp_path / "layers", layers))
-    assert "a server can read the value" in words
-    assert "sends her embedding" not in words
-    scalar = Clipped(clip=1.0, norm="scalar", epsilon=3.0)
-    words = exactly("agree", joined(tmp_path / "scalar", terms_of(scalar)))
-    assert "a server can read the value" in words
-    assert "ε = 3 bounds what one number tells, not what a report of thousands does" in words
-    noisy = joined(tmp_path / "noisy", terms_of(NOISY))
-    words = exactly("agree", noisy)
-    assert "a change of every row of the model, also of the filters of hidden attributes" in words
-    assert "a report costs ε = 2 in all" in words
-    for untrue in ("can read", "tell it what is hidden", "sends her embedding"):
-        assert untrue not in words
-    marked = joined(tmp_path / "marked", terms_of(replace(NOISY, hiding_epsilon=1.0)))
-    words = exactly("agree", marked)
-    assert "it tells that something is hidden" in words
-    bare = joined(tmp_path / "bare", terms_of(settings=replace(SETTINGS, attributes=())))
-    words = exactly("agree", bare)
-    assert "no attribute can be hidden" in words
-    assert "can read the value" not in words
-    assert "sends her embedding" not in words
+def test_noise_and_a_model_without_filters_have_other_words(tmp_path, leaves):
+    values, hidden = "do not hide about yourself", "about you nothing comes"
+    noisy = leaves("agree", joined(tmp_path / "noisy", terms_of(NOISY)))
+    assert "Sees your message with noise." in noisy
+    marked = terms_of(replace(NOISY, hiding_epsilon=1.0))
+    shown = "that you hide something about yourself"
+    assert shown in leaves("agree", joined(tmp_path / "marked", marked))
+    bare = terms_of(settings=replace(SETTINGS, attributes=()))
+    plain = leaves("agree", joined(tmp_path / "bare", bare))
+    for told in (noisy, plain):
+        assert not any(words in told for words in (values, hidden, shown))
 
 
 def test_what_a_choice_means_under_each_release(tmp_path, ask):

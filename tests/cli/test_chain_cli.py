@@ -10,11 +10,12 @@ from talk import told
 
 from sottovoce.cli import call
 from sottovoce.cli.making import make_federation
+from sottovoce.core.words import say
 from sottovoce.engines.processes import Child, free_port, sottovoce_command, wait_for
 from sottovoce.errors import ConfigError, KeyTrouble, UsageError
 from sottovoce.stores.server_folder import read_introduction
 from sottovoce.stores.shuffler_folder import create_shuffler_folder, open_shuffler_folder, read_hop
-from sottovoce.wire.exactly import settings, short, who_reads
+from sottovoce.wire.plainly import agreed_to, onlookers, settings, short
 from sottovoce.wire.refusals import Refused
 from sottovoce.wire.shuffled import BatchPart
 
@@ -167,13 +168,13 @@ def make_terms(place):
 
 def test_a_device_owner_reads_who_the_shufflers_are_and_what_holds(place):
     terms = make(place, "second", "third").plan.terms
-    said = "\n".join(who_reads(terms))
+    told = [*(one.sees for one in onlookers(terms)), *agreed_to(terms)]
+    said = " ".join(map(say, told))
     urls = [read_hop(place / name / "hop.json").url for name in ("second", "third")]
-    assert f"3 one after the other: https://127.0.0.1:4433, then {urls[0]}, then {urls[1]}." in said
-    assert "as long as one of the 3 shufflers is honest" in said
-    assert "could make up devices, and each shuffler can leave reports out" in said
-    assert "If all 3 work with the server" in said
-    assert "bounded by the plain sum: 20 a round by tier" in said
+    places = [said.index(url) for url in ("https://127.0.0.1:4433", *urls)]
+    assert places == sorted(places)
+    assert "All this holds while one of the 3 shufflers is honest." in said
+    assert "Can read your reports as yours." in said
     chain = short(settings(terms)["link.chain"])
     assert chain.startswith(f"url {urls[0]}, authority certificate ")
     assert "BEGIN" not in chain

@@ -3,11 +3,9 @@ introductions, and what a device owner reads."""
 
 import contextlib
 import shutil
-from dataclasses import replace
 
 import numpy as np
 import pytest
-from checked_world import checked_folders
 from talk import told
 
 from sottovoce.cli import call
@@ -19,7 +17,6 @@ from sottovoce.stores import server as records
 from sottovoce.stores import sums
 from sottovoce.stores.aggregator_folder import AggregatorIntroduction, create_aggregator
 from sottovoce.stores.server_folder import open_folder
-from sottovoce.wire.exactly import who_reads
 
 URLS = "https://one.example.net:8448", "https://two.example.com:8448"
 EXPERIMENT = """
@@ -184,18 +181,3 @@ def test_flower_refuses_in_one_sentence(place, capsys):
     said = refused(capsys, "run", file, *set_, "--engine", "flower", "--out", out)
     assert "in a checked sum every device is checked by itself" in said
     assert not out.exists()
-
-
-@pytest.mark.parametrize("noise_by", ["helper", "halves"])
-def test_the_terms_say_who_the_three_are_and_what_two_of_them_can(tmp_path, noise_by):
-    terms, _ = checked_folders(tmp_path, noise_by=noise_by)
-    terms = replace(terms, link=replace(terms.link, urls=URLS))
-    said = " ".join(who_reads(terms))
-    assert all(url in said for url in URLS)
-    assert "Three organisations" in said
-    assert "No one of them alone can read anything" in said
-    assert "Any two of them together read everything" in said
-    assert "keeps to the bounds" in said
-    by = {"helper": "The first helper adds the noise", "halves": "Each of the three adds half"}
-    assert by[noise_by] in said
-    assert "-----BEGIN" not in said

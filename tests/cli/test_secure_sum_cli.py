@@ -2,10 +2,8 @@
 what a device owner reads."""
 
 import json
-from dataclasses import replace
 
 import pytest
-from secure_sum_world import summed_terms
 from talk import told
 
 from sottovoce.cli import call
@@ -17,7 +15,6 @@ from sottovoce.services.server.summed_rounds import SummedCoordinator
 from sottovoce.stores.helper_folder import HelperIntroduction, create_helper
 from sottovoce.stores.keys import init_keys
 from sottovoce.stores.server_folder import open_folder
-from sottovoce.wire.exactly import who_reads
 
 URL = "https://proxy.example.net:8445"
 EXPERIMENT = """
@@ -145,19 +142,3 @@ def test_flower_cannot_run_it(place, capsys):
     assert call(arguments) == 2
     said = capsys.readouterr().err
     assert "gateways see the updates" in said
-
-
-def test_an_owner_reads_who_sees_what(tmp_path):
-    terms = summed_terms("ab" * 32, min_devices=12)
-    words = "\n".join(who_reads(terms))
-    assert "over at least 12 devices" in words
-    assert "do not put together what they have" in words
-    assert "The sum has no noise" in words
-    assert "at most 8, over groups that have no device in common. Yours is in one of them." in words
-    alone = replace(terms, link=replace(terms.link, groups=1))
-    assert "in common" not in "\n".join(who_reads(alone))
-    noisy = replace(terms, link=replace(terms.link, clip=0.5, noise=1.5))
-    words = "\n".join(who_reads(noisy))
-    assert "cut to a length of 0.5" in words
-    assert "1.5 times that length" in words
-    assert "no noise" not in words

@@ -195,7 +195,6 @@ EXPERIMENTS = {
     "fcf-as-in-fpl-sum-noise": fcf("fpl", **link(**NOISY)),
     "fmf-published": fmf({"epsilon": 2.5, "max_reports": 20}, TIERS[1:]),
     "fmf-published-two-tiers": fmf(REPORTING, TIERS),
-    "fmf-published-favour": fmf(REPORTING, TIERS, favour=0.5, scale=2.0, server_steps=5),
     "fmf-rotated": fmf({"epsilon": 2.5, "max_reports": 20}, TIERS[1:], variant="rotated"),
     "fmf-rotated-two-tiers-secret": fmf(REPORTING, TIERS, {"draws": "secret"}, variant="rotated"),
     "uc-mf": uc("mf", ALL_OR_NOTHING),

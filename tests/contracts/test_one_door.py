@@ -713,7 +713,7 @@ SETTINGS = {
     "fcf": [(FCFConfig(embedding_size=3), 0), (FCFConfig(embedding_size=3, variant="fpl"), 0)],
     "fmf": [
         (FMFConfig(embedding_size=3), 0),
-        (FMFConfig(embedding_size=3, favour=0.5, scale=3.0), 0),
+        (FMFConfig(embedding_size=3, scale=3.0), 0),
         (FMFConfig(embedding_size=3, variant="rotated", scale=0.3), 0),
     ],
     "uc": [

@@ -128,44 +128,6 @@ def test_words_are_scaled_exactly(word: int, n: int) -> None:
     assert int(one_bit.scaled(np.uint64(word), n)) == (word * n) >> 64
 
 
-WEIGHTS = st.lists(st.floats(0.0, 1e300, allow_subnormal=True), min_size=1, max_size=60).filter(any)
-
-
-@given(WEIGHTS)
-@example([1.0] * 7)
-@example([0.0, 5e-324, 0.0])
-@example([1e300] * 50)
-def test_item_tables_are_exact_and_leave_nobody_out(weights: list[float]) -> None:
-    table = one_bit.item_table(np.array(weights))
-    steps = np.diff(table.astype(object), prepend=0)
-    assert table.dtype == np.uint64
-    assert min(steps) >= 1
-    assert sum(steps) == COINS == int(table[-1])
-    probabilities = one_bit.item_probabilities(table, len(weights))
-    assert [Fraction(p) * COINS for p in probabilities.tolist()] == list(steps)
-    total = sum(Fraction(w) for w in weights)
-    for weight, step in zip(weights, steps, strict=True):
-        share = Fraction(weight) / total * (COINS - len(weights)) + 1
-        assert abs(step - share) <= 2
-
-
-def test_without_a_table_all_items_are_alike() -> None:
-    alike = one_bit.item_probabilities(np.zeros(0, dtype=np.uint64), 8)
-    assert alike.tolist() == [0.125] * 8
-
-
-@pytest.mark.parametrize("weights", [[], [0.0, 0.0], [1.0, -1.0], [1.0, math.nan], [math.inf]])
-def test_weights_that_are_no_distribution_are_refused(weights: list[float]) -> None:
-    with pytest.raises(ConfigError):
-        one_bit.item_table(np.array(weights))
-
-
-@pytest.mark.parametrize("table", [[1, 1, COINS], [0, 5, COINS], [1, 5, COINS - 1], [5, COINS]])
-def test_tables_that_leave_an_item_out_are_refused(table: list[int]) -> None:
-    with pytest.raises(ConfigError):
-        one_bit.item_probabilities(np.array(table, dtype=np.uint64), 3)
-
-
 # --- private coins -------------------------------------------------------------------------------
 
 
@@ -228,7 +190,6 @@ def rule(n: int = 3) -> ReportRule:
         low=np.full(n, one_bit.lowest(2.5), dtype=np.uint64),
         reports=10,
         scale=1.0,
-        cumulative=np.zeros(0, dtype=np.uint64),
     )
 
 
@@ -259,27 +220,17 @@ def test_a_rule_that_would_break_its_promise_is_refused(change: dict[str, object
 
 
 def test_coordinates_are_drawn_exactly() -> None:
-    """Of a word of 64 bits: of n coordinates the one at word·n / 2**64; with a table, the item in
-    whose steps the upper half lies, and the place in its row at the lower half."""
+    """Of a word of 64 bits: of n coordinates the one at word·n / 2**64."""
     asked = rule()
     words = [[int(word) for word in row] for row in words_of(asked.keys, asked.reports)]
     for n in (7, 2**31, 2**31 - 1):
         expected = [[word * n >> 64 for word in row] for row in words]
-        assert one_bit.drawn_coordinates(asked, n, 1).tolist() == expected
-    upper = [word >> 32 for row in words for word in row]
-    # A step that begins just where a word lies: it belongs to the item that begins there.
-    edges = np.array([*sorted({upper[0], upper[7], upper[-1]}), COINS], dtype=np.uint64)
-    expected = [
-        [sum(edge <= word >> 32 for edge in edges.tolist()) * 5 + ((word & 0xFFFFFFFF) * 5 >> 32)
-         for word in row] for row in words
-    ]  # fmt: skip
-    drawn = one_bit.drawn_coordinates(replace(asked, cumulative=edges), 20, 5)
-    assert drawn.tolist() == expected
+        assert one_bit.drawn_coordinates(asked, n).tolist() == expected
 
 
 def test_what_is_not_one_finite_number_for_each_coordinate_is_not_randomised() -> None:
     asked = rule()
-    drawn = one_bit.drawn_coordinates(asked, 50, 1)
+    drawn = one_bit.drawn_coordinates(asked, 50)
     values = np.zeros(drawn.shape)
     for wrong in (values[:, :1], values[:1], values.astype(np.float32), values.ravel()):
         with pytest.raises(ConfigError, match="one number for each coordinate"):
@@ -292,7 +243,7 @@ def test_what_is_not_one_finite_number_for_each_coordinate_is_not_randomised() -
 def test_a_bit_is_told_by_a_coin_below_its_threshold() -> None:
     """Coin by coin, with coins of the library and thresholds in whole numbers."""
     asked = replace(rule(), reports=40, scale=0.5)
-    drawn = one_bit.drawn_coordinates(asked, 50, 1)
+    drawn = one_bit.drawn_coordinates(asked, 50)
     values = np.linspace(-4.0, 4.0, drawn.size).reshape(drawn.shape)
     values[0, :4] = (-2.0, 2.0, -1e300, 1e300)
     reports = one_bit.randomised(asked, drawn, values)

@@ -20,7 +20,6 @@ from sottovoce.rng import Streams, chacha_words
 
 RNG = Streams.from_seed(3)
 ROOT = noise_root(17)
-NO_TABLE = np.zeros(0, dtype=np.uint64)
 
 
 def people(*choices, attributes=()):
@@ -211,7 +210,7 @@ def coins(rule, row, blocks=4):
 def rule_of(round=0, root=ROOT, rng=RNG, n=30, rows=None):
     consent = Consent.uniform(np.arange(n), Choice(epsilon=1.0, max_reports=10))
     rows = np.arange(n) if rows is None else rows
-    return bound(TIERS, consent, root, rng).report_rule(rows, round, 1.0, NO_TABLE)
+    return bound(TIERS, consent, root, rng).report_rule(rows, round, 1.0)
 
 
 def test_no_two_devices_rounds_or_roots_share_a_coin_stream():
@@ -250,14 +249,14 @@ def test_a_devices_key_is_a_keyed_hash_of_its_number():
 
 def test_thresholds_follow_the_tier():
     consent = people(*(Choice(epsilon=e, max_reports=10) for e in (0.5, 0.7, 9.0)))
-    rule = bound(TIERS, consent).report_rule(np.array([2, 0, 1]), 0, 1.0, NO_TABLE)
+    rule = bound(TIERS, consent).report_rule(np.array([2, 0, 1]), 0, 1.0)
     assert rule.low.tolist() == [lowest(2.5), lowest(0.5), lowest(0.7)]
 
 
 def test_nothing_private_is_shown():
     consent = people(Choice(epsilon=1.0, max_reports=10))
     release = bound(TIERS, consent)
-    rule = release.report_rule(np.array([0]), 0, 1.0, NO_TABLE)
+    rule = release.report_rule(np.array([0]), 0, 1.0)
     for shown in (repr(release), repr(rule), str(rule)):
         assert str(rule.noise[0, 0]) not in shown
         assert len(shown) < 120

@@ -25,9 +25,9 @@ from sottovoce.stores.database import SCHEMA, Database
 from sottovoce.stores.helper_folder import Answers, init_helper
 from sottovoce.stores.orchestrator import OrchestratorStore
 from sottovoce.stores.owner_store import OwnerFacts, OwnerStore
+from sottovoce.stores.private import STAMP_BYTES, stamp, unstamp
 from sottovoce.stores.server import require_catalogue
 from sottovoce.stores.server_folder import open_folder
-from sottovoce.stores.stamps import STAMP_BYTES, stamp, unstamp
 from sottovoce.wire.sealing import SEALED_BYTES
 from sottovoce.wire.shuffled import BatchPart
 

@@ -303,14 +303,14 @@ def test_visits_follow_the_catalogues_numbers():
 
 
 def test_a_folder_without_invitations_is_one_sentence(tmp_path):
-    from sottovoce.cli.serve_residents import residents
+    from sottovoce.cli.serve_agents import residents
 
     with pytest.raises(UsageError, match="has no invitations"):
         residents(tmp_path, "demo")
 
 
 def test_invitations_of_people_are_not_used_up(tmp_path):
-    from sottovoce.cli.serve_residents import residents
+    from sottovoce.cli.serve_agents import residents
 
     for server in ("https://town.example:8443", "https://10.0.0.7:8443"):
         Invitation(server, "PEM", "ab" * 32, 7, "town-1").write(tmp_path / "device-7.json")

@@ -5,6 +5,8 @@ import contextlib
 import http.client
 import resource
 import socket
+import sqlite3
+import threading
 import time
 
 import numpy as np
@@ -112,6 +114,49 @@ def test_a_disk_that_is_full_when_a_round_closes(tmp_path):
         client.wait(round=1, state="finished")
         over = client.status()["rounds"]
         assert [(p["outcome"], p["missing"]) for p in over] == [("deadline", [7])]
+
+
+def test_overload_is_told_and_memory_is_bounded(tmp_path):
+    """While the disk does not answer, a few reports wait and the rest come back later."""
+    folder, fleet = new_folder(tmp_path, rounds=1, min_fraction=1.0), Fleet()
+    limits = {"waiting": 2, "retry_seconds": 7}
+    with ServerProcess(tmp_path, limits=limits) as server, Client(folder, server.port) as client:
+        fleet.enrol(folder, client)
+        client.wait(round=0, state="open")
+        view = client.model(0)
+        payloads = [fleet.report(n, view) for n in range(USERS)]
+        blocker = sqlite3.connect(tmp_path / "server.db", isolation_level=None)
+        blocker.execute("BEGIN IMMEDIATE")
+        answers = {}
+
+        def send(number):
+            with Client(folder, server.port) as own:
+                answers[number] = own.post("/v1/reports", payloads[number])
+
+        senders = [threading.Thread(target=send, args=(n,)) for n in range(USERS)]
+        for sender in senders:
+            sender.start()
+        end = time.monotonic() + 60
+        while len(answers) < USERS - 4 and time.monotonic() < end:
+            time.sleep(0.02)
+        time.sleep(1.0)  # the last of them
+        turned_away = dict(answers)
+        assert len(turned_away) >= USERS - 4
+        for got in turned_away.values():
+            assert (got.status, got.error) == (503, "overload")
+            assert got.headers["retry-after"] == "7"
+        assert client.get("/v1/round").status == 200, "everything else goes on"
+        blocker.execute("ROLLBACK")
+        blocker.close()
+        for sender in senders:
+            sender.join()
+        waited = [n for n in range(USERS) if n not in turned_away]
+        assert [answers[n].status for n in waited] == [204] * len(waited)
+        for number in turned_away:
+            assert client.post("/v1/reports", payloads[number]).status == 204
+        client.wait(round=1, state="finished")
+        assert np.array_equal(client.model(1).items, simulated(1))
+        assert client.status()["refused"]["overload"] == len(turned_away)
 
 
 def begin_report(folder, server, length=900):

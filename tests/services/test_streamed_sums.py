@@ -18,7 +18,7 @@ from sottovoce.services.server.summed_rounds import SummedCoordinator
 from sottovoce.stores import sums
 from sottovoce.stores.database import Database, submissions, summed_seeds, unsummed
 from sottovoce.stores.database import sums as sum_table
-from sottovoce.stores.stamps import STAMP_BYTES
+from sottovoce.stores.private import STAMP_BYTES
 from sottovoce.wire.frames import MASK_SUM
 from sottovoce.wire.masked import SEALED_SEED_BYTES, decode_question, message_bytes
 

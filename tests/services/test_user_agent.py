@@ -3,15 +3,20 @@
 import contextlib
 import os
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import replace
 
 import pytest
 from fake_server import Reply
+from orchestrator_world import OrchestratorProcess
+from owner_world import OwnerProcess
 from user_world import CATALOGUE, world
 
+from sottovoce.algorithms.drift.system import DRIFTConfig
 from sottovoce.core.consent import Choice
 from sottovoce.errors import (
     ConsentError,
@@ -23,11 +28,14 @@ from sottovoce.errors import (
 )
 from sottovoce.services.agent.process import Options, serve_devices
 from sottovoce.services.agent.user_agent import UserAgent
+from sottovoce.stores.orchestrator_folder import admit, create_orchestrator_folder
+from sottovoce.stores.owner_folder import create_owner_folder, keep_admission
 from sottovoce.stores.user import UserStore
 from sottovoce.stores.user_door import UserDoor
 from sottovoce.wire.interactions import SEALED_BYTES, Identity
 from sottovoce.wire.owners import OfferMade, OwnerReceipt
 from sottovoce.wire.passes import PASS_BYTES, Issuer, Pass
+from sottovoce.wire.silo_files import FederationFile
 
 SEVEN = 7
 """The number that the orchestrator gives to whoever enrols."""
@@ -442,6 +450,60 @@ def test_kill_9_while_sending_loses_and_doubles_nothing(here, tmp_path):
 # --- real processes ------------------------------------------------------------------------------
 
 
+def free_port():
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return one.getsockname()[1]
+
+
+@contextlib.contextmanager
+def federation(path, *, owners=4, items=200, settings=None):
+    """A running orchestrator and running data owners, each with a share of the items."""
+    catalogue = [f"film {n}" for n in range(items)]
+    orchestrator = create_orchestrator_folder(path / "town", catalogue, settings or DRIFTConfig())
+    about = FederationFile.read(orchestrator.federation_file)
+    folders, ports = [], [free_port() for _ in range(owners)]
+    with contextlib.ExitStack() as stack:
+        store = stack.enter_context(contextlib.closing(orchestrator.store()))
+        for k, port in enumerate(ports):
+            held = list(range(k, items, owners))
+            url = f"https://127.0.0.1:{port}"
+            folder = create_owner_folder(path / f"owner{k}", about, f"owner{k}", url, held)
+            keep_admission(folder, admit(orchestrator, store, folder.application, "127.0.0.1:9"))
+            folders.append(folder)
+        running = [
+            stack.enter_context(OwnerProcess(folder, port=port))
+            for folder, port in zip(folders, ports, strict=True)
+        ]
+        front = stack.enter_context(OrchestratorProcess(orchestrator))
+        yield orchestrator, store, front, folders, running, ports
+
+
+def trial_store(path, orchestrator, store, front, users, each):
+    """Users who are all enrolled, with messages that wait."""
+    people = [Identity() for _ in range(users)]
+    numbers = store.add_users([one.public for one in people])
+    issuer, ca = orchestrator.issuer(), (orchestrator.keys / "ca.crt").read_text()
+    made = UserStore.create(path, store.federation, issuer.public, front.url, ca)
+    passes = [
+        (one, issuer.admit(int(number), one.public))
+        for one, number in zip(people, numbers, strict=True)
+    ]
+    made.add_users(passes, orchestrator.users_identity().public)
+    agent = UserAgent(made)
+    agent.refresh_directory()
+    with made.file.transaction():
+        for user in made.users:
+            agent.door.choose(user, Choice())
+    size = len(made.world.directory.catalogue)
+    said = agent.door.interact_many(
+        (user, (7 * moment + 3 * user) % size, (moment + user) % 3 > 0, moment)
+        for moment in range(each)
+        for user in made.users
+    )
+    return made, agent, said.messages
+
+
 def taken(folders):
     """What the owners have on their disks."""
     found = 0
@@ -449,6 +511,28 @@ def taken(folders):
         with contextlib.closing(folder.owner()) as owner:
             found += owner.counts()["taken"]
     return found
+
+
+@pytest.mark.slow
+def test_real_parties_and_an_owner_that_is_killed_while_users_send(tmp_path):
+    with federation(tmp_path) as (orchestrator, store, front, folders, running, ports):
+        crowd, agent, messages = trial_store(
+            tmp_path / "crowd", orchestrator, store, front, 300, 40
+        )
+        with crowd, agent:
+            killer = threading.Timer(0.5, running[0].kill)
+            killer.start()
+            delivery = agent.send_all()
+            killer.join()
+            assert "owner0" in delivery.troubles
+            assert delivery.waiting > 0
+            with OwnerProcess(folders[0], port=ports[0]) as again:
+                delivery = agent.send_all()
+                assert (delivery.waiting, delivery.troubles, delivery.refused) == (0, {}, 0)
+                again.stop()
+        for one in running[1:]:
+            one.stop()
+        assert taken(folders) == messages
 
 
 def test_a_service_brings_what_waits_until_nothing_does(here, tmp_path, capsys):

@@ -132,7 +132,6 @@ def terms(agreed=True, changes=()):
             {"name": "delta", "value": 1e-6},
             {"name": "server", "value": "https://films.example"},
         ],
-        "technical": ["The sum satisfies (ε, δ)-differential privacy with δ = 10⁻⁶."],
     }
 
 

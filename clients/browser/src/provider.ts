@@ -424,7 +424,6 @@ async function agreement(status: Status, terms: Terms): Promise<Agreement> {
     said: agreedTo(terms),
     changes,
     settings: await Promise.all(every),
-    technical: [],
   };
 }
 

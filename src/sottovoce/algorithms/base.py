@@ -254,22 +254,6 @@ class AlgorithmSettings(Component, ABC):
         what was measured; nothing where that tells nothing."""
         return ()
 
-    def rows_named(self, n_items: int) -> str:
-        """For how many items a report has a row, in words for the device's owner."""
-        if self.draws:
-            return f"up to {min(2 * self.draws, n_items):,} of {n_items:,} items"
-        return f"each of {n_items:,} items"
-
-    def server_reads(self, release: Any, n_items: int) -> tuple[str, ...]:
-        """What a server reads of single reports under this release, and what it can compute from
-        them, in sentences for the device's owner."""
-        return (
-            "Whoever runs the server reads every report by itself and knows that it is yours: your "
-            "device's number, the round, the address it came from, and for "
-            f"{self.rows_named(n_items)}, by name, the numbers that your device has learnt.",
-            *release.server_computes(),
-        )
-
     def how_revealing(self, n_items: int) -> str:
         """Why a single report that can be read may give a history away."""
         if self.draws:
@@ -563,10 +547,10 @@ class Reporting(FactorModel):
     def coordinates(self, n_items: int) -> int:
         """How many coordinates a report can be about."""
 
-    @abstractmethod
-    def sampling(self, items: NDArray[np.float32]) -> tuple[float, NDArray[np.uint64]]:
-        """From the published model alone: the factor by which values are multiplied before they
-        are cut to [-1, 1], and the table from which items are drawn (empty: all alike)."""
+    @property
+    def scale(self) -> float:
+        """The factor by which values are multiplied before they are cut to [-1, 1]."""
+        return 1.0
 
     def items_at(self, coordinates: NDArray[np.int64], n_items: int) -> NDArray[np.int64] | None:
         """Which item each coordinate is about; None where each is about all items at once."""

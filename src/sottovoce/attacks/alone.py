@@ -310,8 +310,7 @@ def likelihoods(
     vectors = np.zeros((n, algorithm.config.embedding_size), np.float32)
     cohort = Cohort(users, history, Consent.uniform(users, Choice()), vectors)
     about = np.tile(coordinates(reports), (n, 1))
-    scale, _ = algorithm.sampling(view.items)
-    said = np.clip(scale * algorithm.device_values(view, cohort, users, about), -1.0, 1.0)
+    said = np.clip(algorithm.scale * algorithm.device_values(view, cohort, users, about), -1.0, 1.0)
     low = lowest(epsilon) / COINS
     one = low + (said + 1.0) * 0.5 * (1.0 - 2.0 * low)
     found: Floats = np.log(np.where(bits(reports), one, 1.0 - one)).sum(axis=1)

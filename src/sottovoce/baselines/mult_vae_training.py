@@ -21,6 +21,13 @@ from sottovoce.rng import Streams
 if TYPE_CHECKING:
     from sottovoce.baselines.mult_vae import MultVAE
 
+_KL_WEIGHT, _ANNEAL_STEPS = 0.2, 200_000
+
+
+def beta(step: int) -> float:
+    """The weight of the KL term in batch `step`, counted from 0."""
+    return _KL_WEIGHT * min(1.0, step / _ANNEAL_STEPS)
+
 
 @dataclass(frozen=True, slots=True, repr=False, eq=False)
 class BatchRows:
@@ -153,7 +160,7 @@ def fit(
             rows = BatchRows.of(train, users, device, kept)
             noise = draws.child("noise").normal(users, embedding)
             optimizer.zero_grad()
-            loss = network.loss(rows, noise, config.beta(step))
+            loss = network.loss(rows, noise, beta(step))
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             total += loss.detach()

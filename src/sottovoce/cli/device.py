@@ -237,7 +237,6 @@ def consent(
     from sottovoce.stores.opening import open_store
     from sottovoce.stores.session import DeviceSession
     from sottovoce.stores.user import UserStore, whose
-    from sottovoce.wire.exactly import who_reads
 
     if "epsilon" in changes:
         spent.require_sane(changes["epsilon"])
@@ -302,7 +301,7 @@ def consent(
                 "spent": cost,
                 "means": means,
                 "worth": output.told(*worth),
-                "what_leaves": who_reads(known, gateway=gateway) if known else [],
+                "what_leaves": plainly.readers(known, gateway=gateway) if known else [],
                 "agreed": known is not None and pending is None,
                 "records": earlier,
             }
@@ -491,7 +490,6 @@ def status(path: Store, user: User = None, as_json: Json = False) -> None:
     from sottovoce.stores.opening import open_store
     from sottovoce.stores.session import DeviceSession, expelled
     from sottovoce.stores.user import UserStore, whose
-    from sottovoce.wire.exactly import who_reads
     from sottovoce.wire.invitations import kept_invitation
 
     with open_store(path, readonly=True) as store:
@@ -530,7 +528,7 @@ def status(path: Store, user: User = None, as_json: Json = False) -> None:
         plain = int(plain_releases(store).sum())
         mine = None if alone is None else (store.name(alone), records.row(0))
     shown = pending or terms
-    leaves = who_reads(shown, gateway=gateway) if shown else []
+    leaves = plainly.readers(shown, gateway=gateway) if shown else []
     nothing: list[str] = []
     if not content["taking_part"]:
         nothing = output.told(said("quiet.nobody" if mine is None else "quiet.off"))

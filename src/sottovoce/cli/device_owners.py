@@ -505,7 +505,7 @@ def _choice_words(
                 found.append(Onlooker(conductor, said("sees.difference", names=split)))
         else:
             found.append(Onlooker(conductor, said("sees.requests")))
-    lines = [*output.told(here, head), *plainly.seen(found)]
+    lines = [*output.told(here, head), *(f"  {line}" for line in plainly.seen(found))]
     if path is None:
         return lines
     command = f"sottovoce device consent {path} --take-part"

@@ -12,8 +12,7 @@ from sottovoce.cli import output, plainly
 from sottovoce.cli.options import Json, Store
 from sottovoce.core.words import said
 from sottovoce.errors import UsageError
-from sottovoce.wire.exactly import changes as differences
-from sottovoce.wire.exactly import who_reads
+from sottovoce.wire.plainly import changes as differences
 
 if TYPE_CHECKING:
     from sottovoce.stores.device import CohortStore
@@ -61,7 +60,7 @@ def agree(
                 "digest": shown.digest() if shown else None,
                 "terms": shown.to_table() if shown else None,
                 "changes": [{"setting": k, "from": a, "to": b} for k, a, b in changes],
-                "what_leaves": who_reads(shown, gateway=gateway) if shown else [],
+                "what_leaves": plainly.readers(shown, gateway=gateway) if shown else [],
             }
         )
         return

@@ -202,7 +202,14 @@ def seen(found: Sequence[Onlooker]) -> list[str]:
     for reader in found:
         who, sees = output.told(reader.who, reader.sees)
         lines.setdefault(who, []).append(sees)
-    return [f"  {who}: {' '.join(sees)}" for who, sees in lines.items()]
+    return [f"{who}: {' '.join(sees)}" for who, sees in lines.items()]
+
+
+def readers(terms: Terms, *, gateway: bool) -> list[str]:
+    """Who sees what under these terms, a line for each of them."""
+    from sottovoce.wire.plainly import onlookers
+
+    return seen(onlookers(terms, gateway=gateway))
 
 
 def agreeing(terms: Terms, path: Path, *, left: bool = False) -> list[str]:
@@ -223,13 +230,13 @@ def asking(path: Path) -> list[str]:
 
 def in_words(terms: Terms, *, gateway: bool, agreed: bool = False) -> list[str]:
     """Who sees what under these terms, and what else she would agree to, or has."""
-    from sottovoce.wire.plainly import agreed_to, onlookers
+    from sottovoce.wire.plainly import agreed_to
 
-    found = onlookers(terms, gateway=gateway)
     what = said("device.terms_agreed" if agreed else "device.terms")
     first, second = output.told(said("device.who_reads"), what)
+    sight = [f"  {line}" for line in readers(terms, gateway=gateway)]
     rest = [f"  {line}" for line in output.told(*agreed_to(terms, gateway=gateway))]
-    return [first, *seen(found), second, *rest]
+    return [first, *sight, second, *rest]
 
 
 # --- what has left -------------------------------------------------------------------------------

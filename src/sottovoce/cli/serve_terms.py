@@ -91,7 +91,7 @@ def terms(
 def _shown(acts: Acts, folder: Path, out: Path | None) -> Said:
     from sottovoce.stores import amending
     from sottovoce.stores.server_folder import open_folder
-    from sottovoce.wire.exactly import settings, short
+    from sottovoce.wire.plainly import settings, short
 
     with acts.database.reading() as link:
         now = open_folder(folder).caught_up(link).plan.terms
@@ -233,7 +233,7 @@ def agreed_by_shuffler(path: Path, file: Path, digest: str | None) -> Said:
 
 
 def _agreed(before: Terms | None, new: Terms, digest: str | None, agree: Any, how: str) -> Said:
-    from sottovoce.wire.exactly import changes
+    from sottovoce.wire.plainly import changes
 
     if before is not None and before.federation != new.federation:
         agree()  # says why not

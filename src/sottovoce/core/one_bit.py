@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     pass
 
 COINS = 1 << 32
-"""Coins run from 0 to this, exclusive; so do an item table's steps."""
+"""Coins run from 0 to this, exclusive."""
 MOST_COORDINATES = 1 << 31
 SMALLEST_EPSILON = 1e-4
 LARGEST_EPSILON = 16.0
@@ -63,8 +63,6 @@ class ReportRule:
     """k: reports per device."""
     scale: float
     """Gradients are multiplied by it before they are clipped to [−1, 1]."""
-    cumulative: NDArray[np.uint64]
-    """Empty where all items are drawn alike, else an `item_table`."""
 
     def __post_init__(self) -> None:
         n = len(self.keys)
@@ -142,42 +140,6 @@ def bits(reports: NDArray[np.uint32]) -> NDArray[np.bool_]:
 # --- coordinates ---------------------------------------------------------------------------------
 
 
-def item_table(weights: NDArray[np.float64]) -> NDArray[np.uint64]:
-    """Cumulative steps of 2**32 in proportion to the weights; item i is drawn where a 32-bit word
-    lies in [table[i − 1], table[i]). Every item has at least one step, so every one can be drawn;
-    leftover steps go to the largest remainders, the first of equals."""
-    weights = np.asarray(weights, dtype=np.float64)
-    n = len(weights)
-    if weights.ndim != 1 or not 0 < n <= MOST_COORDINATES:
-        raise ConfigError("an item table needs a list of weights")
-    if not bool(np.all(np.isfinite(weights) & (weights >= 0.0))) or not weights.any():
-        raise ConfigError("the weights of items must be finite, non-negative and not all zero")
-    largest = float(weights.max())
-    shares = (weights / largest) * ((COINS - n) / math.fsum(weights / largest))
-    steps = np.floor(shares).astype(np.int64)
-    order = np.argsort(steps - shares, kind="stable")
-    left = COINS - n - int(steps.sum())
-    steps[order[: max(0, left)]] += 1
-    # Floating point may have given away more than there is; the largest item can spare it.
-    steps[int(np.argmax(steps))] += COINS - n - int(steps.sum())
-    return np.cumsum(steps + 1).astype(np.uint64)
-
-
-def item_probabilities(cumulative: NDArray[np.uint64], n_items: int) -> NDArray[np.float64]:
-    """The probability that a report is about each item, exactly as items are drawn."""
-    if not len(cumulative):
-        return np.full(n_items, 1.0 / n_items)
-    check_table(cumulative, n_items)
-    return np.diff(cumulative, prepend=np.uint64(0)).astype(np.float64) / COINS
-
-
-def check_table(cumulative: NDArray[np.uint64], n_items: int) -> None:
-    """Refuses what is not an `item_table` of so many items."""
-    good = len(cumulative) == n_items and int(cumulative[-1]) == COINS and cumulative[0] > 0
-    if not good or bool(np.any(cumulative[1:] <= cumulative[:-1])):
-        raise ConfigError("an item table must have a step for every item and 2**32 in all")
-
-
 @njit(inline="always")
 def scaled(word, n):
     """A 64-bit word scaled to [0, n), n ≤ 2**32: off uniform by n / 2**64 at most, relatively."""
@@ -217,14 +179,11 @@ def nonce(round: int) -> NDArray[np.uint32]:
 # --- the definition -------------------------------------------------------------------------------
 
 
-def drawn_coordinates(rule: ReportRule, coordinates: int, size: int) -> NDArray[np.int64]:
-    """[n, k]: the coordinates that each device's reports are about, of so many in rows of `size`;
-    drawn before anything private is looked at."""
+def drawn_coordinates(rule: ReportRule, coordinates: int) -> NDArray[np.int64]:
+    """[n, k]: the coordinates that each device's reports are about, of so many; drawn before
+    anything private is looked at."""
     words = words_of(rule.keys, rule.reports)
     high, low = words >> np.uint64(32), words & np.uint64(0xFFFFFFFF)
-    if len(rule.cumulative):
-        item = np.searchsorted(rule.cumulative, high, side="right").astype(np.int64)
-        return item * size + ((low * np.uint64(size)) >> np.uint64(32)).astype(np.int64)
     total = np.uint64(coordinates)
     return ((high * total + ((low * total) >> np.uint64(32))) >> np.uint64(32)).astype(np.int64)
 

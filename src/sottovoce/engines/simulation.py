@@ -190,7 +190,7 @@ class SimulatedDevices(Devices):
             return super(SimulatedDevices, self).report_bits(view, rows)
         self._hold(view)
         self._admit(rows)
-        rule = release.report_rule(rows, view.round, *algorithm.sampling(view.items))
+        rule = release.report_rule(rows, view.round, algorithm.scale)
         made = algorithm.device_report(view, self._shown(), rows, rule, threads)
         return self._record_bits(view, rows, made)
 

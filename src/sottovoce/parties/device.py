@@ -376,9 +376,9 @@ class Devices(Redacted):
         Budgets are charged; a device that has too little left is not asked, or this raises."""
         algorithm, release = self._reporting()
         self._admit(rows)
-        rule = release.report_rule(rows, view.round, *algorithm.sampling(view.items))
+        rule = release.report_rule(rows, view.round, algorithm.scale)
         many = algorithm.coordinates(len(view.items))
-        drawn = drawn_coordinates(rule, many, view.items.shape[1])
+        drawn = drawn_coordinates(rule, many)
         values = algorithm.device_values(view, self._shown(), rows, drawn)
         about = algorithm.items_at(drawn[:1].ravel(), len(view.items))
         about = np.arange(len(view.items)) if about is None else about

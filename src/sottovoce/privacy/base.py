@@ -64,6 +64,11 @@ class Release(Component, ABC):
         return False
 
     @property
+    def shows_hiding(self) -> bool:
+        """Whether the noise shows that a user hides an attribute."""
+        return False
+
+    @property
     def epsilon(self) -> float:
         """Privacy cost by which noise on updates is measured; 0 where devices add none."""
         return 0.0
@@ -167,19 +172,6 @@ class Release(Component, ABC):
         """What people relied on who made these choices: the subject of a report card's
         sentences."""
         return "That raw data stay on the device"
-
-    def server_computes(self) -> tuple[str, ...]:
-        """What a server that reads single reports can compute from them, in sentences."""
-        if self.adds_noise:
-            return (
-                "Your device adds noise to what it sends, and this release says no more of what "
-                "the server can compute from it. What rounds cost adds up.",
-            )
-        return (
-            "A single report gives every item of yours away: the server can compute all of your "
-            "history from it, and your vector, which holds your tastes. No ε bounds what it "
-            "learns.",
-        )
 
     @property
     def unprotected(self) -> str:

@@ -100,27 +100,6 @@ class ShareFraction(Release):
         shares = sorted({f"{choice.share_positives:g}" for choice in choices})
         return "Your setting π = " + " or ".join(shares)
 
-    def server_computes(self) -> tuple[str, ...]:
-        if self.per == "item":
-            decides = (
-                "What you decide by --share-positives is of which share of your items rows are "
-                "sent at all; the share is drawn once, and others are never sent."
-            )
-        else:
-            decides = (
-                "What you decide by --share-positives is how often a row of an item of yours is "
-                "sent when it is drawn; in time nearly every item of yours is."
-            )
-        return (
-            "The server can compute from a single row of it your vector, which holds your tastes, "
-            "and an item that you have, also where no row of an item of yours leaves: "
-            "`--share-positives 0` does not keep your items from a curious server. No ε bounds "
-            "what it learns.",
-            "The other rows are of items that you do not have, so that the items that never come "
-            "are yours. Rows of items of yours show by their sign.",
-            decides,
-        )
-
     @property
     def unprotected(self) -> str:
         return SHARES

@@ -247,13 +247,6 @@ class OwnEpsilon(Release):
         own = sorted({min(c.epsilon, self.epsilon) for c in choices if c.takes_part and c.epsilon})
         return "Your setting ε = " + " or ".join(f"{one:g}" for one in own)
 
-    def server_computes(self) -> tuple[str, ...]:
-        return (
-            "The server sees your contribution masked, and of all contributions one noisy sum. "
-            "What it can compute from that, and from the model, is bounded by the ε that you "
-            "chose, as long as it does not work together with a helper.",
-        )
-
     @property
     def unprotected(self) -> str:
         who = IN_PARTS.format(parts=self.parts) if self.parts else BY_HELPER

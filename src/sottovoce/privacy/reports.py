@@ -244,9 +244,7 @@ class BoundReports(BoundRelease):
             batch=batch[self.tier[rows]],
         )
 
-    def report_rule(
-        self, rows: NDArray[np.int64], round: int, scale: float, cumulative: NDArray[np.uint64]
-    ) -> ReportRule:
+    def report_rule(self, rows: NDArray[np.int64], round: int, scale: float) -> ReportRule:
         """What the algorithm's kernels need to draw and randomise these devices' reports."""
         lows = np.array([lowest(tier.epsilon) for tier in self.settings.tiers], dtype=np.uint64)
         return ReportRule(
@@ -256,5 +254,4 @@ class BoundReports(BoundRelease):
             low=lows[self.tier[rows]],
             reports=self.settings.max_reports,
             scale=scale,
-            cumulative=cumulative,
         )

@@ -129,6 +129,10 @@ class Clipped(Release):
         return self.norm == "l1"
 
     @property
+    def shows_hiding(self) -> bool:
+        return self.hiding_epsilon > 0
+
+    @property
     def kind(self) -> str:
         return f"clipped-{self.norm}"
 

@@ -1,7 +1,7 @@
 """What a search may change: settings of an experiment, each with a range or a choice of values.
 
     algorithm.learning_rate=log:1e-4:1e-1      a number, evenly on a logarithmic scale
-    algorithm.memory_rounds=0.5:4              a number, evenly
+    algorithm.scale=0.5:4                      a number, evenly
     algorithm.embedding_size=8,16,32           one of these values
     algorithm.reg_user+reg_positive=log:.001:.3  one number for both settings
 

@@ -35,8 +35,8 @@ from sottovoce.stores.database import MOST_ROUNDS, Database, acts
 from sottovoce.stores.server import catalogue_name
 from sottovoce.stores.server_folder import ServerFolder, amended, invited, with_items
 from sottovoce.wire.catalogue import Categories, Items, spare_places
-from sottovoce.wire.exactly import short
 from sottovoce.wire.invitations import MAX_NUMBER, Invitation
+from sottovoce.wire.plainly import short
 from sottovoce.wire.terms import Terms
 
 Role = keys.Role

@@ -23,8 +23,7 @@ from sottovoce.parties.aggregator import Aggregating
 from sottovoce.parties.helper import NoiseSecret
 from sottovoce.stores.file import SQLiteFile
 from sottovoce.stores.keys import read_private_key, read_secret, write_new_files
-from sottovoce.stores.private import private_folder
-from sottovoce.stores.stamps import stamp, unstamp
+from sottovoce.stores.private import private_folder, stamp, unstamp
 from sottovoce.stores.sum_folder import (
     SumFolder,
     SumIntroduction,

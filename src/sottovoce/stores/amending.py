@@ -34,7 +34,7 @@ from sottovoce.stores.server import (
     set_catalogue,
 )
 from sottovoce.wire.catalogue import require_fit, require_same_places
-from sottovoce.wire.exactly import changes
+from sottovoce.wire.plainly import changes
 from sottovoce.wire.terms import Terms
 
 _TABLE, _AMENDMENT = "terms_table", "amendment"

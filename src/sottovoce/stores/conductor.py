@@ -23,8 +23,7 @@ from sottovoce.errors import FolderInUse, RunError, UsageError, VersionMismatch
 from sottovoce.stores.allotment import Ranges, overlap, show_ranges
 from sottovoce.stores.file import SQLiteFile
 from sottovoce.stores.locking import is_locked, try_lock
-from sottovoce.stores.private import private_file
-from sottovoce.stores.stamps import stamp, unstamp
+from sottovoce.stores.private import private_file, stamp, unstamp
 
 FILE = "flower.db"
 LOCK = "flower.lock"

@@ -16,8 +16,7 @@ from sqlalchemy import event
 from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
 
 from sottovoce.errors import ServiceError, UsageError, other_format
-from sottovoce.stores.private import private_database
-from sottovoce.stores.stamps import stamp, unstamp
+from sottovoce.stores.private import private_database, stamp, unstamp
 
 SCHEMA = 4
 """The format of the tables. A database of another one is refused."""

@@ -17,8 +17,7 @@ from typing import IO, Any, ClassVar, Protocol, Self, TypeVar
 
 from sottovoce.errors import ServiceError, SottovoceError, StoreError, other_format
 from sottovoce.stores.locking import try_lock
-from sottovoce.stores.private import private_database
-from sottovoce.stores.stamps import stamp
+from sottovoce.stores.private import private_database, stamp
 
 _BUSY, _LOCKED, _NOT_A_DATABASE = 5, 6, 26
 _SAFE = "what was stored before is still there"

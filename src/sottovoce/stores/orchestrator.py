@@ -30,8 +30,7 @@ from sottovoce.algorithms.drift.system import DRIFTConfig, Orchestrator
 from sottovoce.errors import DataError, KeyTrouble, RunError, StoreError, UsageError
 from sottovoce.rng import Streams
 from sottovoce.stores.file import SQLiteFile
-from sottovoce.stores.private import private_folder
-from sottovoce.stores.stamps import stamp, unstamp
+from sottovoce.stores.private import private_folder, stamp, unstamp
 from sottovoce.wire.directory import Directory, OwnerEntry
 from sottovoce.wire.interactions import KEY_BYTES
 from sottovoce.wire.silo_files import (

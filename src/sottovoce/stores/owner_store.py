@@ -28,8 +28,7 @@ from sottovoce.errors import ConfigError, StoreError, other_format
 from sottovoce.rng import SECRET_BYTES, Streams, streams_of
 from sottovoce.stores.file import SQLiteFile, statements
 from sottovoce.stores.noted import LastAnswer, note_of
-from sottovoce.stores.private import private_file, private_folder, sync_folder
-from sottovoce.stores.stamps import stamp, unstamp
+from sottovoce.stores.private import private_file, private_folder, stamp, sync_folder, unstamp
 
 # Blocks as a data owner's store holds them: packed, and stamped for their place.
 

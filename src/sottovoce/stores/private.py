@@ -6,6 +6,7 @@ which is closed to others, and nothing is checked."""
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import stat
 import sys
@@ -96,3 +97,27 @@ def private_log(path: Path) -> Path:
 def privately(command: Sequence[str | Path]) -> list[str | Path]:
     """The same command; what it and its children make is the owner's alone."""
     return ["/bin/sh", "-c", f'umask {UMASK:03o} && exec "$@"', "sh", *command]
+
+
+STAMP_BYTES = 16
+
+
+def stamp(content: bytes, *where: str | int) -> bytes:
+    """`content` with its stamp behind it; nothing at all stays nothing."""
+    return content + _stamp_of(content, where) if content else b""
+
+
+def unstamp(stamped: bytes, *where: str | int) -> bytes | None:
+    """What was stamped; None where that, its stamp or its place is another."""
+    if not stamped:
+        return b""
+    content = bytes(stamped[:-STAMP_BYTES])
+    if not content or _stamp_of(content, where) != bytes(stamped[-STAMP_BYTES:]):
+        return None
+    return content
+
+
+def _stamp_of(content: bytes, where: tuple[str | int, ...]) -> bytes:
+    made = hashlib.blake2b("\0".join(map(str, where)).encode() + b"\0", digest_size=STAMP_BYTES)
+    made.update(content)
+    return made.digest()

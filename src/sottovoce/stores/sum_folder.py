@@ -47,8 +47,7 @@ from sottovoce.stores.keys import (
 )
 from sottovoce.stores.locking import ServiceFolder, lock
 from sottovoce.stores.noted import note_of
-from sottovoce.stores.private import private_folder
-from sottovoce.stores.stamps import stamp
+from sottovoce.stores.private import private_folder, stamp
 from sottovoce.wire.frames import PROTOCOL
 from sottovoce.wire.refusals import Refused
 from sottovoce.wire.shuffled import terms_name

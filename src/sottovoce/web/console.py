@@ -47,9 +47,9 @@ from sottovoce.web.entrance import Entrance, Guest, PageSession, same
 from sottovoce.web.page import JSON, PAGED, PageApplication, as_json
 from sottovoce.web.process import ASKS, HOST, LIMITS, NONCE_BYTES, SERVES, PageConnection
 from sottovoce.wire.catalogue import items_of
-from sottovoce.wire.exactly import settings as exact_settings
-from sottovoce.wire.exactly import short
 from sottovoce.wire.invitations import MAX_NUMBER
+from sottovoce.wire.plainly import settings as exact_settings
+from sottovoce.wire.plainly import short
 
 MOST_INVITED = 10_000
 """In one download."""

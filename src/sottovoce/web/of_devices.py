@@ -44,15 +44,17 @@ from sottovoce.stores.timeline import Line
 from sottovoce.web.desk import RECOMMENDED, Runner, StoreDesk, plain_value
 from sottovoce.web.weighing import in_the_way, weigh
 from sottovoce.wire.descriptor import Descriptor
-from sottovoce.wire.exactly import changes, settings, short, who_reads
 from sottovoce.wire.invitations import kept_invitation
 from sottovoce.wire.plainly import (
     Onlooker,
     agreed_to,
+    changes,
     is_bounded,
     is_printed,
     of_change,
     onlookers,
+    settings,
+    short,
 )
 from sottovoce.wire.terms import Terms
 
@@ -296,7 +298,6 @@ class DeviceDesk(StoreDesk[CohortStore]):
                 {"name": name, "value": str(short(value))}
                 for name, value in sorted(settings(terms).items())
             ],
-            "technical": who_reads(terms),
         }
 
     # --- choices ----------------------------------------------------------------------------------

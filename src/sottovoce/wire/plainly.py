@@ -1,5 +1,5 @@
 """The terms of a federation for somebody who knows nothing of it: who sees what of her, what she
-would agree to, and why a choice lets nothing leave. The same in exact words: `cli.device_terms`.
+would agree to, and why a choice lets nothing leave.
 """
 
 from __future__ import annotations
@@ -16,6 +16,12 @@ from sottovoce.privacy.own_epsilon import EPSILONS
 
 if TYPE_CHECKING:
     from sottovoce.core.consent import Choice
+    from sottovoce.wire.terms import Terms
+
+import hashlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
     from sottovoce.wire.terms import Terms
 
 
@@ -58,12 +64,15 @@ def onlookers(terms: Terms, *, gateway: bool = False) -> list[Onlooker]:
         found = [("reads.server", said("sees.sum_store"))]
     elif terms.release.dense:
         found = [("reads.server", said("sees.update_noise"))]
+        if terms.release.shows_hiding:
+            found.append(("reads.server", said("sees.hiding_noise")))
     else:
         found = [("reads.server", said("sees.rows_guess"))]
         if terms.triples:  # a row of a thing that is not hers gives one away that is
             found.append(("reads.server", said("sees.share_none")))
         if terms.algorithm.attributes:
             found.append(("reads.server", said("sees.attribute_values")))
+            found.append(("reads.server", said("sees.attribute_hidden")))
     if gateway:
         found.append(("reads.gateway", said("sees.everything_here")))
     if terms.algorithm.published:
@@ -253,3 +262,52 @@ def objection(
     if choice.share_positives < 1:
         return Objection(said("objection.share_all"), "--share-positives 1")
     return Objection(said("objection.choice"), "")
+
+
+_MOST_CLASSES = 8
+
+
+def settings(terms: Terms) -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in terms.to_table().items():
+        inner = value if isinstance(value, dict) else {"": value}
+        flat |= {f"{key}.{name}".rstrip("."): v for name, v in inner.items()}
+    return flat
+
+
+def short(value: Any) -> Any:
+    """A setting on one line."""
+    if isinstance(value, str):
+        return _fingerprint(value)
+    if isinstance(value, list | tuple):
+        return "; ".join(
+            ", ".join(f"{k} {_few(v)}" for k, v in one.items())
+            if isinstance(one, dict)
+            else str(one)
+            for one in value
+        )
+    return value
+
+
+def _few(value: Any) -> str:
+    """The first of many classes, or of their shares."""
+    if not isinstance(value, list | tuple):
+        return _fingerprint(str(value))
+    more = " | …" if len(value) > _MOST_CLASSES else ""
+    return f"({' | '.join(map(str, value[:_MOST_CLASSES]))}{more})"
+
+
+def _fingerprint(text: str) -> str:
+    """In the place of a certificate; any other text as it is."""
+    if "-----BEGIN" not in text:
+        return text
+    return f"certificate {hashlib.sha256(text.encode()).hexdigest()[:32]}"
+
+
+def changes(before: Terms | None, after: Terms | None) -> list[tuple[str, Any, Any]]:
+    if before is None or after is None:
+        return []
+    old, new = settings(before), settings(after)
+    keys = sorted(old.keys() | new.keys())
+    changed = [(k, old.get(k), new.get(k)) for k in keys if old.get(k) != new.get(k)]
+    return [(k, short(a), short(b)) for k, a, b in changed]

@@ -217,6 +217,35 @@ def test_a_node_that_is_killed_and_restarted_loses_nothing(town, tmp_path, nginx
 
 
 @pytest.mark.slow
+def test_a_node_that_stays_away_is_missing_and_the_others_go_on(town, tmp_path, nginx):
+    from dataclasses import replace
+
+    from sottovoce.parties.server import RoundRules
+
+    rules = RoundRules(over_selection=0.0, min_fraction=0.5, deadline_seconds=30.0, min_devices=8)
+    town.found(rules=replace(rules, dormant_after=1))
+    with flower(town, tmp_path) as local:
+        run = local.start_run(town.folder, 5)
+        wait_for_round(town, 2)
+        os.kill(local.running["bora"].process.pid, signal.SIGKILL)
+        local.wait(town.folder, run, 5)
+    with Checkpoint(town.folder, readonly=True) as checkpoint:
+        rounds, saved = checkpoint.rounds(), checkpoint.load()
+    assert [r.round for r in rounds] == [0, 1, 2, 3, 4]
+    missing = [set(r.missing) for r in rounds]
+    assert {0, 7} in missing
+    here = [set(range(8))] * 2 + [
+        # Not asked any more, or asked and silent.
+        set(range(8)) - {0, 7} if r.asked < 8 or r.missing else set(range(8))
+        for r in rounds[2:]
+    ]
+    items, vectors, _ = town.simulate(asked=[sorted(part) for part in here])
+    assert np.array_equal(saved.items, items)
+    others = [n for n in range(8) if n not in (0, 7)]
+    assert np.array_equal(town.vectors()[others], vectors[others])
+
+
+@pytest.mark.slow
 @pytest.mark.timeout(900)  # two federations' starts, each some ten processes
 @pytest.mark.parametrize("down", [1.0, 20.0])
 def test_a_superlink_that_is_killed_is_followed_by_a_run_from_the_checkpoint(
@@ -257,3 +286,11 @@ def test_code_from_the_superlink_does_not_run_on_a_node(town, tmp_path, nginx, m
         local.train(town.folder, 2, hold=True)
     check_equals(town, town.simulate(2))
     assert not stolen.exists()
+
+
+@pytest.mark.slow
+def test_plaintext_on_loopback_gives_the_same(town, tmp_path):
+    town.found()
+    with flower(town, tmp_path, "plaintext") as local:
+        local.train(town.folder, 5)
+    check_equals(town, town.simulate())

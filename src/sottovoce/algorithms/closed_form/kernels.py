@@ -32,7 +32,7 @@ from sottovoce import rng
 from sottovoce.compiled import njit
 from sottovoce.core import one_bit
 from sottovoce.core.one_bit import BLOCK_COINS, scaled, threshold
-from sottovoce.rng import LOW32, below, chacha_words, draw
+from sottovoce.rng import chacha_words, draw
 
 OK, BAD_HISTORY, SINGULAR, NOT_FINITE = 0, 1, 2, 3
 
@@ -40,7 +40,6 @@ BLOCK = 8
 """Items whose products are added up in one pass where there is no table."""
 TILE = 512
 """Items of a tile in `sum_updates`: few enough for its rows to stay in the nearest cache."""
-GUIDE_BITS = 14
 """An item table is searched within the slot of a word's first so many bits."""
 
 _ZERO = np.float32(0.0)
@@ -325,20 +324,6 @@ def add_positives(items, vectors, positive, other, first, stop, indptr, history,
 # --- reports -------------------------------------------------------------------------------------
 
 
-@njit(inline="always")
-def _item_of(word, cumulative, guide):
-    """The item whose steps hold a 32-bit word: the first with cumulative > word."""
-    slot = int64(word >> uint64(32 - GUIDE_BITS))
-    low, high = int64(guide[slot]), int64(guide[slot + 1])
-    while low < high:
-        middle = (low + high) >> 1
-        if cumulative[middle] > word:
-            high = middle
-        else:
-            low = middle + 1
-    return low
-
-
 def _stamp() -> int:
     """A number for the code that is compiled into `make_reports` from other files. Numba's cache
     looks at this file alone; the number stands for the others in its key."""
@@ -357,12 +342,11 @@ def reporter(embedding_size: int) -> Any:
     @njit(nogil=True, error_model="numpy", cache=True)
     def make_reports(
         items, vectors, positive, other, rows, indptr, history,
-        keys, noise, nonce, low, scale, cumulative, guide, out,
+        keys, noise, nonce, low, scale, out,
     ):  # fmt: skip
         """out[n, j]: report j of device n, which is rows[n] of the histories."""
         CODE  # noqa: B018
         n_items = items.shape[0]
-        weighted = cumulative.shape[0] > 0
         mine = np.zeros(n_items, dtype=np.bool_)
         coins = np.empty(BLOCK_COINS, dtype=np.uint32)
         x = np.empty(F, dtype=np.float64)
@@ -379,14 +363,9 @@ def reporter(embedding_size: int) -> Any:
             for j in range(out.shape[1]):
                 if j % BLOCK_COINS == 0:
                     chacha_words(noise[n], nonce, j // BLOCK_COINS, coins)
-                word = draw(keys[n], j)
-                if weighted:
-                    i = _item_of(word >> uint64(32), cumulative, guide)
-                    f = int64(below(word & LOW32, F))
-                else:
-                    coordinate = uint32(scaled(word, n_items * F))
-                    i = int64(coordinate // uint32(F))
-                    f = int64(coordinate) - i * F
+                coordinate = uint32(scaled(draw(keys[n], j), n_items * F))
+                i = int64(coordinate // uint32(F))
+                f = int64(coordinate) - i * F
                 dot = 0.0
                 for a in range(F):
                     dot += x[a] * float64(items[i, a])
@@ -396,7 +375,7 @@ def reporter(embedding_size: int) -> Any:
                     return NOT_FINITE
                 y = min(1.0, max(-1.0, y))
                 bit = uint64(coins[j % BLOCK_COINS]) < threshold(y, low[n])
-                out[n, j] = (uint32(i * F + f) << uint32(1)) | uint32(bit)
+                out[n, j] = (coordinate << uint32(1)) | uint32(bit)
             for e in range(start, stop):
                 mine[history[e]] = False
         return OK

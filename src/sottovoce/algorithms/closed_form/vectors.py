@@ -31,7 +31,7 @@ from sottovoce.algorithms.closed_form import kernels
 from sottovoce.core.arrays import each, equal_spans, read_only
 from sottovoce.core.cohort import RowCounts
 from sottovoce.core.messages import GRID, LIMIT
-from sottovoce.core.one_bit import MOST_COORDINATES, ReportRule, check_table, nonce
+from sottovoce.core.one_bit import MOST_COORDINATES, ReportRule, nonce
 from sottovoce.errors import ConfigError, DataError, Diverged
 
 MOST_FACTORS = 128
@@ -173,8 +173,6 @@ def learn_reports(
         raise DataError("a rule must have one row per device")
     if items.size > MOST_COORDINATES:
         raise ConfigError("a model for one-bit reports may have 2**31 numbers at most")
-    cumulative = read_only(rule.cumulative, np.uint64)
-    guide = _guide(cumulative, len(items))
     report = kernels.reporter(items.shape[1])
     per_device = (
         read_only(rule.keys, rule.keys.dtype), read_only(rule.noise, np.uint32),
@@ -187,8 +185,7 @@ def learn_reports(
         return int(
             report(
                 items, vectors[span], conf.positive, conf.other, world[0][span], *world[1:],
-                keys, noise, nonce(rule.round), low, float(rule.scale), cumulative, guide,
-                out[span],
+                keys, noise, nonce(rule.round), low, float(rule.scale), out[span],
             )
         )  # fmt: skip
 
@@ -311,17 +308,6 @@ def _bounds(
     most = conf.other * (sizes @ largest) * sizes.max(axis=1, initial=0.0) * GRID
     bounds: NDArray[np.float64] = np.minimum(most * 1.001 + 1.0, LIMIT * GRID)
     return bounds.astype(np.int64)
-
-
-def _guide(cumulative: NDArray[np.uint64], n_items: int) -> NDArray[np.int32]:
-    """For each slot of words, the first item that has steps in it."""
-    if not len(cumulative):
-        return np.zeros(0, dtype=np.int32)
-    check_table(cumulative, n_items)
-    bits = kernels.GUIDE_BITS
-    starts = np.arange((1 << bits) + 1, dtype=np.uint64) << np.uint64(32 - bits)
-    first = np.searchsorted(cumulative, starts, side="right")
-    return np.minimum(first, n_items - 1).astype(np.int32)
 
 
 def spans(n: int, threads: int) -> list[slice]:

@@ -175,9 +175,6 @@ class FCFConfig(AlgorithmSettings):
             )
         return ()
 
-    def rows_named(self, n_items: int) -> str:
-        return "each of your items" if self._plain else f"each of {n_items:,} items"
-
     def how_revealing(self, n_items: int) -> str:
         if self._plain:
             return (

@@ -39,11 +39,12 @@ from sottovoce.core.messages import Aggregate, BitCounts, ModelView
 from sottovoce.core.one_bit import (
     ReportRule,
     contrast,
-    item_probabilities,
-    item_table,
 )
 from sottovoce.errors import ConfigError, MessageError
 from sottovoce.rng import Streams
+
+_MEMORY_ROUNDS = 1.5
+"""Of rotated reports the estimate of round t counts c/(t + c) against what was learnt before."""
 
 
 @ALGORITHMS.register("fmf")
@@ -72,12 +73,6 @@ class FMFConfig(AlgorithmSettings):
     """Steps per round, all with the same estimate."""
     scale: float = 1.0
     """Gradients are multiplied by it before they are cut to [-1, 1]."""
-    favour: float = 0.0
-    """Share of the draws that go to items by the length of their published vectors, the others to
-    all alike. Only for the variant "published"."""
-    memory_rounds: float = 1.5
-    """For the variant "rotated": the estimate of round t counts c/(t + c) against what was learnt
-    before."""
     init_scale: float = 0.1
     """Standard deviation of the initial values."""
 
@@ -92,24 +87,8 @@ class FMFConfig(AlgorithmSettings):
             require_number("rate_per_user", self.rate_per_user, 0.0, 1e6)
         require_number("alpha", self.alpha, 0.0, 1e6, above=False)
         require_number("reg", self.reg, 0.0, 1e6)
-        require_number("favour", self.favour, 0.0, 0.9, above=False)
-        if self.favour and self.variant == "rotated":
-            raise ConfigError(
-                'favour is for the variant "published"; rotated reports have no items'
-            )
-        require_number("memory_rounds", self.memory_rounds, 0.0, 1e6)
         require_number("scale", self.scale, 0.0, 1e6)
         require_number("init_scale", self.init_scale, 0.0, 1e3)
-
-    def check_terms(self) -> None:
-        # Devices would draw coordinates by the model that the server shows them. A server that
-        # shows one device another model could tell that device's reports from all others.
-        if self.favour:
-            raise ConfigError(
-                "algorithm.favour must be 0 in a real federation: draws that follow the model "
-                "would let a server mark a device's reports by showing it another model; use "
-                "--set algorithm.favour=0"
-            )
 
     @property
     def system(self) -> str:
@@ -119,7 +98,7 @@ class FMFConfig(AlgorithmSettings):
     def searched(self) -> Mapping[str, str]:
         own = {"learning_rate": "log:0.0004:0.04", "scale": "log:0.1:10"}
         if self.variant == "rotated":
-            own = {"memory_rounds": "log:0.5:8"}
+            own = {}
         return {"alpha": "log:0.5:50", **own, "embedding_size": "2,4,8,16"}
 
     def confidence(self) -> closed_form.Confidence:
@@ -218,7 +197,7 @@ class FMF(Reporting):
         estimate = self.estimate(items, aggregate)
         config, after = self.config, items.astype(np.float64)
         if self._rotated:
-            share = config.memory_rounds / (aggregate.round + config.memory_rounds)
+            share = _MEMORY_ROUNDS / (aggregate.round + _MEMORY_ROUNDS)
             return rotated.moved(after, estimate, share).astype(np.float32), memory
         with np.errstate(over="ignore", invalid="ignore"):  # whoever runs the rounds looks at it
             for _ in range(config.server_steps):
@@ -248,9 +227,7 @@ class FMF(Reporting):
         if self._rotated:
             turned: NDArray[np.float64] = size * rotated.turned_back(values, n_items)
             return turned
-        scale, cumulative = self.sampling(items)
-        drawn = item_probabilities(cumulative, n_items) / size
-        estimate: NDArray[np.float64] = values / drawn[:, None] / scale
+        estimate: NDArray[np.float64] = values / (1.0 / n_items / size) / self.scale
         return estimate
 
     # --- device -----------------------------------------------------------------------------------
@@ -262,18 +239,9 @@ class FMF(Reporting):
     def items_at(self, coordinates: NDArray[np.int64], n_items: int) -> NDArray[np.int64] | None:
         return None if self._rotated else coordinates // self.config.embedding_size
 
-    def sampling(self, items: NDArray[np.float32]) -> tuple[float, NDArray[np.uint64]]:
-        """Known to everyone, since it follows from the published model alone."""
-        share, alike = self.config.favour, np.zeros(0, dtype=np.uint64)
-        if self._rotated:
-            return 1.0, alike  # signs need no scale
-        if not share:
-            return self.config.scale, alike
-        lengths = np.sqrt((items.astype(np.float64) ** 2).sum(axis=1))
-        if not lengths.any():
-            return self.config.scale, alike
-        weights = (1.0 - share) / len(items) + share * lengths / lengths.sum()
-        return self.config.scale, item_table(weights)
+    @property
+    def scale(self) -> float:
+        return 1.0 if self._rotated else self.config.scale  # signs need no scale
 
     def device_init(self, users: NDArray[np.int64], rng: Streams) -> NDArray[np.float32]:
         return np.zeros((len(users), self.config.embedding_size), dtype=np.float32)

@@ -195,13 +195,6 @@ class FPLConfig(AlgorithmSettings):
     def most_draws(self, held: NDArray[np.int64], triples: int) -> int:
         return int(self.own_draws(held, triples).max(initial=1))
 
-    def server_reads(self, release: Any, n_items: int) -> tuple[str, ...]:
-        least = super(FPLConfig, self).server_reads(release, n_items)
-        if self.draws_by is None:
-            return least
-        exactly = "exactly" if self.draws_by == "positives" else "to a factor of two"
-        return (*least, f"How many rows a report has tells, {exactly}, how many you like.")
-
     def in_terms(self, triples: int) -> FPLConfig:
         return replace(self, configuration="", triples=triples)
 

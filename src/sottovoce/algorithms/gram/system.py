@@ -223,9 +223,6 @@ class GramConfig(AlgorithmSettings):
             "larger release.epsilon with their consent, or public knowledge of the items"
         )
 
-    def rows_named(self, n_items: int) -> str:
-        return f"all of {n_items:,} items, masked"
-
     def how_revealing(self, n_items: int) -> str:
         return "a contribution is masked, and what is published has noise"
 

@@ -93,55 +93,6 @@ class UCConfig(UCOptions):
             f"report may tell much of the history{tells}"
         )
 
-    def server_reads(self, release: Any, n_items: int) -> tuple[str, ...]:
-        reader = "Whoever runs the server reads every report by itself and knows that it is yours"
-        if release.dense:
-            return f"{reader}, but for its noise.", *self._noisy_reports(release)
-        networks = "" if self.recommender == "mf" else "; and of the recommender's networks"
-        return (
-            f"{reader}: your device's number, the round, and the address it came from.",
-            "What leaves in a round: changes of some items' rows, by name, items of the history "
-            f"among them{networks}.",
-            "The server can compute from them which of the items are yours and, nearly, your "
-            "embedding, which holds your tastes.",
-            *self._filter_reports(),
-            f"Each number has noise: its ε = {release.epsilon:g} bounds what one number tells, not "
-            "what a report of thousands does."
-            if release.adds_noise
-            else "No ε bounds what it learns.",
-        )
-
-    def _noisy_reports(self, release: Any) -> list[str]:
-        whose = ", also of the filters of hidden attributes" if self.attributes else ""
-        told = [
-            f"What leaves in a round: a change of every row of the model{whose}, with noise on "
-            f"each number, by which a report costs ε = {release.epsilon:g} in all. What rounds "
-            "cost adds up."
-        ]
-        if release.hiding_epsilon:
-            told.append(
-                "Who hides an attribute adds more noise, so that a report costs ε = "
-                f"{release.hiding_epsilon:g}. How much noise there is can be seen: it tells that "
-                "something is hidden."
-            )
-        return told
-
-    def _filter_reports(self) -> list[str]:
-        if not self.attributes:
-            return []
-        told = [
-            "For each attribute that is shared, the change of its filter leaves, too, in which a "
-            "server can read the value. Filters of which no change comes tell it what is hidden, "
-            "or not known."
-        ]
-        if self.filters == "moments":
-            told.append(
-                "Who shares an attribute sends her embedding with it: all that the model knows of "
-                "her tastes, from which what she hides may be guessed. Who alone shares an "
-                "attribute shows her value to everybody who reads the model."
-            )
-        return told
-
     def on_data(
         self,
         attributes: Mapping[str, Labels],

@@ -89,23 +89,18 @@ def neighbours(word: int, before: int, after: int) -> Words:
         return mix_array(unmix(np.uint64(word)) + steps * GAMMA)
 
 
-def coordinates_of(words: Words, places: int, size: int, cumulative: Words) -> Ints:
+def coordinates_of(words: Words, places: int) -> Ints:
     """The coordinates of reports that are drawn with these words, as devices draw them."""
     high, low = words >> np.uint64(32), words & LOW32
-    if len(cumulative):
-        item = np.searchsorted(cumulative, high, side="right")
-        return (item * size + ((low * np.uint64(size)) >> np.uint64(32)).astype(np.int64)).astype(
-            np.int64
-        )
     n = np.uint64(places)
     return ((high * n + ((low * n) >> np.uint64(32))) >> np.uint64(32)).astype(np.int64)
 
 
-def linked(word: int, most: int, present: NDArray[np.bool_], size: int, cumulative: Words) -> Ints:
+def linked(word: int, most: int, present: NDArray[np.bool_]) -> Ints:
     """The coordinates that the device of this word has drawn beside it, by the fast generator, as
     far as they are in the batch (`present`, a flag per coordinate) without a gap; `most` is how
     many reports a device sends."""
-    drawn = coordinates_of(neighbours(word, most, most), len(present), size, cumulative)
+    drawn = coordinates_of(neighbours(word, most, most), len(present))
     there = present[drawn]
     first, last = most, most
     while first > 0 and there[first - 1]:
@@ -158,12 +153,10 @@ def _group(view: View) -> list[Group]:
     for told in view.told:
         seen = next(s for s in view.rounds if s.round == told.round)
         batch = next(m for m in seen.messages if isinstance(m, Batch) and m.tier == told.tier)
-        items = view.final if seen.published is None else seen.published.items
         present = np.zeros(algorithm.coordinates(view.n_items), dtype=bool)
         there = coordinates(batch.reports)
         present[there] = True
-        table = algorithm.sampling(items)[1]
-        found = linked(told.word, most, present, view.algorithm.embedding_size, table)
+        found = linked(told.word, most, present)
         claim = found if len(found) else random.choice(there, most - 1)
         groups.append(Group(told, len(present), claim))
     return groups

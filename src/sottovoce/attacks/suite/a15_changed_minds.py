@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sottovoce.attacks.suite.a08_attributes import Inference, TooLittle, infer
-from sottovoce.attacks.suite.a09_filter_bias import NO_FILTERS, UC
+from sottovoce.attacks.suite.a09_a10_filters import NO_FILTERS, UC
 from sottovoce.attacks.views import ATTACKS, Attack, Result, Truth, View
 from sottovoce.core.redacted import Redacted
 from sottovoce.data.dataset import Labels

@@ -18,7 +18,7 @@ from sottovoce.data.dataset import PARTS, Dataset
 from sottovoce.data.gathering import EventBatch, Gathering, Report, Wish, WrittenEvents
 from sottovoce.data.importers.columns import PART_WORDS
 from sottovoce.data.importers.files import Archive, bare
-from sottovoce.data.prepared import placed, read_prepared, write_prepared
+from sottovoce.data.prepared import EVENTS, placed, read_prepared, write_prepared
 from sottovoce.data.splitting import keep_active, keep_known
 from sottovoce.data.times import DayOrder
 from sottovoce.errors import DataError
@@ -294,3 +294,18 @@ def split_files(archive: Archive, suffixes: tuple[str, ...]) -> tuple[Piece, ...
 
 
 IMPORTERS: Registry[type[Importer]] = Registry("importer", "sottovoce.data.importers", Importer)
+
+
+@IMPORTERS.register("prepared")
+class PreparedFolder(Importer):
+    """A folder that `sottovoce data import` has written."""
+
+    listed_at = 1001
+    certain = True
+
+    def fits(self, archive: Archive, only: str | None) -> bool:
+        here = archive.path.is_dir() and archive.members.get(EVENTS) == EVENTS
+        return here and only in (None, EVENTS)
+
+    def dataset(self, archive: Archive, request: Request) -> Dataset:
+        return read_prepared(archive.path, request.name)

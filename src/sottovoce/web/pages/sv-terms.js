@@ -2,7 +2,7 @@
 
 import { plain } from "./controls.js";
 import { Part } from "./desk.js";
-import { button, h, more, put, technical } from "./dom.js";
+import { button, h, more, put } from "./dom.js";
 import { readers } from "./sv-preview.js";
 import { said } from "./words.js";
 
@@ -24,7 +24,6 @@ export class Terms extends Part {
 			store.readers.length > 0 && h("h3", {}, said("page.readers")),
 			readers(store.readers),
 			terms && terms.settings.length > 0 && more(said("terms.technical"), settings(terms)),
-			terms && technical(terms.technical),
 		);
 	}
 

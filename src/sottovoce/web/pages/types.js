@@ -38,7 +38,6 @@
  * @property {Said[]} said
  * @property {Difference[]} changes
  * @property {{name: string, value: unknown}[]} settings
- * @property {string[]} technical
  */
 /** @typedef {{who: Said, sees: Said}} Reader */
 /**

@@ -1,6 +1,7 @@
-"""A9: the class of whoever trains UC-FedRec's filters, from how these move.
+"""A9: the class of whoever trains UC-FedRec's filters, from how these move; A10: who hides an
+attribute, from how much of its filter a device sends.
 
-Where updates are masked it is tried on the masked numbers, and on the sums that are opened.
+Where updates are masked both are tried on the masked numbers, and A9 on the sums that are opened.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sottovoce.attacks.drift import wilson
-from sottovoce.attacks.filters import label_from_bias, label_from_moments
+from sottovoce.attacks.filters import label_from_bias, label_from_moments, rank
 from sottovoce.attacks.pairs import opened_sums
 from sottovoce.attacks.views import ATTACKS, SECURE_SUM, Attack, Result, Truth, View
 from sottovoce.core.messages import GRID, DeviceReports, MaskedReports
@@ -160,5 +161,58 @@ OF_SUM = ATTACKS.add(
     Attack(
         f"{_NAME} of the sum", "server", _PROMISE, _guess_sum, _judge, "A9",
         against=UC, elsewhere=NO_FILTERS, needs=_sum_needs, remedy=SECURE_SUM,
+    ),
+)  # fmt: skip
+
+
+_HIDING: Final = "consent detection"
+_HIDDEN: Final = "Nobody can tell that I hide something."
+Scores = list[tuple[str, NDArray[np.int64], NDArray[np.float64]]]
+"""By attribute: users, and how little each sent."""
+
+
+def _guess_hiding(view: View) -> Scores:
+    """A part that is missing counts as the smallest. Masked numbers are ranked by their size, too,
+    though it has nothing to say."""
+    found = []
+    for rows in read_filters(view):
+        square = np.zeros(len(rows.users))
+        for change in rows.changes.values():
+            square += (change.reshape(len(rows.users), -1) ** 2).sum(axis=1)
+        found.append((rows.attribute, rows.users, -np.where(rows.sent, square, -1.0)))
+    return found
+
+
+def _judge_hiding(scores: Scores, truth: Truth) -> Result:
+    """The AUC of telling those who hide an attribute from the others. The attribute of which it is
+    told best counts, the others are named."""
+    found, detail = [], []
+    for name, users, score in scores:
+        known = truth.hidden.get(name)
+        if known is None or not 0 < int(known[users].sum()) < len(users):
+            continue
+        hides = known[users]
+        ranking = rank(_HIDING, score, hides)
+        half = ranking.chance.high - 0.5
+        ends = (max(0.0, ranking.auc - half), min(1.0, ranking.auc + half))
+        found.append((ends[0], ranking.auc, ends, len(users)))
+        detail.append(f"{name} {ranking.auc:.3f}")
+    if not found:
+        return _told(0.5, (0.0, 1.0), 0, "everybody, or nobody, hides anything")
+    _, value, ends, tried = max(found)
+    return _told(value, ends, tried, "; ".join(detail))
+
+
+def _told(value: float, interval: tuple[float, float], claims: int, detail: str) -> Result:
+    return Result(
+        "A10", _HIDING, "server", _HIDDEN, "AUC", value, interval, 0.5, claims=claims, detail=detail
+    )
+
+
+CONSENT = ATTACKS.add(
+    "consent",
+    Attack(
+        _HIDING, "server", _HIDDEN, _guess_hiding, _judge_hiding, "A10",
+        against=UC, elsewhere=NO_FILTERS, needs=needs, remedy=SECURE_SUM,
     ),
 )  # fmt: skip
