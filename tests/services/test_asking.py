@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from consent_world import GramTown, gram_terms, newcomer
 from fake_federation import CATALOGUE, CHOICE, TERMS, Federation, make_store
+from forked import COMMAND, ForkedProcess
 
 from sottovoce.cli import call
 from sottovoce.core import waiting
@@ -283,6 +284,46 @@ def test_who_leaves_and_joins_again_is_still_asked(tmp_path):
 def told(capsys, *words):
     assert call([*map(str, words), "--json"]) == 0
     return json.loads(capsys.readouterr().out)
+
+
+@pytest.mark.slow
+def test_with_real_processes_she_looks_says_no_and_says_yes(her, town, capsys):
+    """`serve device` runs all the time; she types commands beside it."""
+    assert told(capsys, "device", "consent", her)["ask_first"] is True
+    agent = ForkedProcess(COMMAND, "serve", "device", her, "--poll", "0.05", "--plaintext")
+    try:
+        preview = "device", "preview", her, "--plaintext"
+        with CohortStore.open(her, readonly=True) as store:
+            while not store.file.served():
+                assert agent.poll() is None
+                time.sleep(0.02)
+        shown = told(capsys, *preview)["preview"]
+        assert shown["nonce"]
+        assert posts(town) == []
+        assert told(capsys, *preview, "--send", "--yes")["sent"]["state"] == "arrived"
+        assert len(town.enrolments) == 1
+        assert told(capsys, *preview, "--decline")["sent"]["state"] == "declined"
+        assert told(capsys, *preview)["preview"]["ready"] is False
+        assert town.bodies() == []
+        with CohortStore.open(her, readonly=True) as store:
+            assert store.budget(0) == []
+        town.next_round()
+        with Centre([her], plaintext=True) as page:
+            shown = page.preview("s0")
+            assert shown["round"] == 1
+            body = page.body("s0", 0)
+            assert town.bodies() == []
+            assert page.send("s0", shown["nonce"])["state"] == "arrived"
+        assert town.bodies() == [body]
+        assert agent.poll() is None
+        told(capsys, "device", "consent", her, "--by-itself")
+    finally:
+        agent.terminate()
+        _, lines = agent.communicate(timeout=60)
+    events = [json.loads(line) for line in lines.splitlines()]
+    asked = [one["round"] for one in events if one["event"] == "waits for your word"]
+    assert sorted({*asked}) == [0, 1]
+    assert [one["round"] for one in events if one["event"] == "counted"] == [1]
 
 
 def test_the_commands_of_the_page_do_what_it_says(her, town, capsys):
