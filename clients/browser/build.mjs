@@ -24,7 +24,7 @@ const WIRE = [
   "terms", "versions",
 ];
 // Sentences of commands, report cards and the demo, which no tab says.
-const ELSEWHERE = ["attack", "device", "terminal", "shop"];
+const ELSEWHERE = ["attack", "device", "hiding", "terminal", "shop"];
 const IN_ELEMENTS = [
   "page.title", "page.recommend_empty", "tab.for_you", "tab.for_you_help",
   "tab.open_centre", "tab.open_centre_help", "tab.no_frame",

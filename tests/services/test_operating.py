@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 import pytest
 from forked import ForkedProcess
 from server_world import USERS, Client, Fleet, ServerProcess, acting, new_folder
+from talk import until
 
 from sottovoce.cli import call
 from sottovoce.errors import KeyTrouble, UsageError
@@ -132,10 +133,10 @@ def test_whoever_is_killed_in_the_middle_does_nothing_twice_and_nothing_half(tmp
     folder, many = new_folder(tmp_path), 400
     with contextlib.closing(folder.database()) as store:
         acting(store, folder).invite(SERVER, USERS)
-        for wait in (0.4, 0.2, 0.1):
+        for reached in (100, 200, 300):
             with (tmp_path / "log").open("w") as log:
                 process = ForkedProcess(_LABELLING, tmp_path, many, output=log)
-            time.sleep(wait)
+            until(lambda reached=reached: len(logged(store)) > reached)
             process.kill()
             process.wait()
         before = len(logged(store))

@@ -23,6 +23,7 @@ from sottovoce.services.kit.documents import (
     etag_matches,
     wanted_range,
 )
+from sottovoce.stores.keys import operator_token
 from sottovoce.stores.server_folder import create_folder
 from sottovoce.wire.terms import Terms
 from sottovoce.wire.versions import decode_model, full_size
@@ -257,8 +258,8 @@ def test_strange_requests_are_answered_with_4xx(running):
     assert client.ask("HEAD", "/v1/model/2").body == b""
 
 
-def test_a_model_is_served_from_the_moment_it_is_folded(tmp_path):
-    """Somebody may know from the database that a round is done before the server has looked."""
+def test_a_round_that_the_operator_hears_of_has_its_model(tmp_path):
+    """Its status is of the database, where a round may be done before the server has looked."""
     with WaitsTown(tmp_path, "direct") as town:
         town.join(0, 1, 2, 3)
         town.visit(0, 1, 2, 3)
@@ -267,5 +268,7 @@ def test_a_model_is_served_from_the_moment_it_is_folded(tmp_path):
         with town.database.leading() as leader:
             town.rounds._coordinator.step(leader)
         assert town.state.now.position.round == 0
+        bearer = {"authorization": f"Bearer {operator_token(town.folder.keys)}"}
+        status = town.ask("GET", "/v1/operator/status", headers=bearer)
+        assert json.loads(status.body)["round"] == 1
         assert town.ask("GET", "/v1/model/1").status == 200
-        assert town.ask("GET", "/v1/model/2").status == 410

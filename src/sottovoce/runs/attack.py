@@ -153,7 +153,9 @@ def _try_all(
 def _card(threat: ThreatViews, tried: Tried, note: str = "") -> Card:
     found = [one for _, one in tried]
     facts = dict(threat.facts)
-    if any(as_printed(v.algorithm, v.release, v.link) for v in threat.views.values()):
+    # Without a link to devices (DRIFT), the release is a part of the algorithm.
+    whole = [(v.algorithm, v.release if v.link else None, v.link) for v in threat.views.values()]
+    if any(as_printed(*one) for one in whole):
         facts[STANDS] = PRINTED
     return Card(
         threat.facts["experiment"],

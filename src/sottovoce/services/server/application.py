@@ -312,10 +312,10 @@ class ServerApplication(HttpApplication[ServerLimits]):
             return await self._encoded(version, None, coding)
 
     async def _ahead(self, round: int) -> RoundSnapshot:
-        """Where the federation is, when it may have moved on to this round a moment ago, or in
-        another process. All who ask look into the database together."""
+        """Where the federation is, when another process may have moved it on to this round. All who
+        ask look into the database together."""
         now = self._state.now
-        if round > now.position.round + _AHEAD:
+        if not self._database.shared or round > now.position.round + _AHEAD:
             return now
         if self._refreshing is not None and not self._refreshing.done():
             await asyncio.shield(self._refreshing)  # it may have looked a moment too early
@@ -449,6 +449,7 @@ class ServerApplication(HttpApplication[ServerLimits]):
     # --- what the operator asks -------------------------------------------------------------------
 
     def _stands(self) -> dict[str, Any]:
+        self._state.refresh()  # whoever hears of a round here may ask for its model next
         trouble = self._state.trouble
         return status(self._database, self._tally, plan=self._plan, trouble=trouble)
 
