@@ -25,11 +25,11 @@ NPM := npm --silent --prefix clients/browser
 demo: $(VENV)/.demo
 	$(BIN)/sottovoce demo
 
-# Types are checked beside the tests, and one more of these runs at a time than there are processors:
-# they often wait for processes. Either fails the target.
+# Types are checked beside the tests, and two more of these run at a time than there are processors
+# in CI: they often wait for processes. Either fails the target.
 test: lint
 	@$(BIN)/mypy >$(VENV)/mypy.log 2>&1 & types=$$!; \
-	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder; tests=$$?; \
+	$(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder; tests=$$?; \
 	wait $$types; types=$$?; cat $(VENV)/mypy.log; exit $$((tests || types))
 
 test-all: check

@@ -194,7 +194,9 @@ def test_a_server_that_stops_is_left(raw):
     assert not visit(says(raw, then=forever), wait, Timeouts(step=60.0, answer=0.1))
 
 
-def test_a_server_that_reads_nothing_is_left():
+def test_a_server_that_reads_nothing_is_left(monkeypatch):
+    monkeypatch.setattr(connection, "SLOWEST_LINE", 10 * len(LARGE))  # else that is three minutes
+
     async def deaf(server, reader, writer):
         writer.transport.pause_reading()
         await forever()
