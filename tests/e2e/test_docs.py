@@ -32,7 +32,7 @@ def test_the_example_of_the_readme_runs(tmp_path):
 
 def test_the_readme_is_short_and_keeps_its_warnings():
     text = (ROOT / "README.md").read_text()
-    assert len(text.splitlines()) <= 120
+    assert len(text.splitlines()) <= 130
     for warning in ("π does not hide positives", "5,000", "Attacks on the published model"):
         assert warning in text
 
