@@ -568,8 +568,12 @@ class ReportKeys:
 
     def all(self) -> list[ReportKey]:
         """Oldest first; there is at least one."""
-        # Once more, where the file was written over between opening and reading it.
-        keys = _parsed(read_secret(self._path)) or _parsed(read_secret(self._path))
+        while True:
+            before = self._version()
+            keys = _parsed(read_secret(self._path))
+            # Again if the file was replaced, and the former one wiped, while it was read.
+            if keys or before == self._version():
+                break
         if not keys:
             raise KeyTrouble(f"{self._path} is no ring of report keys; put the right file back")
         return keys
@@ -615,6 +619,14 @@ class ReportKeys:
         read_secret(self._path)
         with lock(self._folder / f".{REPORT_KEYS}.lock"):
             yield
+
+    def _version(self) -> tuple[int, int] | None:
+        """Another one for another file at this place; None if there is none."""
+        try:
+            found = self._path.stat()
+        except OSError:
+            return None
+        return found.st_ino, found.st_mtime_ns
 
     def _replace(self, keys: Sequence[ReportKey]) -> None:
         """Whole or not at all. What the former file held is written over, as far as the disk heeds
