@@ -15,12 +15,13 @@ from sottovoce.core.links import CheckedSum
 from sottovoce.core.shares import P, added, share
 from sottovoce.errors import UsageError
 from sottovoce.services.copies.copying import make_backup, restore_backup
-from sottovoce.services.server.checks import Checks, most_summed
+from sottovoce.services.server.checks import Checks
 from sottovoce.services.server.state import RoundState
 from sottovoce.stores.aggregator_folder import open_aggregator
 from sottovoce.stores.device import CohortStore
 from sottovoce.stores.prepared import sealed_by, signing_key
 from sottovoce.stores.session import DeviceSession
+from sottovoce.stores.sums import most_summed
 from sottovoce.testing import random_world
 from sottovoce.wire.refusals import Refused
 from sottovoce.wire.shared import (

@@ -27,8 +27,9 @@ from sottovoce.parties.server import Server
 from sottovoce.privacy.mechanisms import Everything
 from sottovoce.rng import Streams
 from sottovoce.services.kit import openers
-from sottovoce.services.server import shuffled_rounds as batches
-from sottovoce.services.server.shuffled_rounds import ShuffledCoordinator, coordinator_of
+from sottovoce.services.server.rounds import coordinator_of
+from sottovoce.services.server.shuffled_rounds import ShuffledBatches
+from sottovoce.stores import batches
 from sottovoce.stores import server as records
 from sottovoce.stores.coordinator import Coordinator, Plan
 from sottovoce.stores.database import Database, models
@@ -180,7 +181,7 @@ def test_a_batch_of_which_a_part_is_here_is_waited_for_a_while(world):
 def test_only_randomised_reports_go_through_a_proxy(tmp_path):
     plan = Plan(_fcf_terms(), "all", 1, 1, quick_rules())
     with pytest.raises(ConfigError):
-        ShuffledCoordinator(plan, lambda: 0.0, ReportKeys(tmp_path))
+        ShuffledBatches(plan, ReportKeys(tmp_path))
 
 
 # --- parts ----------------------------------------------------------------------------------------

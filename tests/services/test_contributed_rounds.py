@@ -17,11 +17,11 @@ from sottovoce.core.masking import masked
 from sottovoce.core.messages import MaskedReports, MaskSeeds
 from sottovoce.engines.client import Answer
 from sottovoce.privacy.own_epsilon import OwnEpsilon
-from sottovoce.services.server.summed_rounds import SummedCoordinator
+from sottovoce.services.server.summed_rounds import MaskedSums
 from sottovoce.stores import search as searches
 from sottovoce.stores import server as records
 from sottovoce.stores import sums
-from sottovoce.stores.coordinator import Plan
+from sottovoce.stores.coordinator import Coordinator, Plan
 from sottovoce.stores.helper_folder import HelperIntroduction, create_helper, init_helper
 from sottovoce.wire.masked import seal_masked
 from sottovoce.wire.terms import Terms
@@ -42,7 +42,7 @@ class World(RoundsWorld):
         super().__init__(path, Plan(terms, "all", 6, 1, rules), self.keys)
 
     def coordinating(self):
-        return SummedCoordinator(self.plan, lambda: self.time, self.ask)
+        return Coordinator(self.plan, lambda: self.time, MaskedSums(self.plan, self.ask))
 
     def close(self):
         self.helper.__exit__()
@@ -97,7 +97,7 @@ def test_whose_seeds_do_not_open_do_not_make_a_minimum(world):
     world.send(3, foreign=True)
     world.time += 1000.0
     with world.database.leading() as leader:
-        world.coordinator._add_up(leader, world.position())
+        world.coordinator.collection._add_up(leader, world.position())
     assert world.step() == []
     world.send(4)
     assert world.step() == ["closing"]

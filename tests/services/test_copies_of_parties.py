@@ -33,7 +33,7 @@ from sottovoce.core.consent import Choice
 from sottovoce.errors import KeyTrouble, ServiceError, UsageError
 from sottovoce.parties.helper import Answered
 from sottovoce.services.copies.copying import make_backup, restore_backup
-from sottovoce.services.server.shuffled_rounds import coordinator_of
+from sottovoce.services.server.rounds import coordinator_of
 from sottovoce.stores import server as records
 from sottovoce.stores.conductor import Checkpoint, ConductedRound
 from sottovoce.stores.device import CohortStore

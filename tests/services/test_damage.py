@@ -17,8 +17,8 @@ from sottovoce.algorithms.drift.system import DRIFTConfig
 from sottovoce.errors import RunError, ServiceError, StoreError, VersionMismatch
 from sottovoce.parties.helper import Answered
 from sottovoce.rng import Streams
-from sottovoce.services.server import shuffled_rounds as batches
-from sottovoce.services.server.shuffled_rounds import coordinator_of
+from sottovoce.services.server.rounds import coordinator_of
+from sottovoce.stores import batches
 from sottovoce.stores import server as records
 from sottovoce.stores.conductor import Checkpoint, ConductedRound, RoundRecord
 from sottovoce.stores.database import SCHEMA, Database

@@ -16,7 +16,8 @@ from versions_world import BAD, GOOD, VersionsWorld, answering
 from sottovoce.algorithms.fpl.system import FPLConfig
 from sottovoce.core.messages import ModelView
 from sottovoce.errors import ServiceError
-from sottovoce.parties.server import Offered, RoundRules, Server
+from sottovoce.parties.rounds import RoundRules
+from sottovoce.parties.server import Offered, Server
 from sottovoce.privacy.mechanisms import ShareFraction
 from sottovoce.rng import Streams
 from sottovoce.services.kit.metrics import exposition

@@ -13,7 +13,8 @@ from sottovoce.core.links import SecureSum
 from sottovoce.core.messages import ModelView
 from sottovoce.errors import ServiceError, UsageError
 from sottovoce.parties.defence import Defence
-from sottovoce.parties.server import NO_DEFENCE, RoundRules, Server
+from sottovoce.parties.rounds import RoundRules
+from sottovoce.parties.server import NO_DEFENCE, Server
 from sottovoce.privacy.mechanisms import ShareFraction
 from sottovoce.rng import Streams
 from sottovoce.services.server.state import RoundState

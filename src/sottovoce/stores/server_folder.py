@@ -36,7 +36,8 @@ from sottovoce.errors import (
     other_format,
 )
 from sottovoce.parties.defence import Defence
-from sottovoce.parties.server import NO_DEFENCE, RoundRules
+from sottovoce.parties.rounds import RoundRules
+from sottovoce.parties.server import NO_DEFENCE
 from sottovoce.rng import SECRET_BYTES
 from sottovoce.stores import amending
 from sottovoce.stores import server as records

@@ -12,7 +12,8 @@ from sottovoce.engines.flower.conductor import MODELS, Conductor, check_sum
 from sottovoce.engines.flower.members import OnlineNode, Reply
 from sottovoce.engines.flower.node import answer_question, answer_task
 from sottovoce.errors import ConfigError, FolderInUse, MessageError, RunError, UsageError
-from sottovoce.parties.server import RoundRules, Server
+from sottovoce.parties.rounds import RoundRules
+from sottovoce.parties.server import Server
 from sottovoce.rng import Streams
 from sottovoce.stores.allotment import parse_ranges, ranges_of, show_ranges, within
 from sottovoce.stores.conductor import (

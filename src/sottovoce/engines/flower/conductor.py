@@ -27,7 +27,8 @@ from sottovoce.engines.flower.members import (
     Transport,
 )
 from sottovoce.errors import ConfigError, Diverged, MessageError, VersionMismatch
-from sottovoce.parties.server import Offered, Server, Verdict
+from sottovoce.parties.rounds import Round, RoundMachine, Tally
+from sottovoce.parties.server import Offered, Server
 from sottovoce.rng import streams_of
 from sottovoce.stores.allotment import within
 from sottovoce.stores.conductor import (
@@ -92,6 +93,7 @@ class Conductor(RoundLoop):
     ) -> None:
         super().__init__(folder, transport, plan.rounds if target is None else target, hold, run)
         self.plan, self.checkpoint, self.nodes, self.pinned = plan, checkpoint, nodes, pinned
+        self.machine = RoundMachine(plan.rules, plan.link_rules)
         self.members: dict[int, Member] = {}
         self.server = Server.start(
             plan.terms.build(), plan.terms.n_items, streams_of(plan.root_key)
@@ -283,16 +285,18 @@ class Conductor(RoundLoop):
             self._status("open", reported=reported, asked=len(opened.numbers), goal=opened.goal)
             # With nobody left to wait for, the deadline would bring nothing new.
             waited = elapsed if silent else math.inf
-            verdict = self._verdict(opened, reported, waited)
-            if verdict != "wait":
+            tally = Tally(opened.goal, len(opened.numbers), reported, self._usable(reported))
+            here = Round(opened.round, opened.attempt, opened_at=0.0)
+            phase = self.machine.look(here, tally, waited).phase
+            if phase != "open":
                 break
             opened = self._ask_more(opened, asked, waited)
             self.transport.wait(PULL_SECONDS)
         for node in silent:
             if node in self.members:
                 self.members[node].misses += 1
-        record = round_record(opened, counted, elapsed, given_up=verdict != "close")
-        if verdict == "close":
+        record = round_record(opened, counted, elapsed, given_up=phase == "again")
+        if phase == "closing":
             parts = [a.part for a in asked.values() if a.part is not None]
             self._close(opened, parts, counted.numbers, record)
         else:
@@ -313,8 +317,9 @@ class Conductor(RoundLoop):
         devices = sum(a.part.devices for a in there if a.part is not None)
         return ReportedSoFar(devices, joined([a.numbers for a in there]))
 
-    def _verdict(self, opened: ConductedRound, reported: int, waited: float) -> Verdict:
-        return self.plan.rules.verdict(opened.goal, reported, waited)
+    def _usable(self, reported: int) -> int:
+        """How many contributions one aggregate can be made of."""
+        return reported
 
     def _ask_more(
         self, opened: ConductedRound, asked: dict[int, AskedNode], waited: float

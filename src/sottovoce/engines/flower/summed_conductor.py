@@ -40,7 +40,6 @@ from sottovoce.engines.helper_client import (
 )
 from sottovoce.errors import ConfigError, Diverged, KeyTrouble, MessageError, Unreachable, WrongSum
 from sottovoce.parties.secure_sum import MaskedSum, most_devices, sigma_of
-from sottovoce.parties.server import Verdict
 from sottovoce.stores.conductor import Checkpoint, ConductedRound, MaskedPart, RoundRecord
 from sottovoce.stores.coordinator import Plan
 from sottovoce.wire.cohort_rounds import CohortAnswer
@@ -167,11 +166,8 @@ class SummedConductor(Conductor):
         devices = sum(part.devices for part in self.parts)
         return ReportedSoFar(devices, joined([part.numbers for part in self.parts]))
 
-    def _verdict(self, opened: ConductedRound, reported: int, waited: float) -> Verdict:
-        if len(self.parts) < self.sums.least:
-            return "wait"  # nobody is asked for the same again
-        late = waited >= self.plan.rules.deadline_seconds
-        return "close" if late or reported >= opened.goal else "wait"
+    def _usable(self, reported: int) -> int:
+        return len(self.parts)
 
     def _resend(self, asked: Mapping[int, AskedNode], start: float, now: float) -> None:
         late = now - start >= self.plan.rules.deadline_seconds

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from sottovoce.errors import RunError, ServiceError, UsageError
 from sottovoce.services.copies.kind import FolderKind, Resumption, Whose
-from sottovoce.services.server.shuffled_rounds import coordinator_of
+from sottovoce.services.server.rounds import coordinator_of
 from sottovoce.stores import server as records
 from sottovoce.stores.database import Database
 from sottovoce.stores.former import LOST, Former, bring_forward
