@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from sottovoce.stores.coordinator import Clock, Collection, Coordinator, PlainReports, Plan
+from sottovoce.stores.collection import Collection, PlainReports
+from sottovoce.stores.coordinator import Clock, Coordinator, Plan
 from sottovoce.stores.keys import ReportKeys
 from sottovoce.stores.server_folder import proxy_token
 from sottovoce.wire.masked import mask_sum_bytes
