@@ -252,7 +252,9 @@ def parse_introduction(table: Any) -> Introduction:
 
 
 DATABASE, SETUP = "server.db", "setup.json"
-_OF_FLOWER = "flower.db", "superlink"
+CHECKPOINT = "flower.db"
+"""The same as the database, of rounds that are held by runs on Flower."""
+_OF_FLOWER = CHECKPOINT, "superlink"
 FORMAT = 1
 ROOT_BITS = 8 * SECRET_BYTES
 DATABASE_VARIABLE = "SOTTOVOCE_DATABASE"

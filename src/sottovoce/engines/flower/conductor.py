@@ -351,8 +351,7 @@ class Conductor(RoundLoop):
             after,
             self.changed,
             self.server.memory,
-            self.server.published,
-            [offered.to_table() for offered in self.server.offered],
+            self.server.offered,
         )
         self.attempt = 0
 
