@@ -20,13 +20,13 @@ from sottovoce.rng import Streams
 from sottovoce.services.server.rounds import coordinator_of
 from sottovoce.stores import batches
 from sottovoce.stores import server as records
-from sottovoce.stores.conductor import Checkpoint, ConductedRound, RoundRecord
+from sottovoce.stores.conductor import Checkpoint, ConductedRound
 from sottovoce.stores.database import SCHEMA, Database
 from sottovoce.stores.helper_folder import Answers, init_helper
 from sottovoce.stores.orchestrator import OrchestratorStore
 from sottovoce.stores.owner_store import OwnerFacts, OwnerStore
 from sottovoce.stores.private import STAMP_BYTES, stamp, unstamp
-from sottovoce.stores.server import require_catalogue
+from sottovoce.stores.server import PastRound, require_catalogue
 from sottovoce.stores.server_folder import open_folder
 from sottovoce.wire.sealing import SEALED_BYTES
 from sottovoce.wire.shuffled import BatchPart
@@ -207,7 +207,7 @@ def checkpoint_in(folder: Path) -> Path:
     items = np.arange(8, dtype=np.float32).reshape(4, 2)
     with Checkpoint(folder) as checkpoint:
         checkpoint.begin(items, "terms")
-        record = RoundRecord(0, 0, "goal", 1, 1, (), 1.0)
+        record = PastRound(0, 0, "goal", 1, 1, (), 1.0)
         checkpoint.close_round(record, np.array([1]), items + 1, np.ones(4, np.int64), items)
         checkpoint.open(ConductedRound(1, 0, 2, np.array([3, 4])))
     return folder / "flower.db"

@@ -27,12 +27,12 @@ from sottovoce.stores import server as records
 from sottovoce.stores.conductor import (
     Checkpoint,
     ConductedRound,
-    RoundRecord,
     only_one,
     write_status,
 )
 from sottovoce.stores.database import rounds
 from sottovoce.stores.keys import CA_CERTIFICATE, init_keys, operator_token
+from sottovoce.stores.server import PastRound
 from sottovoce.stores.server_folder import create_folder
 from sottovoce.wire.refusals import RefusalCounts
 from sottovoce.wire.terms import Terms
@@ -204,7 +204,7 @@ def test_a_training_on_flower_is_seen_from_its_first_round_to_its_last(folder):
                 assert found["sottovoce_flower_reported"][()] == 5
                 write_status(folder.path, {**status, "state": "summing", "helper": "away"})
                 assert waits_for(there.look(), "sottovoce_flower_waiting") == ["helper"]
-                record = RoundRecord(0, 0, "goal", 8, 8, (), 12.5)
+                record = PastRound(0, 0, "goal", 8, 8, (), 12.5)
                 offered = [Offered(1, "", GOOD), Offered(2, "worse", BAD, 1)]
                 changed = TRAIN.items[: TRAIN.n_items].astype("int64") * 0
                 checkpoint.close_round(record, numbers, items, changed, None, offered)

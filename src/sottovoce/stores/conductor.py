@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 import numpy as np
 import sqlalchemy as sa
@@ -25,8 +25,8 @@ from sqlalchemy.dialects import sqlite
 from sottovoce.core.messages import ModelView
 from sottovoce.errors import FolderInUse, RunError, UsageError
 from sottovoce.parties.server import Offered
+from sottovoce.stores import operating, sums, versions
 from sottovoce.stores import server as records
-from sottovoce.stores import sums, versions
 from sottovoce.stores.allotment import Ranges, overlap, show_ranges
 from sottovoce.stores.database import (
     Database,
@@ -34,34 +34,18 @@ from sottovoce.stores.database import (
     gateway_sums,
     gateways,
     genuine,
-    round_times,
     rounds,
     stamped,
 )
 from sottovoce.stores.locking import is_locked, try_lock
 from sottovoce.stores.private import private_file
+from sottovoce.stores.server import PastRound
 
 FILE = "flower.db"
 LOCK = "flower.lock"
 STATUS = "flower-status.json"
 _UNDECRYPTABLE = "undecryptable"
 _NOBODY = np.zeros(0, np.uint32)
-
-Outcome = Literal["goal", "deadline", "abandoned"]
-
-
-@dataclass(frozen=True, slots=True)
-class RoundRecord:
-    """How one attempt at a round ended."""
-
-    round: int
-    attempt: int
-    outcome: Outcome
-    asked: int
-    reported: int
-    missing: tuple[int, ...]
-    """Devices that were asked and whose node gave no report that counts."""
-    seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,7 +250,7 @@ class Checkpoint:
 
     def close_round(
         self,
-        record: RoundRecord,
+        record: PastRound,
         counted: NDArray[np.int64],
         items: NDArray[np.float32],
         changed: NDArray[np.int64],
@@ -286,11 +270,11 @@ class Checkpoint:
                 number = gateway_devices.c.number.in_(part)
                 link.execute(gateway_devices.update().where(number).values(**here))
 
-    def abandon_round(self, record: RoundRecord) -> None:
+    def abandon_round(self, record: PastRound) -> None:
         with self._writing() as link:
             self._end(link, record, "abandoned")
 
-    def give_up_round(self, record: RoundRecord, after: int) -> None:
+    def give_up_round(self, record: PastRound, after: int) -> None:
         """Nothing of the round counts, and a later one begins from the same model."""
         with self._writing() as link:
             found = records.model(link, record.round, 1)
@@ -300,7 +284,7 @@ class Checkpoint:
             self._end(link, record, "abandoned")
             records.save_model(link, after, *found, memory)
 
-    def _end(self, link: sa.Connection, record: RoundRecord, state: str) -> None:
+    def _end(self, link: sa.Connection, record: PastRound, state: str) -> None:
         place, now = (record.round, record.attempt), records.position(link)
         if (now.round, now.attempt, now.state) not in ((*place, "open"), (*place, "closing")):
             records.open_round(link, *place, record.asked, _NOBODY)
@@ -319,36 +303,21 @@ class Checkpoint:
         )
         link.execute(gateway_sums.delete().where(gateway_sums.c.round <= record.round))
 
-    def rounds(self, last: int | None = None) -> list[RoundRecord]:
+    def rounds(self, last: int | None = None) -> list[PastRound]:
         """How rounds ended, oldest first."""
         with self._reading() as link:
-            past = records.past_rounds(link, last)
-        return [
-            RoundRecord(
-                one.round,
-                one.attempt,
-                _outcome(one.outcome),
-                one.asked,
-                one.reported,
-                one.missing,
-                one.seconds,
-            )
-            for one in past
-        ]
+            return records.past_rounds(link, last)
 
     def opened(self) -> float | None:
         """When the open round was, in seconds since 1970."""
         with self._reading() as link:
-            now = records.position(link)
-            if now.state not in ("open", "closing"):
-                return None
-            here = _is(round_times, now.round, now.attempt)
-            return _seconds(link.execute(sa.select(round_times.c.opened).where(*here)).scalar())
+            is_open = records.position(link).state in ("open", "closing")
+            return _seconds(operating.last_times(link)[0]) if is_open else None
 
     def last_ended(self) -> float | None:
         """When the last attempt at a round did, in seconds since 1970."""
         with self._reading() as link:
-            return _seconds(link.execute(sa.select(sa.func.max(round_times.c.ended))).scalar())
+            return _seconds(operating.last_times(link)[1])
 
     def outcomes(self) -> dict[str, int]:
         """How many attempts ended in which way."""
@@ -446,10 +415,6 @@ def _is(table: sa.Table, round: int, attempt: int) -> tuple[sa.ColumnElement[boo
 
 def _seconds(moment: str | None) -> float | None:
     return None if moment is None else datetime.fromisoformat(moment).timestamp()
-
-
-def _outcome(kept: str) -> Outcome:
-    return "goal" if kept == "goal" else "deadline" if kept == "deadline" else "abandoned"
 
 
 @contextmanager

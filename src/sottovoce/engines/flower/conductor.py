@@ -34,10 +34,9 @@ from sottovoce.stores.allotment import within
 from sottovoce.stores.conductor import (
     Checkpoint,
     ConductedRound,
-    Outcome,
-    RoundRecord,
 )
 from sottovoce.stores.coordinator import Plan
+from sottovoce.stores.server import PastRound
 from sottovoce.wire.cohort_rounds import CohortAnswer, CohortQuestion, CohortTask, Content
 from sottovoce.wire.reports import decode_sum, longest_report
 from sottovoce.wire.terms import Terms
@@ -332,11 +331,11 @@ class Conductor(RoundLoop):
         opened: ConductedRound,
         parts: list[SummedReports],
         numbers: NDArray[np.int64],
-        record: RoundRecord,
+        record: PastRound,
     ) -> None:
         self._fold(self.server.add_sums(parts), numbers, record)
 
-    def _fold(self, total: SummedReports, numbers: NDArray[np.int64], record: RoundRecord) -> None:
+    def _fold(self, total: SummedReports, numbers: NDArray[np.int64], record: PastRound) -> None:
         before = self.server.items
         self.server.fold(total)
         after = self.server.items
@@ -461,11 +460,11 @@ def joined(numbers: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:
 
 def round_record(
     opened: ConductedRound, counted: ReportedSoFar, seconds: float, *, given_up: bool = False
-) -> RoundRecord:
+) -> PastRound:
     """How a round ended."""
     missing = opened.numbers[~np.isin(opened.numbers, counted.numbers)]
-    outcome: Outcome = "goal" if counted.devices >= opened.goal else "deadline"
-    return RoundRecord(
+    outcome = "goal" if counted.devices >= opened.goal else "deadline"
+    return PastRound(
         opened.round,
         opened.attempt,
         "abandoned" if given_up else outcome,

@@ -40,8 +40,9 @@ from sottovoce.engines.helper_client import (
 )
 from sottovoce.errors import ConfigError, Diverged, KeyTrouble, MessageError, Unreachable, WrongSum
 from sottovoce.parties.secure_sum import MaskedSum, most_devices, sigma_of
-from sottovoce.stores.conductor import Checkpoint, ConductedRound, MaskedPart, RoundRecord
+from sottovoce.stores.conductor import Checkpoint, ConductedRound, MaskedPart
 from sottovoce.stores.coordinator import Plan
+from sottovoce.stores.server import PastRound
 from sottovoce.wire.cohort_rounds import CohortAnswer
 from sottovoce.wire.masked import (
     MaskedMessage,
@@ -215,12 +216,12 @@ class SummedConductor(Conductor):
         opened: ConductedRound,
         parts: list[SummedReports],
         numbers: NDArray[np.int64],
-        record: RoundRecord,
+        record: PastRound,
     ) -> None:
         self.checkpoint.start_closing(opened)
         self._sum_up(opened, record)
 
-    def _sum_up(self, opened: ConductedRound, record: RoundRecord) -> None:
+    def _sum_up(self, opened: ConductedRound, record: PastRound) -> None:
         """Until the helper has answered."""
         pause, view = _FIRST_PAUSE, self.server.publish()
         server = self.server
@@ -250,7 +251,7 @@ class SummedConductor(Conductor):
                 break
         self.parts = []
 
-    def _give_up(self, opened: ConductedRound, record: RoundRecord, why: Exception) -> None:
+    def _give_up(self, opened: ConductedRound, record: PastRound, why: Exception) -> None:
         """Nothing of the round counts, and the next batch begins from the same model."""
         after = cast(Contributing, self.server.algorithm).after_given_up(opened.round)
         given_up = round_record(opened, self._counted({}), record.seconds, given_up=True)
