@@ -44,6 +44,8 @@ class Told:
 class Collection(ABC):
     """The contributions to the rounds of a server over one kind of link."""
 
+    adds_up = False
+    """Whether contributions are added up while a round is open (`take_in`)."""
     takes_time = True
     """Whether it takes a while to make one aggregate of them. Nobody should be told meanwhile that
     the round is open."""
@@ -53,8 +55,10 @@ class Collection(ABC):
         """Make one aggregate of all that has come. Raises `PartyAway`, `TooFew` or `NotOpened`.
         Nothing comes in any more; asked again, also after a crash, it gives the same."""
 
-    def take_in(self, leader: Leader, now: records.Position) -> None:  # noqa: B027
-        """Add up what has come in an open round, where that pays. Raises as `collect` does."""
+    def take_in(self, leader: Leader, now: records.Position) -> bool:
+        """Add up what has come in an open round, where that pays; whether it did. Raises as
+        `collect` does."""
+        return False
 
     def report_key(self) -> bytes | None:
         """Public key to which what devices send in the next round is sealed, if there is one."""

@@ -488,14 +488,15 @@ class Coordinator:
     def _take_in(self, leader: Leader) -> None:
         """Add up what has come in an open round. While a party is away that is needed for it, it
         waits, and when there is no more room the server takes nothing in."""
-        if self._clock() < self._next_try:
+        if not self.collection.adds_up or self._clock() < self._next_try:
             return
         with leader.reading() as link:
             now = records.position(link)
             if now.state != "open" or now.terms != self._digest:
                 return
         try:
-            self.collection.take_in(leader, now)
+            if not self.collection.take_in(leader, now):
+                return
         except PartyAway as error:
             raise self._awaiting(leader, now, error) from None
         except NotOpened as error:

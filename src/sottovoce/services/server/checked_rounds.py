@@ -93,6 +93,8 @@ class _Asked:
 class CheckedSums(Collection):
     """Contributions that come in shares."""
 
+    adds_up = True
+
     def __init__(
         self,
         plan: Plan,
@@ -120,10 +122,12 @@ class CheckedSums(Collection):
     def objection(self, terms: Terms) -> Waits | None:
         return not_kept(terms, {f"aggregator {number}": ask for number, ask in self._asks.items()})
 
-    def take_in(self, leader: Leader, now: records.Position) -> None:
-        if summing.many_wait(leader, now):
+    def take_in(self, leader: Leader, now: records.Position) -> bool:
+        pays = summing.many_wait(leader, now)
+        if pays:
             with asking():
                 self._add_up(leader, now)
+        return pays
 
     def collect(self, leader: Leader, now: records.Position, server: Server) -> Collected:
         with asking():

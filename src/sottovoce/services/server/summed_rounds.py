@@ -89,6 +89,8 @@ class _Opened:
 class MaskedSums(Collection):
     """Reports that are masked, with a helper that knows the masks."""
 
+    adds_up = True
+
     def __init__(self, plan: Plan, ask: Ask) -> None:
         link = plan.terms.secure_sum
         if link is None:
@@ -103,10 +105,12 @@ class MaskedSums(Collection):
     def objection(self, terms: Terms) -> Waits | None:
         return not_kept(terms, {"helper": self._ask})
 
-    def take_in(self, leader: Leader, now: records.Position) -> None:
-        if summing.many_wait(leader, now):
+    def take_in(self, leader: Leader, now: records.Position) -> bool:
+        pays = summing.many_wait(leader, now)
+        if pays:
             with asking():
                 self._add_up(leader, now)
+        return pays
 
     def collect(self, leader: Leader, now: records.Position, server: Server) -> Collected:
         self._opened = None
