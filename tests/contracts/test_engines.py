@@ -62,10 +62,11 @@ max_reports = 20
 tiers = [{ epsilon = 1.0, min_devices = 2 }, { epsilon = 2.5, min_devices = 2 }]
 
 [consent]
+# Three devices in each tier: the first shuffler of a chain waits for one beyond the minimum.
 mix = [
-  { weight = 2, takes_part = false },
-  { weight = 3, epsilon = 1.5, max_reports = 20, total_epsilon = 1000.0 },
-  { weight = 3, epsilon = 3.0, max_reports = 50 },
+  { weight = 20, takes_part = false },
+  { weight = 31, epsilon = 1.5, max_reports = 20, total_epsilon = 1000.0 },
+  { weight = 29, epsilon = 3.0, max_reports = 50 },
 ]
 """
 ROTATED = FMF.replace('name = "fmf"', 'name = "fmf"\nvariant = "rotated"')

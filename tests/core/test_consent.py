@@ -167,6 +167,66 @@ def test_one_record_that_is_off_is_enough():
             replace(good, **{name: np.array(values, np.float32)})
 
 
+def test_a_record_that_is_off_is_refused_by_name_and_range():
+    good = Consent.uniform(np.arange(3), Choice(), ("sex",))
+    for name, value, words in (
+        ("share_positives", 1.01, r"^share_positives must lie in \[0, 1\]$"),
+        ("total_epsilon", -0.1, "^total_epsilon must not be below 0$"),
+        ("strengths", -0.01, r"^strengths must lie in \[0, 1\)$"),
+        ("strengths", 1.0, r"^strengths must lie in \[0, 1\)$"),
+    ):
+        values = getattr(good, name).copy()
+        values[1] = value
+        with pytest.raises(ConsentError, match=words):
+            replace(good, **{name: values})
+    for shape in ((3, 2), (2, 1), (3,)):
+        with pytest.raises(ConsentError, match="strengths must have one row per device"):
+            replace(good, strengths=np.zeros(shape, np.float32))
+    edges = np.array([[0.0], [0.999], [np.nan]], np.float32)
+    assert np.array_equal(replace(good, strengths=edges).strengths, edges, equal_nan=True)
+
+
+def test_own_strengths_are_those_of_attributes_that_the_data_have():
+    own = Choice(hidden_attributes=("age",), strengths={"age": 0.25})
+    consent = Consent.of(USERS[:3], [Choice(), own], np.array([1, 0, 1]), ("sex", "age"))
+    nan = np.nan
+    expected = np.array([[nan, 0.25], [nan, nan], [nan, 0.25]], np.float32)
+    assert np.array_equal(consent.strengths, expected, equal_nan=True)
+    assert [consent.row(k) for k in range(3)] == [own, Choice(), own]
+    for known in (("sex",), ()):
+        with pytest.raises(ConfigError, match="strength names 'age'"):
+            Consent.of(USERS[:3], [Choice(strengths={"age": 0.25})], np.zeros(3, int), known)
+    without = {f: getattr(consent, f) for f in consent.__dataclass_fields__} | {
+        "strengths": np.zeros((0, 0), np.float32)
+    }
+    none = Consent(**without).strengths
+    assert none.shape == (3, 2)
+    assert np.isnan(none).all()
+
+
+def test_what_nobody_names_is_kept_back_by_nobody():
+    choices = [Choice(), Choice(never_send=("bar",)), Choice(never_send=("pub", "bar"))]
+    consent = Consent.of(USERS[:4], choices, np.array([1, 0, 2, 1]))
+    assert consent.things == ("bar", "pub")
+    expected = [[True, False], [False, False], [True, True], [True, False]]
+    assert consent.never_send.tolist() == expected
+    none = replace(Consent.uniform(USERS[:4], Choice()), things=("bar", "pub"))
+    assert none.never_send.tolist() == [[False, False]] * 4
+
+
+def test_records_of_some_fields_alone_keep_nothing_else_back():
+    choices = [Choice(never_send=("bar",), share_positives=0.5), Choice(takes_part=False)]
+    consent = Consent.of(USERS[:2], choices, np.array([0, 1]))
+    shares = consent.only(["share_positives"])
+    assert shares.things == ("bar",)
+    assert shares.never_send.tolist() == [[False], [False]]
+    assert shares.share_positives.tolist() == [0.5, 0.0]
+    assert shares.takes_part.tolist() == [True, False]
+    kept = consent.only(["never_send"])
+    assert kept.never_send.tolist() == [[True], [False]]
+    assert kept.share_positives.tolist() == [0.0, 0.0]
+
+
 def test_words_say_what_leaves():
     assert "sends nothing" in Choice(takes_part=False).words()
     assert "30 %" in Choice(share_positives=0.3).words()
@@ -225,3 +285,15 @@ def test_a_draw_leaves_below_its_threshold_and_inside_the_subset():
     mixed = np.array([3, 0, 4, 1, 5, 2])
     assert np.array_equal(rule.may_leave(row[mixed], entry[mixed]), told[mixed])
     assert np.array_equal(rule.may_leave(row[:4], entry[:4]), told[:4])
+
+
+def test_the_turn_of_a_draw_is_its_place_among_those_of_its_device():
+    """Also of so many that a sort that is not stable would mix them."""
+    rng = np.random.default_rng(0)
+    row = rng.integers(0, 3, 500)
+    keys = Streams.from_seed(5).keys(np.arange(5))  # the last two have none
+    coins = words_of(keys, 500) >> np.uint64(32)
+    rule = ShareRule(keys, np.full(5, ALWAYS // 2, np.uint64), np.zeros(0, dtype=bool))
+    turns = [int((row[:at] == row[at]).sum()) for at in range(500)]
+    expected = coins[row, turns] < ALWAYS // 2
+    assert np.array_equal(rule.may_leave(row, np.arange(500)), expected)

@@ -1,10 +1,12 @@
 """Shares and checks: sums that are right whatever is shared, corruptions that none gets through,
 and single aggregators that see uniform numbers."""
 
+import hashlib
 import secrets
 
 import numpy as np
 import pytest
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
@@ -149,6 +151,43 @@ def test_every_entry_has_bits_and_nothing_beyond_the_bounds_is_shared():
     bits_of(tight, np.array([[2, 2, 2]]))
     with pytest.raises(MessageError, match="beyond the bounds"):
         bits_of(tight, np.array([[2, 2, 3]]))
+    with pytest.raises(MessageError, match="beyond the bounds"):
+        bits_of(tight, np.array([[2, 2, 2], [2, 2, 3], [0, 0, 0]]))
+    three = Form(3, (1, 2, 4, 8), 400, True, 300)
+    bits_of(three, np.array([[10, 10, 10], [15, 5, 0]]))  # 300 and 300 loud
+    for bad in ([16, 0, 0], [-1, 3, 0], [15, 13, 5], [10, 10, 11]):
+        with pytest.raises(MessageError, match="beyond the bounds"):
+            bits_of(three, np.array([bad]))
+    long = Form(3, (1, 2, 4, 8), 40, True, 300)
+    with pytest.raises(MessageError, match="beyond the bounds"):
+        bits_of(long, np.array([[6, 3, 0]]))  # 45 long, 54 loud
+
+
+@pytest.mark.parametrize("form", [PAIRS, PLACES, LOUD], ids=["pairs", "places", "loud"])
+def test_a_vector_of_nothing_says_how_far_it_is_below_the_bounds(form):
+    bits = bits_of(form, np.zeros((2, form.places), int))
+    expected = np.zeros(form.elements, np.uint32)
+    at = form.places * len(form.weights)
+    expected[at : at + form.slack] = [form.bound >> k & 1 for k in range(form.slack)]
+    loud = [form.loudness >> k & 1 for k in range(form.loud_slack)]
+    expected[form.elements - form.loud_slack :] = loud
+    assert np.array_equal(bits, [expected, expected])
+
+
+def test_no_devices_and_no_places_are_shared_as_such():
+    for form in (PAIRS, PLACES, LOUD):
+        assert bits_of(form, np.zeros((0, form.places), int)).shape == (0, form.elements)
+    for form in (Form(0, (1,), 5, False), Form(0, (1,), 5, True, 3)):
+        assert np.array_equal(
+            bits_of(form, np.zeros((2, 0), int)),
+            np.hstack([np.tile([1, 0, 1], (2, 1)), np.tile([0, 1, 1], (2, 1))])[:, : form.elements],
+        )
+
+
+@pytest.mark.parametrize("shape", [(9,), (4, 8), (4, 10), (2, 2, 9), (2, 9, 2)])
+def test_vectors_of_another_shape_are_refused(shape):
+    with pytest.raises(MessageError, match="a shared vector has 9 places"):
+        bits_of(PAIRS, np.zeros(shape, int))
 
 
 def test_forms_that_could_wrap_around_are_refused():
@@ -156,6 +195,39 @@ def test_forms_that_could_wrap_around_are_refused():
         Form(700_000, PAIRS.weights, 65536, True)
     with pytest.raises(ConfigError, match="reach every number"):
         Form(3, (1, 2, 5), 100, False)
+    # 238,609,293 entries of up to 3 leave room for 10 below p.
+    fits = 238_609_293
+    assert P - 9 * fits == 10
+    for bound, loudness in ((7, 0), (1, 7), (7, 7)):
+        Form(fits, (1, 2), bound, False, loudness)
+    for places, bound, loudness in ((fits, 8, 0), (fits, 1, 8), (fits + 1, 1, 0)):
+        with pytest.raises(ConfigError, match="wrap around"):
+            Form(places, (1, 2), bound, False, loudness)
+    Form(P - 3, (1,), 1, False)
+    with pytest.raises(ConfigError, match="wrap around"):
+        Form(P - 2, (1,), 1, False)  # p itself
+
+
+@pytest.mark.parametrize(
+    ("places", "weights", "bound", "loudness"),
+    [(3, (), 1, 0), (-1, (1,), 1, 0), (3, (1,), 0, 0), (3, (1,), 1, -1)],
+    ids=["no bits", "places below 0", "no bound", "loudness below 0"],
+)
+def test_a_form_needs_bits_and_a_bound(places, weights, bound, loudness):
+    with pytest.raises(ConfigError, match="needs bits and a bound"):
+        Form(places, weights, bound, False, loudness)
+
+
+@pytest.mark.parametrize("form", [PAIRS, PLACES], ids=["pairs", "places"])
+def test_the_field_has_room_for_so_many_devices_and_no_more(form):
+    """All of them as loud as can be, and noise that is furthest out."""
+    one = {True: 57 * 57, False: 15}[form.pairs]
+    for sigma, furthest in ((0.0, 40.0), (1000.0, 40.0), (12_345.6, 7.0)):
+        most = form.most_devices(sigma, furthest)
+        assert most * one + furthest * sigma <= 2**30 < (most + 1) * one + furthest * sigma
+    assert form.most_devices(1000.0) == form.most_devices(1000.0, 40.0)
+    assert form.most_devices((2**30 - one) / 40) == 1
+    assert form.most_devices(2**30) == 0
 
 
 def test_numbers_are_drawn_below_p_and_uniform():
@@ -164,6 +236,120 @@ def test_numbers_are_drawn_below_p_and_uniform():
     counts = np.bincount((many // (P // 64 + 1)).astype(int), minlength=64)
     assert stats.chisquare(counts).pvalue > 1e-6
     assert np.array_equal(drawn(b"s" * 32, 10), many[:10])
+
+
+# --- as every device and every aggregator has to do it --------------------------------------------
+
+
+def by_definition(secret, many):
+    """Words of ChaCha20, the lower 31 bits of each, but for those that are p."""
+    stream = Cipher(algorithms.ChaCha20(secret, bytes(16)), mode=None).encryptor()
+    words = np.frombuffer(stream.update(bytes(4 * many + 400)), "<u4") & P
+    return words[words != P][:many]
+
+
+def bound_to(secret, said):
+    return hashlib.blake2b(said, digest_size=32, key=secret, person=b"shares").digest()
+
+
+def test_numbers_are_those_of_chacha20():
+    for many in (0, 1, 7, 5000):
+        assert np.array_equal(drawn(CHALLENGE, many), by_definition(CHALLENGE, many))
+
+
+def test_more_are_drawn_where_too_many_are_not_below_p(monkeypatch):
+    stream = np.array([P, 2 * P + 1] * 5 + [3, 1 << 31 | 4, *range(5, 40)], np.uint32)
+    asked = []
+
+    def expand(secret, numbers, bits):
+        assert not asked or numbers > asked[-1]
+        asked.append(numbers)
+        return stream[:numbers].copy()
+
+    monkeypatch.setattr(shares_module, "expand", expand)
+    assert drawn(bytes(32), 6).tolist() == [3, 4, 5, 6, 7, 8]
+    assert len(asked) > 1
+
+
+def test_parts_of_zero_are_bound_to_what_was_said():
+    after, before = BLINDS[1], BLINDS[0]
+    for said in (b"set", b"s" * 40):
+        mine, theirs = (by_definition(bound_to(one, said), 30) for one in (after, before))
+        expected = (mine.astype(np.int64) - theirs) % P
+        assert np.array_equal(zeros((after, before), said, 30), expected)
+
+
+def part_by_definition(form, number, first, second):
+    """Of one device, in whole numbers of Python."""
+    n, width = len(first), len(form.weights)
+    s, t = first.tolist(), second.tolist()
+    found = []
+    for check in range(CHECKS):
+        r = by_definition(bound_to(CHALLENGE, check.to_bytes(4, "little")), form._checked).tolist()
+        total = sum(r[j] * (s[j] ** 2 + 2 * s[j] * t[j] - s[j]) for j in range(n))
+
+        def entry(of, at):
+            return sum(w * of[at + k] for k, w in enumerate(form.weights))
+
+        def slack(at, many):
+            return sum(s[at + k] << k for k in range(many))
+
+        spans = [place * width for place in range(form.places)]
+        norm = sum(entry(s, at) ** 2 + 2 * entry(s, at) * entry(t, at) for at in spans)
+        norm += slack(form.places * width, form.slack) - (form.bound if number == 0 else 0)
+        total += r[n] * norm
+        if form.loudness:
+            below = form.places * width + form.slack
+            top = below + form.places * width
+            for place, at in enumerate(spans):
+                rest = entry(s, at) + entry(s, below + at) - entry(s, top)
+                total += r[n + 1 + place] * rest
+            sums = [sum(entry(of, at) for at in spans) for of in (s, t)]
+            loud = entry(s, top) * sum(sums) + entry(t, top) * sums[0]
+            loud += slack(top + width, form.loud_slack)
+            loud -= form.loudness if number == 0 else 0
+            total += r[n + 1 + form.places] * loud
+        found.append(total % P)
+    return found
+
+
+@pytest.mark.parametrize("form", [PAIRS, PLACES, LOUD], ids=["pairs", "places", "loud"])
+def test_an_aggregators_part_of_the_checks_is_what_the_protocol_says(form):
+    """Whatever was shared, and whatever the other aggregators run."""
+    rng = np.random.default_rng(3)
+    shares = [rng.integers(0, P, (7, form.elements), dtype=np.uint32) for _ in range(AGGREGATORS)]
+    for number in range(AGGREGATORS):
+        mine = pair(shares, number)
+        expected = [part_by_definition(form, number, *both) for both in zip(*mine, strict=True)]
+        for threads in (1, 3):
+            found = check_parts(form, number, mine, CHALLENGE, threads)
+            assert found.tolist() == expected
+
+
+@pytest.mark.parametrize(
+    "own",
+    [[b"s" * 32] * 2, [b"s" * 32] * 4, [b"s" * 32] * 2 + [b"s" * 31], [b"s" * 31] * 3, []],
+    ids=["two", "four", "a short one", "short ones", "none"],
+)
+def test_a_device_shares_by_three_secrets(own):
+    with pytest.raises(MessageError, match="3 secrets of 32 bytes"):
+        split(np.zeros(PLACES.elements, np.uint32), own)
+
+
+@pytest.mark.parametrize("many", [None, 0, PLACES.elements - 1, PLACES.elements + 1])
+def test_a_last_share_needs_all_that_travels(many):
+    travelled = None if many is None else np.zeros(many, np.uint32)
+    with pytest.raises(MessageError, match=f"{PLACES.elements} numbers travel"):
+        share(PLACES, AGGREGATORS - 1, CHALLENGE, travelled)
+    for number in range(AGGREGATORS - 1):
+        mine = share(PLACES, number, CHALLENGE, travelled)
+        assert np.array_equal(mine, by_definition(CHALLENGE, PLACES.elements))
+
+
+def test_sums_are_opened_around_zero():
+    half = P // 2
+    total = np.array([0, 1, half - 1, half, half + 1, P - 1], np.uint32)
+    assert opened(total).tolist() == [0, 1, half - 1, half, -half, -1]
 
 
 # --- soundness -----------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ import pytest
 
 from sottovoce.algorithms.fmf.system import FMFConfig
 from sottovoce.core.consent import Choice, Consent
+from sottovoce.core.links import Hop, Proxied
 from sottovoce.core.messages import Batch, BitReports
 from sottovoce.engines.observers import AtRounds, Moment
 from sottovoce.engines.transcripts import Transcript, read_transcript
@@ -19,10 +20,10 @@ USERS = np.arange(40, dtype=np.int64)
 RELEASE = KReports(10, (Tier(1.0, 8), Tier(2.0, 8)))
 
 
-def federation(choices, which, rounds=5, release=RELEASE):
+def federation(choices, which, rounds=5, release=RELEASE, link=None):
     consent = Consent.of(USERS, choices, np.asarray(which, dtype=np.int64))
     settings = FMFConfig(embedding_size=3, rounds=rounds)
-    return Federation.build(settings, TRAIN, consent, release, Streams.from_seed(4))
+    return Federation.build(settings, TRAIN, consent, release, Streams.from_seed(4), link=link)
 
 
 class SeenMessages:
@@ -89,6 +90,15 @@ def test_what_can_never_work_is_refused_at_once():
         federation([permits(1.0), permits(2.0)], USERS >= 4)
     with pytest.raises(ConsentError, match="share_positives"):
         federation([Choice(share_positives=0.5, epsilon=2.0, max_reports=10)], USERS * 0)
+
+
+def test_a_tier_without_devices_to_spare_is_refused_in_a_chain_alone():
+    """Its first shuffler would wait for a ninth device until every round is over."""
+    enough, chain = [permits(1.0), permits(2.0)], Proxied(chain=(Hop(),))
+    federation(enough, USERS >= 8)
+    federation(enough, USERS >= 9, link=chain)
+    with pytest.raises(ConfigError, match=r"8 devices .* needs 8 and 1 to spare in a chain"):
+        federation(enough, USERS >= 8, link=chain)
 
 
 def test_interrupted_and_resumed_spends_no_more_and_no_less():

@@ -76,14 +76,18 @@ class Fuzzed:
                     raise Trouble("memory", f"it grew by {grown >> 20} MiB")
 
     def all_of(self, *looks):
-        """Call each, and raise what was logged meanwhile, or ended somewhere else."""
-        for look in looks:
-            look()
-        for kept in (self._errors.troubles, getattr(self.target.app, "unforeseen", [])):
-            if kept:
-                found = kept[0]
+        """Call each, and raise what was logged meanwhile, or ended somewhere else. What one input
+        has brought about is not found again with the next one."""
+        elsewhere = (self._errors.troubles, getattr(self.target.app, "unforeseen", []))
+        try:
+            for look in looks:
+                look()
+            for kept in elsewhere:
+                if kept:
+                    raise kept[0]
+        finally:
+            for kept in elsewhere:
                 kept.clear()
-                raise found
 
 
 def search(name, fuzzed, inputs):

@@ -1,6 +1,7 @@
 """Hostile inputs for every service: none fails, stops, slows or fills it, or is counted that was
 refused. `make fuzz` sends more of them."""
 
+import logging
 import os
 import subprocess
 import sys
@@ -116,6 +117,22 @@ def test_what_is_wrong_is_found(fault, words, monkeypatch):
 
     with pytest.raises(Trouble, match=words):
         run()
+
+
+def test_what_one_input_brought_about_is_not_found_with_the_next(monkeypatch):
+    """A service's error is logged by its connection, too."""
+
+    def send(self, data):
+        if data[0]:
+            logging.getLogger("uvicorn.error").error("it was logged")
+            raise Trouble("high", "it was high")
+
+    monkeypatch.setitem(TARGETS, "faulty", Faulty)
+    monkeypatch.setattr(Faulty, "send", send)
+    with Fuzzed("faulty") as fuzzed:
+        with pytest.raises(Trouble, match="it was high"):
+            fuzzed.feed(b"\xff")
+        fuzzed.feed(b"\x00")
 
 
 def test_a_search_finds_nothing_in_a_target_without_fault(monkeypatch):

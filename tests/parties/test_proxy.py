@@ -32,6 +32,18 @@ def test_one_batch_for_each_tier_that_has_its_minimum():
     assert proxy.held == {1: 2}
 
 
+@pytest.mark.parametrize("minimum", [2, 20, 21])
+def test_a_chain_waits_for_devices_to_spare_also_in_memory(minimum):
+    """As the first shuffler of one does (test_chain_hop.py): engines let the same batches go."""
+    least = minimum + {2: 1, 20: 1, 21: 2}[minimum]
+    for shufflers, enough in ((1, minimum), (2, least), (3, least)):
+        proxy = Shuffler([minimum], 3, shufflers)
+        assert proxy.collect(bits([0] * (enough - 1))) == []
+        assert proxy.held == {0: enough - 1}
+        (batch,) = proxy.collect(bits([0] * enough, round=1))
+        assert (batch.devices, len(batch.reports)) == (enough, 3 * enough)
+
+
 def test_nobody_is_a_round_too():
     assert Shuffler([2], 3).collect(bits([])) == []
 

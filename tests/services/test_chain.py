@@ -144,8 +144,10 @@ def test_killed_again_and_again(tmp_path, shufflers):
         stop = threading.Event()
 
         def killer():
+            # Each once before anyone is again, however soon the rounds are over.
             while not stop.wait(rng.uniform(0.0, 0.7)):
-                victim = int(rng.integers(0, shufflers))
+                fewest = min(kills[hop] for hop in range(shufflers))
+                victim = int(rng.choice([h for h in range(shufflers) if kills[h] == fewest]))
                 chain.kill(victim)
                 kills[victim] += 1
                 chain.start_shuffler(victim)

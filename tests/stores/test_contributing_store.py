@@ -12,17 +12,22 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from sottovoce.algorithms.fpl.system import FPLConfig
 from sottovoce.algorithms.gram.system import SCALE, GramConfig
 from sottovoce.cli.spent import of_store
 from sottovoce.core.consent import Choice
 from sottovoce.core.contributions import STEPS
+from sottovoce.core.ledger import Entries, Ledger
 from sottovoce.core.links import SecureSum
 from sottovoce.core.masking import expand, unmasked
 from sottovoce.core.messages import ModelView
 from sottovoce.errors import ConsentError
 from sottovoce.privacy.central import price
-from sottovoce.privacy.own_epsilon import OwnEpsilon
+from sottovoce.privacy.mechanisms import ShareFraction
+from sottovoce.privacy.own_epsilon import MOST_STAGES, OwnEpsilon, beyond
+from sottovoce.stores import device_limits as limits
 from sottovoce.stores.device import CohortStore
+from sottovoce.stores.device_rounds import Round, RoundBook
 from sottovoce.stores.prepared import Nothing
 from sottovoce.stores.session import DeviceSession
 from sottovoce.wire.terms import Terms
@@ -177,6 +182,84 @@ def test_it_rests_after_what_left_under_former_terms_whatever_their_periods(tmp_
     phone.time += 31 * DAY
     assert phone.contribute(5)
     assert phone.spent > spent
+
+
+def test_without_days_between_periods_it_never_rests_whatever_its_clock_says(tmp_path):
+    phone = Phone(tmp_path / "phone", period_days=0)
+    assert phone.contribute(0)
+    phone.time -= 100 * DAY
+    assert limits.rests_until(phone.store, phone.terms, 4)[0] < -(2**60)
+    assert phone.contribute(4)
+
+
+def two_contributors(path, *, stages):
+    """Two of one household; these rounds of each have left."""
+    link = SecureSum(min_devices=3, bits=32, key="ab" * 32)
+    config = GramConfig(popularity_share=0.3, least_head=4, batches=3)
+    terms = Terms("town", ITEMS, config, OwnEpsilon(8.0), link)
+    store = CohortStore.create(path, [(7, "Anna"), (9, "Berta")])
+    for number in (7, 9):
+        store.set_choice(number, Choice(epsilon=1.0, total_epsilon=100.0))
+    book = RoundBook(store.file)
+    with store.file.transaction():
+        book.add_terms(0, terms, 1)
+        for number, rounds in stages.items():
+            for attempt, round in enumerate(rounds):
+                made = Round(
+                    0, round, number * 10 + attempt, "prepared", b"", store.latest_choice(), 1,
+                    bytes(16), b"message",
+                )  # fmt: skip
+                book.add(made, contributed(terms, number, round), "digest", 3)
+                book.mark_left(made, 1234)
+    return store, terms
+
+
+def contributed(terms, number, round):
+    one = np.ones(1)
+    book = Ledger()
+    book.record(
+        Entries(
+            kind=terms.release.name, user=one.astype(int) * number,
+            round=one.astype(int) * round, positive_rows=one.astype(np.int32),
+            negative_rows=np.zeros(1, np.int32), bytes=one.astype(int), epsilon=one * 0.5,
+            reports=np.zeros(1, np.int32), report_epsilon=np.zeros(1), batch=np.zeros(1, int),
+        )
+    )  # fmt: skip
+    return book
+
+
+def test_stages_are_those_of_each_user_by_herself_and_of_her_latest_period(tmp_path):
+    """Two stages and three batches: a period has six rounds, and every second is a stage's."""
+    store, terms = two_contributors(tmp_path / "home", stages={7: [2, 3], 9: [1, 7]})
+    assert limits.stages_done(store, terms).tolist() == [0b11, 1 << MOST_STAGES | 0b10]
+    store.close()
+    store, terms = two_contributors(tmp_path / "other", stages={7: [8, 3], 9: []})
+    assert limits.stages_done(store, terms).tolist() == [1 << MOST_STAGES | 0b01, 0]
+    store.close()
+
+
+def test_what_was_told_beyond_is_each_users_own_and_of_this_period(tmp_path):
+    store, terms = two_contributors(tmp_path / "home", stages={7: [0], 9: [1, 7]})
+    sent = limits.stages_done(store, terms)
+    assert limits.told_beyond(store, terms, sent).tolist() == [0.0, 0.0]
+    # Quieter since: what has left was louder than what she tells today.
+    for number in (7, 9):
+        store.set_choice(number, Choice(epsilon=0.25, total_epsilon=100.0))
+    own = terms.release.contributing
+    before, today = own.loudness(1.0), own.loudness(0.25)
+    expected = [
+        beyond([(share, before)], stage, (0.3, 0.7), today)
+        for share, stage in ((0.3, 0b01), (0.7, 0b10))
+    ]
+    assert min(expected) > 0.0
+    assert limits.told_beyond(store, terms, sent).tolist() == pytest.approx(expected)
+    # Who has done nothing has told nothing beyond, and others all the same.
+    assert limits.told_beyond(store, terms, sent * [0, 1])[1] == pytest.approx(expected[1])
+    assert limits.told_beyond(store, terms, np.zeros(2, np.int64)).tolist() == [0.0, 0.0]
+    other = Terms("town", ITEMS, FPLConfig(embedding_size=3, triples=2), ShareFraction())
+    for stages in (sent, np.zeros(2, np.int64)):
+        assert limits.told_beyond(store, other, stages).tolist() == [0.0, 0.0]
+    store.close()
 
 
 def test_a_limit_below_her_epsilon_lets_nothing_leave(tmp_path):

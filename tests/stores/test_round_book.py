@@ -10,6 +10,7 @@ from sottovoce.algorithms.fpl.system import FPLConfig
 from sottovoce.core.consent import Choice
 from sottovoce.core.ledger import Entries, Ledger
 from sottovoce.core.links import Direct, SecureSum
+from sottovoce.parties.device import Contents
 from sottovoce.privacy.central import price
 from sottovoce.privacy.mechanisms import ShareFraction
 from sottovoce.stores.device import CohortStore
@@ -177,3 +178,27 @@ def test_rounds_are_counted_by_the_noise_that_they_had(store):
     assert rounds_sent(store, 0.0).tolist() == [0, 0], "there is no noise to count by"
     assert rounds_sent(store, NOISE).tolist() == [2, 1], "what nothing bounds counts as a round"
     assert plain_releases(store).tolist() == [0, 1]
+
+
+def test_an_older_round_that_is_written_later_is_not_the_latest(store):
+    book, latest = entry(store, 3, booked(POOR), terms(0.0), b"three")
+    assert book.latest() == latest
+    entry(store, 1, booked(RICH), terms(0.0), b"one")
+    assert book.latest() == latest
+    book, later = entry(store, 4, booked(RICH), terms(0.0), b"four")
+    assert book.latest() == later
+
+
+def test_what_of_her_own_is_in_a_round_is_written_with_it_and_forgotten_with_it(store):
+    book = RoundBook(store.file)
+    items, weight = np.array([2, 5], np.int32), np.array([0.5, 2.0])
+    with store.file.transaction():
+        book.add_terms(0, terms(0.0), 1)
+        made = Round(0, 2, 1, "prepared", b"", store.latest_choice(), 1, bytes(16), b"message")
+        book.add(made, booked(RICH), "digest", 3, Contents(items, weight))
+    (row,) = store.file.rows("SELECT era, round, attempt, number, items, weights FROM contents")
+    expected = (0, 2, 1, RICH, items.astype("<i4").tobytes(), weight.astype("<f4").tobytes())
+    assert tuple(row) == expected
+    with store.file.transaction():
+        book.drop(made, "a reason")
+    assert not store.file.rows("SELECT 1 FROM contents")

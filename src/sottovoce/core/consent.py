@@ -158,7 +158,7 @@ class Consent(Columns):
         """The records with these fields alone; the others are as if nobody had chosen anything,
         but for who takes part."""
         neutral = Consent.uniform(self.users, Choice(), self.attributes, self.owners)
-        neutral = replace(neutral, never_send=np.zeros_like(self.never_send), things=self.things)
+        neutral = replace(neutral, things=self.things)
         kept = {name: getattr(self, name) for name in ("takes_part", *fields)}
         return replace(neutral, **kept)
 

@@ -154,12 +154,12 @@ def bits_of(form: Form, entries: NDArray[np.integer]) -> Elements:
 
 def _weighed(weights: tuple[int, ...], whole: NDArray[np.int64]) -> Elements:
     """The bits of numbers by these weights, [rows, numbers · weights]."""
-    left, bits = whole.copy(), np.zeros((*whole.shape, len(weights)), dtype=np.uint32)
+    left, bits = whole.copy(), np.empty((*whole.shape, len(weights)), dtype=np.uint32)
     for k in reversed(range(len(weights))):
         on = left >= weights[k]
         bits[:, :, k] = on
         left -= on * weights[k]
-    return bits.reshape(len(whole), -1)
+    return bits.reshape(len(whole), whole.shape[1] * len(weights))
 
 
 def _powers(whole: NDArray[np.int64], many: int) -> Elements:
@@ -213,7 +213,7 @@ def check_parts(
 ) -> Elements:
     """Aggregator `number`'s part of what opens for each device, [devices, CHECKS], not blinded."""
     r = np.stack([drawn(_derived(challenge, k), form._checked) for k in range(CHECKS)])
-    found = np.zeros((shares.devices, CHECKS), dtype=np.uint32)
+    found = np.empty((shares.devices, CHECKS), dtype=np.uint32)
     shape = np.array([form.places, form.slack, form.loud_slack])
     # Numbers that are known to all are in the first one's part.
     limits = np.array([form.bound, form.loudness] if number == 0 else [0, 0], np.uint64)
@@ -239,7 +239,6 @@ def sum_parts(form: Form, shares: Pair, kept: NDArray[np.bool_] | None = None) -
             continue
         second = _entries(form, shares.second[some])
         total += _product(first, (second + first * np.uint64(_HALF) % np.uint64(P)) % np.uint64(P))
-        total %= np.uint64(P)
     total %= np.uint64(P)
     if not form.pairs:
         return total.astype(np.uint32)
@@ -283,7 +282,8 @@ def _derived(secret: bytes, what: bytes | int) -> bytes:
 
 def _entries(form: Form, shares: Elements) -> NDArray[np.uint64]:
     """Shares of entries, from those of their bits."""
-    bits = shares[:, : form.places * len(form.weights)].reshape(len(shares), form.places, -1)
+    width = len(form.weights)
+    bits = shares[:, : form.places * width].reshape(len(shares), form.places, width)
     total = np.zeros(bits.shape[:2], dtype=np.uint64)
     for k, weight in enumerate(form.weights):
         total += bits[:, :, k] * np.uint64(weight)

@@ -228,7 +228,8 @@ class Shuffler:
     """A shuffler in memory, or a chain of them, for one whole round at a time."""
 
     def __init__(self, minimum: Sequence[int], reports: int, shufflers: int = 1) -> None:
-        self._rules = ShufflerRules(reports, tuple(minimum), hold_seconds=0.0)
+        spare = tuple(spare_of(least) if shufflers > 1 else 0 for least in minimum)
+        self._rules = ShufflerRules(reports, tuple(minimum), hold_seconds=0.0, spare=spare)
         self._last = -1
         self.shufflers = shufflers
         """Each mixes what the one before it hands over."""
@@ -237,10 +238,11 @@ class Shuffler:
         """Devices per tier whose reports were held back and dropped, over all rounds."""
 
     def collect(self, bits: BitReports, threads: int = 1, ranks: Ranks = ALONE) -> list[Batch]:
-        """A batch for each tier that reaches its minimum, shuffled with randomness from the
-        operating system. Refuses a round that is over and a round in which anyone sent the wrong
-        number of reports, named an unknown tier or sent twice. Of several ranks of a simulation,
-        each shuffles what its devices sent, and the minimum is of all of them together."""
+        """A batch for each tier that reaches its minimum (in a chain, with some to spare), shuffled
+        with randomness from the operating system. Refuses a round that is over and a round in
+        which anyone sent the wrong number of reports, named an unknown tier or sent twice. Of
+        several ranks of a simulation, each shuffles what its devices sent, and the minimum is of
+        all of them together."""
         rules = self._rules
         if bits.round <= self._last:
             raise MessageError(f"round {bits.round} is over")

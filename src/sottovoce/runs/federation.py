@@ -28,7 +28,7 @@ from sottovoce.parties.defence import Defence
 from sottovoce.parties.helper import Helper, noise_spans
 from sottovoce.parties.secure_sum import fitted
 from sottovoce.parties.server import NO_DEFENCE, Offered, Server
-from sottovoce.parties.shuffler import Shuffler
+from sottovoce.parties.shuffler import Shuffler, spare_of
 from sottovoce.privacy.base import Release
 from sottovoce.privacy.reports import KReports
 from sottovoce.rng import SecretStreams, Streams
@@ -129,9 +129,9 @@ class Federation:
         proxy = None
         reports = release.reporting
         if reports is not None:
-            plan = planned(_check_tiers(devices, reports, shard.ranks))
             minimum = [tier.min_devices for tier in reports.tiers]
             shufflers = 1 if way.mixing is None else way.mixing.shufflers
+            plan = planned(_check_tiers(devices, reports, shufflers, shard.ranks))
             proxy = Shuffler(minimum, reports.max_reports, shufflers)
         if release.contributing is not None:
             plan = planned(_check_contributions(devices, shard.ranks))
@@ -331,7 +331,9 @@ def _check_contributions(devices: SimulatedDevices, ranks: Ranks) -> NDArray[np.
     return willing
 
 
-def _check_tiers(devices: SimulatedDevices, release: KReports, ranks: Ranks) -> NDArray[np.int64]:
+def _check_tiers(
+    devices: SimulatedDevices, release: KReports, shufflers: int, ranks: Ranks
+) -> NDArray[np.int64]:
     """Rows of those who may report. Raises where some tier would never reach its minimum."""
     willing = devices.willing()
     here = np.bincount(devices.tiers()[willing], minlength=len(release.tiers))
@@ -343,10 +345,12 @@ def _check_tiers(devices: SimulatedDevices, release: KReports, ranks: Ranks) -> 
             "total_epsilon of at least their product"
         )
     for tier, count in zip(release.tiers, there.tolist(), strict=True):
-        if 0 < count < tier.min_devices:
+        spare = spare_of(tier.min_devices) if shufflers > 1 else 0
+        if 0 < count < tier.min_devices + spare:
+            more = f" and {spare:,} to spare in a chain of shufflers" if spare else ""
             raise ConfigError(
                 f"{count:,} devices report at ε = {tier.epsilon:g}, where a batch needs "
-                f"{tier.min_devices:,}: nothing of theirs would ever be let go; lower the tier's "
-                "min_devices, or leave the tier out"
+                f"{tier.min_devices:,}{more}: nothing of theirs would ever be let go; lower the "
+                "tier's min_devices, or leave the tier out"
             )
     return willing
