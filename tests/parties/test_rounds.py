@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from sottovoce.core.waiting import ROUNDS
 from sottovoce.errors import ConfigError
 from sottovoce.parties.rounds import (
+    Attempt,
     Available,
     LinkRules,
-    Round,
     RoundMachine,
     RoundRules,
+    Shortage,
     Tally,
-    Wait,
 )
 
 RULES = RoundRules(over_selection=0.3, min_fraction=0.7, deadline_seconds=10)
@@ -35,7 +35,7 @@ RULES = RoundRules(over_selection=0.3, min_fraction=0.7, deadline_seconds=10)
 )
 def test_a_round_ends_by_goal_by_deadline_or_not_at_all(reported, elapsed, phase, outcome):
     tally = Tally(100, 130, reported, reported)
-    found = RoundMachine(RULES, LinkRules()).look(Round(0, 0, 0.0), tally, elapsed)
+    found = RoundMachine(RULES, LinkRules()).look(Attempt(0, 0, 0.0), tally, elapsed)
     assert (found.phase, found.outcome) == (phase, outcome)
 
 
@@ -54,21 +54,21 @@ def test_a_third_more_of_ten_is_thirteen():
 
 def test_nobody_counts_as_a_round_where_no_fraction_is_asked_for():
     rules = RoundRules(min_fraction=0.0, deadline_seconds=1)
-    found = RoundMachine(rules, LinkRules()).look(Round(0, 0, 0.0), Tally(5, 5, 0, 0), 2.0)
+    found = RoundMachine(rules, LinkRules()).look(Attempt(0, 0, 0.0), Tally(5, 5, 0, 0), 2.0)
     assert found.phase == "again"
 
 
 @pytest.mark.parametrize(
     ("there", "wait"),
     [
-        (Available(2, 2), Wait("few_enrolled", 2, 3)),
-        (Available(3, 2), Wait("few_active", 2, 3)),
+        (Available(2, 2), Shortage("few_enrolled", 2, 3)),
+        (Available(3, 2), Shortage("few_active", 2, 3)),
         (Available(3, 3), None),
-        (Available(9, 4, goal=8), Wait("few_active", 4, 6)),
-        (Available(9, 5, agreed_before=10), Wait("few_agreed", 5, 7)),
+        (Available(9, 4, goal=8), Shortage("few_active", 4, 6)),
+        (Available(9, 5, agreed_before=10), Shortage("few_agreed", 5, 7)),
         (Available(9, 7, agreed_before=10), None),
         (Available(9, 5, agreed_before=10, seconds=10.0), None),
-        (Available(9, 2, agreed_before=10, seconds=10.0), Wait("few_agreed", 2, 3)),
+        (Available(9, 2, agreed_before=10, seconds=10.0), Shortage("few_agreed", 2, 3)),
     ],
 )
 def test_what_a_round_waits_for_before_it_opens(there, wait):
@@ -135,7 +135,7 @@ class Host:
         return self.link.least > 1
 
     def open(self):
-        self.round = Round(self.number, self.attempt, self.now)
+        self.round = Attempt(self.number, self.attempt, self.now)
         self.sent, self.left_out = set(), set()
         most = self.devices if self.link.joins else max(LEAST, self.devices - 2)
         self.goal = most

@@ -6,7 +6,7 @@ disk and clock.
      │ └────────┼─┴────▶ again     (nothing of it counts; others are asked)
      └──reopened┘  └───▶ stuck     (only an operator can go on)
 
-A host (the server, a Flower run) keeps a `Round` where it survives a crash. It shows the machine
+A host (the server, a Flower run) keeps an `Attempt` where it survives a crash. It shows the machine
 what has come (`look`), asks other parties where a sum needs them, and tells the machine how that
 ended (`after`). What is different on each kind of link is in `LinkRules`.
 """
@@ -136,7 +136,7 @@ class Available:
 
 
 @dataclass(frozen=True, slots=True)
-class Wait:
+class Shortage:
     """What a round waits for."""
 
     kind: Literal["few_enrolled", "few_agreed", "few_active", "reports"]
@@ -149,7 +149,7 @@ class Wait:
 
 
 @dataclass(frozen=True, slots=True)
-class Round:
+class Attempt:
     """An attempt at a round, as a host keeps it."""
 
     number: int
@@ -195,20 +195,20 @@ class RoundMachine:
         """The fewest contributions with which a round counts."""
         return max(self.rules.least(goal), self.link.least)
 
-    def opening(self, first: bool, there: Available) -> Wait | None:
+    def opening(self, first: bool, there: Available) -> Shortage | None:
         """What a round waits for before it opens; None if it can. `first` is the first attempt of
         all. Nothing is spent on rounds in which others are missing: after a change of terms, most
         of those who were asked before must have agreed, or a round's time must be over."""
         if first and there.enrolled < self.rules.min_devices:
-            return Wait("few_enrolled", there.enrolled, self.rules.min_devices)
+            return Shortage("few_enrolled", there.enrolled, self.rules.min_devices)
         need = self.need(there.active if there.goal is None else there.goal)
         if there.agreed_before is not None:
             late = there.seconds >= self.rules.deadline_seconds
             enough = need if late else max(need, self.rules.least(there.agreed_before))
-            return Wait("few_agreed", there.active, enough) if there.active < enough else None
-        return Wait("few_active", there.active, need) if there.active < need else None
+            return Shortage("few_agreed", there.active, enough) if there.active < enough else None
+        return Shortage("few_active", there.active, need) if there.active < need else None
 
-    def look(self, round: Round, tally: Tally, now: float) -> Round:
+    def look(self, round: Attempt, tally: Tally, now: float) -> Attempt:
         """Where an open round goes from here. Before it ends, contributions on their way get the
         time to come; it stays open if it cannot end any more."""
         if round.phase != "open":
@@ -224,18 +224,18 @@ class RoundMachine:
         return replace(round, phase="again" if outcome == "abandoned" else "closing",
                        outcome=outcome)  # fmt: skip
 
-    def wait(self, tally: Tally, *, called: bool) -> Wait:
+    def wait(self, tally: Tally, *, called: bool) -> Shortage:
         """What an open round waits for; `called` says whether it takes in what is on its way."""
         have, need = tally.usable, self.need(tally.goal)
         if self.link.once and have < self.link.least:
-            return Wait("reports", have, self.link.least)
+            return Shortage("reports", have, self.link.least)
         if called:
-            return Wait("reports", have, need, "grace")
+            return Shortage("reports", have, need, "grace")
         if self._replaces(tally) and have < self.link.least:
-            return Wait("reports", have, need, "others")
-        return Wait("reports", have, need, "deadline")
+            return Shortage("reports", have, need, "others")
+        return Shortage("reports", have, need, "deadline")
 
-    def after(self, round: Round, ended: Ended, now: float, *, others: bool = False) -> Round:
+    def after(self, round: Attempt, ended: Ended, now: float, *, others: bool = False) -> Attempt:
         """Where a closing round goes once it is known what can be made of what has come. `others`
         says whether, with too few good contributions, others could come in the place of the bad
         ones: then the good ones are kept, and nobody pays twice. A second answer changes
@@ -250,7 +250,7 @@ class RoundMachine:
             return replace(round, phase="open", outcome=None, called_at=None, opened_at=opened_at)
         return replace(round, phase=self.link.fails, outcome="abandoned")
 
-    def seconds_left(self, round: Round, now: float) -> float:
+    def seconds_left(self, round: Attempt, now: float) -> float:
         """The seconds until the deadline of an open round, or the end of its grace."""
         if round.called_at is not None:
             return max(0.0, round.called_at + self.grace - now)

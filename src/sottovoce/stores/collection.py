@@ -33,7 +33,7 @@ class Collected:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class RoundNotes:
     """What the operator is told of a round that is over."""
 
     notices: tuple[str, ...] = ()
@@ -69,9 +69,9 @@ class Collection(ABC):
         contributions are bad; None if that would not help."""
         return None
 
-    def over(self, link: sa.Connection, now: records.Position) -> Told:
+    def over(self, link: sa.Connection, now: records.Position) -> RoundNotes:
         """Let go of what was kept for a round that is over, and say what is to be said of it."""
-        return Told()
+        return RoundNotes()
 
     def forget(self, link: sa.Connection, round: int) -> None:  # noqa: B027
         """Let go of what is kept of rounds up to this one."""

@@ -21,12 +21,12 @@ from sottovoce.core.messages import ModelView
 from sottovoce.errors import ConfigError, Diverged, ServiceError, UsageError
 from sottovoce.parties.defence import Defence
 from sottovoce.parties.rounds import (
+    Attempt,
     Available,
     Ended,
     LinkRules,
     NotOpened,
     PartyAway,
-    Round,
     RoundMachine,
     RoundRules,
     Tally,
@@ -240,7 +240,7 @@ class Coordinator:
         rules, most = plan.link_rules, sums.most_summed(plan.terms)
         rules = rules if most is None else replace(rules, most=most)
         self._machine = RoundMachine(plan.rules, rules, plan.grace)
-        self._round = Round(-1, _GATHERING, clock())
+        self._round = Attempt(-1, _GATHERING, clock())
         """The round that is watched. Its times are those since this process has watched it."""
         self._digest = plan.terms.digest()
         self._next_question = -math.inf
@@ -361,9 +361,9 @@ class Coordinator:
     def _watch(self, round: int, attempt: int) -> None:
         """Count the seconds of this attempt from now on, unless they are being counted."""
         if (self._round.number, self._round.attempt) != (round, attempt):
-            self._round = Round(round, attempt, self._clock())
+            self._round = Attempt(round, attempt, self._clock())
 
-    def _watched(self, now: records.Position) -> Round:
+    def _watched(self, now: records.Position) -> Attempt:
         """The open round; if another process has called for what is on its way: from now on."""
         self._watch(now.round, now.attempt)
         called = self._round.called_at
@@ -372,7 +372,7 @@ class Coordinator:
         called = called if now.last_call else None
         return replace(self._round, phase="open", outcome=None, called_at=called)
 
-    def _look(self, link: sa.Connection, now: records.Position) -> Round:
+    def _look(self, link: sa.Connection, now: records.Position) -> Attempt:
         here = self._watched(now)
         return self._machine.look(here, tally(link, self._plan, now), self._clock())
 

@@ -27,7 +27,7 @@ from sottovoce.engines.flower.members import (
     Transport,
 )
 from sottovoce.errors import ConfigError, Diverged, MessageError, VersionMismatch
-from sottovoce.parties.rounds import Round, RoundMachine, Tally
+from sottovoce.parties.rounds import Attempt, RoundMachine, Tally
 from sottovoce.parties.server import Offered, Server
 from sottovoce.rng import streams_of
 from sottovoce.stores.allotment import within
@@ -285,7 +285,7 @@ class Conductor(RoundLoop):
             # With nobody left to wait for, the deadline would bring nothing new.
             waited = elapsed if silent else math.inf
             tally = Tally(opened.goal, len(opened.numbers), reported, self._usable(reported))
-            here = Round(opened.round, opened.attempt, opened_at=0.0)
+            here = Attempt(opened.round, opened.attempt, opened_at=0.0)
             phase = self.machine.look(here, tally, waited).phase
             if phase != "open":
                 break

@@ -52,7 +52,7 @@ from sottovoce.stores import server as records
 from sottovoce.stores import sums
 from sottovoce.stores.aggregator_folder import OTHERS, aggregator_token, checked_link, first_rules
 from sottovoce.stores.amending import Waits
-from sottovoce.stores.collection import Collected, Collection, Told
+from sottovoce.stores.collection import Collected, Collection, RoundNotes
 from sottovoce.stores.coordinator import Plan
 from sottovoce.stores.database import Leader
 from sottovoce.wire.shared import (
@@ -138,10 +138,10 @@ class CheckedSums(Collection):
     def replaced(self, link: sa.Connection, now: records.Position) -> tuple[str, ...] | None:
         return summing.replaced(link, now, self._least, _ASKED)
 
-    def over(self, link: sa.Connection, now: records.Position) -> Told:
+    def over(self, link: sa.Connection, now: records.Position) -> RoundNotes:
         notices = summing.note_devices(link, now)
         self.forget(link, now.round)
-        return Told(tuple(notices))
+        return RoundNotes(tuple(notices))
 
     def forget(self, link: sa.Connection, round: int) -> None:
         sums.forget(link, round)

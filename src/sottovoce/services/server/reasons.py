@@ -16,7 +16,7 @@ import sqlalchemy as sa
 
 from sottovoce.algorithms.base import Contributing
 from sottovoce.core.waiting import WAITS
-from sottovoce.parties.rounds import RoundMachine, Tally, Wait
+from sottovoce.parties.rounds import RoundMachine, Tally
 from sottovoce.parties.shuffler import spare_of
 from sottovoce.stores import amending, batches, operating, sums, versions
 from sottovoce.stores import server as records
@@ -264,7 +264,7 @@ def _of_devices(now: Situation, plan: Plan) -> Reason | None:
     return _reason("few_active", "devices", since, f"{what} {wait.need}{_who_cannot(now)}", do)
 
 
-def _of_agreement(now: Situation, wait: Wait, least: int, since: str | None) -> Reason:
+def _of_agreement(now: Situation, wait: Shortage, least: int, since: str | None) -> Reason:
     """After a change of terms, a round opens when most of the devices from before have agreed.
     When a round's time is over, `least` are enough."""
     what = f"{wait.have} of {now.gathering} devices have agreed to the changed terms by now"

@@ -34,7 +34,7 @@ from sottovoce.services.server.state import RoundState
 from sottovoce.stores import batches
 from sottovoce.stores import server as records
 from sottovoce.stores.amending import Waits
-from sottovoce.stores.collection import Collected, Collection, Told
+from sottovoce.stores.collection import Collected, Collection, RoundNotes
 from sottovoce.stores.coordinator import Plan
 from sottovoce.stores.database import Database, Leader
 from sottovoce.stores.keys import KEPT_ROUNDS, ReportKey, ReportKeys
@@ -199,7 +199,7 @@ class ShuffledBatches(Collection):
             counts, out = count_round(link, server, key, federation, self._release.max_reports)
         return Collected(counts if any(counts.reports) else None, dict(out))
 
-    def over(self, link: sa.Connection, now: records.Position) -> Told:
+    def over(self, link: sa.Connection, now: records.Position) -> RoundNotes:
         found = batches.heads(link, now.round)
         dropped = [head.tier for head in found if head.dropped]
         notices = tuple(
@@ -208,7 +208,7 @@ class ShuffledBatches(Collection):
             for tier in dropped
         )
         self.forget(link, now.round)
-        return Told(notices, bool(dropped) and not any(head.complete for head in found))
+        return RoundNotes(notices, bool(dropped) and not any(head.complete for head in found))
 
     def forget(self, link: sa.Connection, round: int) -> None:
         batches.forget(link, round)

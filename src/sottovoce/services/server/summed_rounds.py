@@ -46,7 +46,7 @@ from sottovoce.stores import search as searches
 from sottovoce.stores import server as records
 from sottovoce.stores import sums
 from sottovoce.stores.amending import Waits
-from sottovoce.stores.collection import Collected, Collection, Told
+from sottovoce.stores.collection import Collected, Collection, RoundNotes
 from sottovoce.stores.coordinator import Plan
 from sottovoce.stores.database import Leader
 from sottovoce.stores.search import Drawn
@@ -131,13 +131,13 @@ class MaskedSums(Collection):
     def replaced(self, link: sa.Connection, now: records.Position) -> tuple[str, ...] | None:
         return summing.replaced(link, now, self._link.min_devices, _ASKED)
 
-    def over(self, link: sa.Connection, now: records.Position) -> Told:
+    def over(self, link: sa.Connection, now: records.Position) -> RoundNotes:
         notices = summing.note_devices(link, now)
         opened, self._opened = self._opened, None
         if opened is not None and opened.drawn.round == now.round:
             notices += self._note_search(link, opened)
         self.forget(link, now.round)
-        return Told(tuple(notices))
+        return RoundNotes(tuple(notices))
 
     def forget(self, link: sa.Connection, round: int) -> None:
         sums.forget(link, round)
