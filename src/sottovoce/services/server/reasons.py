@@ -16,7 +16,7 @@ import sqlalchemy as sa
 
 from sottovoce.algorithms.base import Contributing
 from sottovoce.core.waiting import WAITS
-from sottovoce.parties.rounds import RoundMachine, Tally
+from sottovoce.parties.rounds import RoundMachine, Shortage, Tally
 from sottovoce.parties.shuffler import spare_of
 from sottovoce.stores import amending, batches, operating, sums, versions
 from sottovoce.stores import server as records
