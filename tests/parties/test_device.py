@@ -200,6 +200,38 @@ def test_any_small_world_passes_the_door(n_users, n_items, events, seed):
     assert twin.ledger.totals == devices.ledger.totals
 
 
+@pytest.mark.parametrize(
+    ("alike", "company", "part_by_part"),
+    [(False, 40, True), (False, None, False), (True, 40, False), (True, None, False)],
+)
+def test_a_share_of_a_round_is_added_up_part_by_part_where_sums_depend_on_who_is_in_them(
+    monkeypatch, alike, company, part_by_part
+):
+    """Ranks of a run give the sum of one process to the last bit. An accelerator sees to it."""
+    devices, server = federation(random_world(40, 30, 300, seed=5), shares(40, 1.0), triples=200)
+    view, rows, real, calls = server.publish(), devices.willing(), SimulatedDevices.report_sum, []
+
+    def report_sum(self, view, rows):
+        calls.append(len(rows))
+        return real(self, view, rows)
+
+    class AcceleratedError(Exception):
+        pass
+
+    class Accelerator:
+        def learn_summed(self, *_):
+            raise AcceleratedError
+
+    monkeypatch.setattr(SimulatedDevices, "report_sum", report_sum)
+    monkeypatch.setattr(FPL, "sums_alike", alike)
+    assert not devices.writes_messages(view, 40)
+    assert devices.report_summed(view, rows, company=company).devices == len(rows)
+    assert calls == ([len(rows)] if part_by_part else [])
+    devices._accelerator = Accelerator()
+    with pytest.raises(AcceleratedError):
+        devices.report_summed(view, rows, company=company)
+
+
 def test_devices_that_cannot_learn_are_not_asked():
     from sottovoce.core.interactions import Interactions
 
