@@ -303,3 +303,40 @@ def test_it_is_known_who_has_contributed_to_the_stage_of_a_round():
     assert np.flatnonzero(made.devices.has_sent(everyone, view.round)).tolist() == some.tolist()
     assert made.devices.has_sent(np.array([1, 2]), view.round).tolist() == [False, True]
     assert not made.devices.has_sent(everyone, view.round + 1).any()
+
+
+@pytest.mark.parametrize("parts", [0, 20])
+@pytest.mark.parametrize("sums", [True, False])
+def test_summed_contributions_are_those_of_each_device_and_its_noise(monkeypatch, parts, sums):
+    """The fast way is held to its definition, and gives its sum where there is one."""
+    train, calls = random_world(30, 25, 300, seed=1), []
+    consent = Consent.uniform(np.arange(30), Choice(epsilon=8.0))
+    config = GramConfig(least_head=5, most_head=12, embedding_size=3)
+    release = OwnEpsilon(8.0, parts=parts)
+    one, other = (
+        Federation.build(config, train, consent, release, Streams.from_seed(3), link=SecureSum(20))
+        for _ in range(2)
+    )
+    some, view = np.arange(0, 30, 2), one.server.publish()
+    expected, real = one.devices.report_sum(view, some), SimulatedDevices.report_sum
+
+    def report_sum(self, view, rows):
+        calls.append("definition")
+        return real(self, view, rows)
+
+    monkeypatch.setattr(SimulatedDevices, "report_sum", report_sum)
+    monkeypatch.setattr(SimulatedDevices, "_hold", lambda self, view: calls.append(view.round))
+    monkeypatch.setattr(type(one.devices.algorithm), "sums", sums)
+    found = other.devices.report_summed(view, some)
+    many = one.devices.algorithm.report_shape(view)[0]
+    assert np.array_equal(found.dense(many), expected.dense(many))
+    assert found.devices == expected.devices == len(some)
+    assert calls == ([view.round] if sums else ["definition"])
+    assert not other.devices.writes_messages(view, 1)
+
+
+def test_so_few_write_messages_that_these_cost_less_than_all_rows():
+    devices, server = federation(random_world(40, 300, 300, seed=5), shares(40, 1.0), triples=1)
+    view = server.publish()
+    assert devices.writes_messages(view, 1)
+    assert not devices.writes_messages(view, 1000)
