@@ -41,8 +41,8 @@ from sottovoce.engines.processes import Child, sottovoce_command, wait_for
 from sottovoce.engines.trial import prepare_helper
 from sottovoce.errors import ServiceError
 from sottovoce.experiment import load_benchmark
+from sottovoce.parties.rounds import RoundRules
 from sottovoce.parties.secure_sum import fitted
-from sottovoce.parties.server import RoundRules
 from sottovoce.privacy.own_epsilon import OwnEpsilon
 from sottovoce.rng import Streams
 from sottovoce.stores import server as records

@@ -40,7 +40,7 @@ from sottovoce.algorithms.fpl.system import FPLConfig
 from sottovoce.engines.processes import Child, sottovoce_command, wait_for
 from sottovoce.errors import ServiceError
 from sottovoce.parties.device import Devices
-from sottovoce.parties.server import RoundRules
+from sottovoce.parties.rounds import RoundRules
 from sottovoce.privacy.mechanisms import ShareFraction
 from sottovoce.rng import Streams
 from sottovoce.runs.folder import environment

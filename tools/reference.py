@@ -238,7 +238,7 @@ def sections() -> dict[str, list[type]]:
     from sottovoce.data.town import TownConfig
     from sottovoce.experiment import DataConfig, EvaluationConfig, HomeConfig, OwnersConfig
     from sottovoce.parties.defence import Defence
-    from sottovoce.parties.server import RoundRules
+    from sottovoce.parties.rounds import RoundRules
     from sottovoce.privacy.base import RELEASES
 
     found: dict[str, list[type]] = {

@@ -46,7 +46,7 @@ from sottovoce.errors import ConfigError, DataError, UsageError
 from sottovoce.evaluation.metrics import metric_named, sampled_too
 from sottovoce.evaluation.protocol import Full, Given, Protocol, Sampled, negatives_digest
 from sottovoce.parties.defence import Defence
-from sottovoce.parties.server import RoundRules
+from sottovoce.parties.rounds import RoundRules
 from sottovoce.privacy.base import RELEASES, Release
 from sottovoce.rng import SecretStreams, Streams
 from sottovoce.wire.terms import check_fitting, named

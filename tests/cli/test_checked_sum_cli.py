@@ -11,8 +11,8 @@ from talk import told
 from sottovoce.cli import call
 from sottovoce.core.links import CheckedSum
 from sottovoce.errors import KeyTrouble
-from sottovoce.services.server.checked_rounds import CheckedCoordinator
-from sottovoce.services.server.shuffled_rounds import coordinator_of
+from sottovoce.services.server.checked_rounds import CheckedSums
+from sottovoce.services.server.rounds import collection_of, coordinator_of
 from sottovoce.stores import server as records
 from sottovoce.stores import sums
 from sottovoce.stores.aggregator_folder import AggregatorIntroduction, create_aggregator
@@ -100,8 +100,8 @@ def test_from_keys_to_a_federation_and_back(place, made):
         create_aggregator(place / name, one)
         for secret in ("seal.key", "noise.secret", "coins.secret", "introduction.json"):
             assert (place / name / secret).stat().st_mode & 0o077 == 0
-    coordinator = coordinator_of(made.plan, lambda: 0.0, made.keys)
-    assert isinstance(coordinator, CheckedCoordinator)
+    collection = collection_of(made.plan, made.keys)
+    assert isinstance(collection, CheckedSums)
     for secret in ("aggregator.key", "aggregator-coins.secret", "aggregator-1.token"):
         assert (made.keys / secret).stat().st_mode & 0o077 == 0
 

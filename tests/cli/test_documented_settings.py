@@ -13,7 +13,7 @@ from sottovoce.core.links import LINKS
 from sottovoce.data.town import TownConfig
 from sottovoce.experiment import DataConfig, EvaluationConfig, HomeConfig, OwnersConfig
 from sottovoce.parties.defence import Defence
-from sottovoce.parties.server import RoundRules
+from sottovoce.parties.rounds import RoundRules
 from sottovoce.privacy.base import RELEASES
 
 PAGE = (Path(__file__).parents[2] / "docs" / "experiment-files.md").read_text(encoding="utf-8")

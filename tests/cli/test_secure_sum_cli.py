@@ -10,8 +10,8 @@ from sottovoce.cli import call
 from sottovoce.cli.making import make_federation
 from sottovoce.core.links import SecureSum
 from sottovoce.errors import ConfigError, DataNotFound, KeyTrouble, UsageError
-from sottovoce.services.server.shuffled_rounds import coordinator_of
-from sottovoce.services.server.summed_rounds import SummedCoordinator
+from sottovoce.services.server.rounds import collection_of
+from sottovoce.services.server.summed_rounds import MaskedSums
 from sottovoce.stores.helper_folder import HelperIntroduction, create_helper
 from sottovoce.stores.keys import init_keys
 from sottovoce.stores.server_folder import open_folder
@@ -68,8 +68,8 @@ def test_from_the_proxys_keys_to_a_federation_and_back(place, proxy):
     assert introduced.terms == open_folder(place / "town").plan.terms
     folder = create_helper(place / "masks", introduced)
     assert folder.introduction.link.min_devices == 5
-    coordinator = coordinator_of(made.plan, lambda: 0.0, made.keys)
-    assert isinstance(coordinator, SummedCoordinator)
+    collection = collection_of(made.plan, made.keys)
+    assert isinstance(collection, MaskedSums)
     token = (made.keys / "proxy.token").read_text().strip()
     assert introduced.token == token
     for secret in ("seal.key", "noise.secret", "introduction.json"):

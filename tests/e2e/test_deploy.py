@@ -58,7 +58,7 @@ def parse(words: list[str]) -> None:
 def test_the_rules_of_a_round_are_all_explained():
     from dataclasses import fields
 
-    from sottovoce.parties.server import RoundRules
+    from sottovoce.parties.rounds import RoundRules
 
     told = dict(re.findall(r"^\| `(\w+)` \| ([\d.]+|as below) \|", PAGE, re.MULTILINE))
     assert {rule.name: rule.default for rule in fields(RoundRules)} == {

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from sottovoce.core.ledger import Entries
 from sottovoce.engines.trial import in_order, trial_rules, unequal_parts
-from sottovoce.parties.server import RoundRules
+from sottovoce.parties.rounds import RoundRules
 
 
 @given(st.integers(1, 300), st.integers(1, 12))

@@ -36,13 +36,14 @@ from sottovoce.privacy.updates import Clipped
 from sottovoce.rng import Streams
 from sottovoce.services.kit.application import Hosting
 from sottovoce.services.server.application import ServerApplication, ServerLimits
-from sottovoce.services.server.checked_rounds import CheckedCoordinator
+from sottovoce.services.server.checked_rounds import CheckedSums
 from sottovoce.services.server.process import RoundsThread
-from sottovoce.services.server.shuffled_rounds import coordinator_of
+from sottovoce.services.server.rounds import coordinator_of
 from sottovoce.services.server.state import RoundState
-from sottovoce.services.server.summed_rounds import SummedCoordinator
+from sottovoce.services.server.summed_rounds import MaskedSums
 from sottovoce.stores import server as roster
 from sottovoce.stores.aggregator_folder import first_rules
+from sottovoce.stores.coordinator import Coordinator
 from sottovoce.stores.database import rounds
 from sottovoce.stores.helper_folder import HelperIntroduction, create_helper, init_helper
 from sottovoce.stores.keys import RoleTokens, operator_token
@@ -397,7 +398,7 @@ class Summed(ServerTarget):
             got = self.masker.sums(question, path=path)
             return Answer(got.status, "", got.body)
 
-        return SummedCoordinator(plan, time.monotonic, ask)
+        return Coordinator(plan, time.monotonic, MaskedSums(plan, ask))
 
     def keeper(self, number):
         if number not in self.keepers:
@@ -476,7 +477,7 @@ class Checked(ServerTarget):
             for n, app in self.aggregators.items()
         }
         rules = first_rules(plan.terms, self.keys_at)
-        return CheckedCoordinator(plan, time.monotonic, *rules, asks)
+        return Coordinator(plan, time.monotonic, CheckedSums(plan, *rules, asks))
 
     def report(self, choices, number=None):
         """The first devices are honest, so that there is always a sum."""

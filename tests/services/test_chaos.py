@@ -35,8 +35,9 @@ from sottovoce.core.messages import MaskedReports, MaskSeeds
 from sottovoce.core.one_bit import noise_root
 from sottovoce.engines.trial import prepare_helper, start_helper
 from sottovoce.parties.helper import Helper, noise_spans
+from sottovoce.parties.rounds import RoundRules
 from sottovoce.parties.secure_sum import summed
-from sottovoce.parties.server import RoundRules, Server
+from sottovoce.parties.server import Server
 from sottovoce.privacy.own_epsilon import OwnEpsilon
 from sottovoce.rng import streams_of
 from sottovoce.stores import server as records

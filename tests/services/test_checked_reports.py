@@ -15,12 +15,13 @@ from sottovoce.core.links import CheckedSum
 from sottovoce.core.shares import P, added, share
 from sottovoce.errors import UsageError
 from sottovoce.services.copies.copying import make_backup, restore_backup
-from sottovoce.services.server.checks import Checks, most_summed
+from sottovoce.services.server.checks import Checks
 from sottovoce.services.server.state import RoundState
 from sottovoce.stores.aggregator_folder import open_aggregator
 from sottovoce.stores.device import CohortStore
 from sottovoce.stores.prepared import sealed_by, signing_key
 from sottovoce.stores.session import DeviceSession
+from sottovoce.stores.sums import most_summed
 from sottovoce.testing import random_world
 from sottovoce.wire.refusals import Refused
 from sottovoce.wire.shared import (
@@ -140,7 +141,7 @@ def test_a_device_sends_what_its_door_has_made_the_same_bytes_again(world, tmp_p
     bound = world.about.bound(world.terms)
     assert is_signed(found.record, bound)
     assert found.record.device == signing_key(store).public_key().public_bytes_raw()
-    keys = [world.coordinator._key, *(world.folders[n].seal_key() for n in (1, 2))]
+    keys = [world.coordinator.collection._key, *(world.folders[n].seal_key() for n in (1, 2))]
     mine = [open_secrets(found.record, k, key, bound) for k, key in enumerate(keys)]
     secret = [both[0] for both in mine]
     assert [both[1] for both in mine] == [*secret[1:], secret[0]]
@@ -180,7 +181,7 @@ def test_what_reaches_an_aggregator_is_what_the_table_says(world):
         devices = {record.device for record, _ in sent}
         assert devices == {key.public_key().public_bytes_raw() for key in world.keys}
         bound, key = about.bound(world.terms), world.folders[number].seal_key()
-        form, shares = world.coordinator._rules.form(0, about.numbers), []
+        form, shares = world.coordinator.collection._rules.form(0, about.numbers), []
         for record, travelled in sent:
             mine = open_secrets(record, number, key, bound)
             for other in {0, 1, 2} - {number}:
@@ -212,7 +213,7 @@ def test_what_reaches_the_server_is_what_the_table_says(world):
     for number, body in bodies.items():
         world.send(number, body)
     world.finish()
-    key, mine = world.coordinator._key, []
+    key, mine = world.coordinator.collection._key, []
     for body in bodies.values():
         record = SharedRecord.of(body[-560:])
         both = open_secrets(record, 0, key, bound)

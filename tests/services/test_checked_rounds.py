@@ -487,7 +487,7 @@ def test_no_secret_and_no_vector_is_in_the_servers_database(world):
     world.time += 1000.0
     world.step()
     with world.database.leading() as leader:
-        world.coordinator._add_up(leader, world.position())
+        world.coordinator.collection._add_up(leader, world.position())
     files = [*world.path.glob("server.db*"), *world.path.glob("a*/shares.db*")]
     content = b"".join(file.read_bytes() for file in files)
     assert len(files) >= 3

@@ -7,15 +7,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from collector_world import (
-    ENROLLED,
     FACTORS,
+    BatchesWorld,
     K,
     folded,
     parts_of,
     proxied_terms,
     some_reports,
 )
-from rounds_world import RoundsWorld, maker
+from rounds_world import maker
 from server_world import ITEMS, SEED, quick_rules
 
 from sottovoce.algorithms.fcf.system import FCFConfig
@@ -27,64 +27,15 @@ from sottovoce.parties.server import Server
 from sottovoce.privacy.mechanisms import Everything
 from sottovoce.rng import Streams
 from sottovoce.services.kit import openers
-from sottovoce.services.server import shuffled_rounds as batches
-from sottovoce.services.server.shuffled_rounds import ShuffledCoordinator, coordinator_of
+from sottovoce.services.server.shuffled_rounds import ShuffledBatches
+from sottovoce.stores import batches
 from sottovoce.stores import server as records
 from sottovoce.stores.coordinator import Coordinator, Plan
 from sottovoce.stores.database import Database, models
 from sottovoce.stores.keys import KEPT_ROUNDS, ReportKeys
-from sottovoce.wire.refusals import Refused
 from sottovoce.wire.sealing import SEALED_BYTES, key_id, seal_reports
 from sottovoce.wire.shuffled import BatchPart
 from sottovoce.wire.terms import Terms
-
-
-class World(RoundsWorld):
-    def __init__(self, path, *, rounds=3, enrolled=ENROLLED, terms=None, **rules):
-        root = Streams.from_seed(SEED).key
-        self.keys = ReportKeys(path)
-        if not self.keys.exists:
-            self.keys.create()
-        plan = Plan(terms or proxied_terms(), "all", rounds, root, quick_rules(**rules))
-        super().__init__(path, plan)
-        self.enrol(range(enrolled))
-
-    def coordinating(self):
-        return coordinator_of(self.plan, lambda: self.time, self.path)
-
-    def restart(self):
-        self.database.close()
-        self.database = Database.sqlite(self.path / "server.db")
-        super().restart()
-
-    def close_round(self):
-        """Until the next one is open."""
-        assert self.step() == ["closing"]
-        return self.step()
-
-    def hand_over(self, tier=0, devices=4, seed=0, **options):
-        """A whole batch; what was in it."""
-        now = self.position()
-        reports = some_reports(devices, seed)
-        for part in parts_of(reports, now.report_key, round=now.round, tier=tier, **options):
-            self.accept(part)
-        return reports
-
-    def accept(self, part):
-        with self.database.writing() as link:
-            return batches.accept(link, part, K)
-
-    def reason(self, part):
-        with pytest.raises(Refused) as refused:
-            self.accept(part)
-        return refused.value.reason, refused.value.status
-
-    def heads(self, round=0):
-        return self.read(batches.heads, round)
-
-    def bodies(self):
-        with self.database.reading() as link:
-            return link.exec_driver_sql("SELECT count(*) FROM batch_parts").scalar()
 
 
 def chained_terms():
@@ -93,7 +44,7 @@ def chained_terms():
     return proxied_terms(link=Proxied("https://127.0.0.1:1", "PEM", (hop,)))
 
 
-world = maker(World)
+world = maker(BatchesWorld)
 
 
 @pytest.fixture(params=[False, True], ids=["here", "by helpers"])
@@ -180,7 +131,7 @@ def test_a_batch_of_which_a_part_is_here_is_waited_for_a_while(world):
 def test_only_randomised_reports_go_through_a_proxy(tmp_path):
     plan = Plan(_fcf_terms(), "all", 1, 1, quick_rules())
     with pytest.raises(ConfigError):
-        ShuffledCoordinator(plan, lambda: 0.0, ReportKeys(tmp_path))
+        ShuffledBatches(plan, ReportKeys(tmp_path))
 
 
 # --- parts ----------------------------------------------------------------------------------------

@@ -14,9 +14,9 @@ from server_world import acting
 from versions_world import BAD, GOOD, VersionsWorld, answering
 
 from sottovoce.algorithms.fpl.system import FPLConfig
-from sottovoce.core.messages import ModelView
 from sottovoce.errors import ServiceError
-from sottovoce.parties.server import Offered, RoundRules, Server
+from sottovoce.parties.rounds import RoundRules
+from sottovoce.parties.server import Offered, Server
 from sottovoce.privacy.mechanisms import ShareFraction
 from sottovoce.rng import Streams
 from sottovoce.services.kit.metrics import exposition
@@ -27,12 +27,12 @@ from sottovoce.stores import server as records
 from sottovoce.stores.conductor import (
     Checkpoint,
     ConductedRound,
-    RoundRecord,
     only_one,
     write_status,
 )
 from sottovoce.stores.database import rounds
 from sottovoce.stores.keys import CA_CERTIFICATE, init_keys, operator_token
+from sottovoce.stores.server import PastRound
 from sottovoce.stores.server_folder import create_folder
 from sottovoce.wire.refusals import RefusalCounts
 from sottovoce.wire.terms import Terms
@@ -191,7 +191,7 @@ def test_a_training_on_flower_is_seen_from_its_first_round_to_its_last(folder):
             with only_one(folder.path):
                 status = {"run": "1", "state": "open", "target": 3, "nodes": 2, "devices": 8}
                 write_status(folder.path, {**status, "asked": 8, "goal": 8, "reported": 5})
-                before = time.time()
+                before = int(time.time())  # times are kept to the second
                 checkpoint.open(ConductedRound(0, 0, 8, numbers))
                 opened = checkpoint.opened()
                 checkpoint.open(ConductedRound(0, 0, 9, numbers))  # asks one more
@@ -204,13 +204,10 @@ def test_a_training_on_flower_is_seen_from_its_first_round_to_its_last(folder):
                 assert found["sottovoce_flower_reported"][()] == 5
                 write_status(folder.path, {**status, "state": "summing", "helper": "away"})
                 assert waits_for(there.look(), "sottovoce_flower_waiting") == ["helper"]
-                record = RoundRecord(0, 0, "goal", 8, 8, (), 12.5)
+                record = PastRound(0, 0, "goal", 8, 8, (), 12.5)
                 offered = [Offered(1, "", GOOD), Offered(2, "worse", BAD, 1)]
-                view, changed = ModelView(1, items), numbers
                 changed = TRAIN.items[: TRAIN.n_items].astype("int64") * 0
-                checkpoint.close_round(
-                    record, numbers, items, changed, None, view, [o.to_table() for o in offered]
-                )
+                checkpoint.close_round(record, numbers, items, changed, None, offered)
             found = there.look()  # the run was cut off
         assert state_of(found, "sottovoce_flower_state") == "stopped"
         assert found["sottovoce_flower_last_round_seconds"][()] == 12.5

@@ -18,6 +18,7 @@ from sottovoce.engines.client import Answer
 from sottovoce.engines.helper_client import HelperClient
 from sottovoce.errors import ConfigError, ServiceError, UsageError
 from sottovoce.parties.helper import noise_of, sum_name
+from sottovoce.services.server.summing import doubled
 from sottovoce.stores import search as searches
 from sottovoce.stores import server as records
 from sottovoce.stores import sums
@@ -316,7 +317,7 @@ def test_a_message_by_another_numbers_key_costs_that_number_nothing(world):
     with here.database.reading() as link:
         key = records.public_key(link, 6)
     with here.database.leading() as leader:
-        assert here.coordinator._doubled(leader, {1: key, 6: key}) == {1: "doubled_key"}
+        assert doubled(leader, {1: key, 6: key}) == {1: "doubled_key"}
 
 
 def test_a_refusal_of_the_proxy_gives_the_round_up(world):

@@ -19,7 +19,7 @@ from sottovoce.core.consent import Choice
 from sottovoce.errors import MessageError
 from sottovoce.services.copies.copying import make_backup
 from sottovoce.services.server.operator import status
-from sottovoce.services.server.shuffled_rounds import coordinator_of
+from sottovoce.services.server.rounds import coordinator_of
 from sottovoce.stores import operating
 from sottovoce.stores import server as records
 from sottovoce.stores.database import devices

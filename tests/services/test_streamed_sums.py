@@ -13,12 +13,13 @@ from server_world import ITEMS
 from sottovoce.core.masking import from_bytes, sum_masks, unmasked
 from sottovoce.engines.client import Answer
 from sottovoce.errors import ServiceError
-from sottovoce.services.server.checks import most_summed
-from sottovoce.services.server.summed_rounds import SummedCoordinator
+from sottovoce.services.server.summed_rounds import MaskedSums
 from sottovoce.stores import sums
+from sottovoce.stores.coordinator import Coordinator
 from sottovoce.stores.database import Database, submissions, summed_seeds, unsummed
 from sottovoce.stores.database import sums as sum_table
 from sottovoce.stores.private import STAMP_BYTES
+from sottovoce.stores.sums import most_summed
 from sottovoce.wire.frames import MASK_SUM
 from sottovoce.wire.masked import SEALED_SEED_BYTES, decode_question, message_bytes
 
@@ -394,7 +395,7 @@ def test_another_coordinator_on_the_same_database_goes_on(world, postgres):
     """The right to coordinate went to another process between two messages."""
     here = world(database=Database.at(postgres.fresh("turns")))
     first = here.coordinator
-    other = SummedCoordinator(here.plan, lambda: here.time, here.ask)
+    other = Coordinator(here.plan, lambda: here.time, MaskedSums(here.plan, here.ask))
     with here.database.writing() as link:
         other.start(link)
     here.report(*FIRST)

@@ -157,7 +157,7 @@ class Checked:
             assert world.send(number, body) == "accepted"
             record = SharedRecord.of(body[-560:])
             self.sent[record.name], self.entries[record.name] = record, entries
-        self.server = world.coordinator
+        self.server = world.coordinator.collection
         with world.database.leading() as leader, leader.reading() as link:
             now = world.position()
             self.asked = self.server._about(link, now)

@@ -14,9 +14,9 @@ from sottovoce.core.consent import Choice
 from sottovoce.core.waiting import ROUNDS, WAITS
 from sottovoce.errors import ServiceError
 from sottovoce.parties.server import Offered
-from sottovoce.services.server.shuffled_rounds import accept
 from sottovoce.stores import server as records
 from sottovoce.stores import versions
+from sottovoce.stores.batches import accept
 from sottovoce.stores.database import meta, submissions
 from sottovoce.wire.sealing import SEALED_BYTES
 from sottovoce.wire.shuffled import BatchPart

@@ -228,7 +228,7 @@ def test_a_change_waits_for_whoever_keeps_terms_of_their_own_and_rounds_go_on(to
         asked.append(after.digest())
         return said[0] if said else None
 
-    here.coordinator._objection = objection
+    here.coordinator.collection.objection = objection
     assert here.step() == ["opened"]
     waits = here.read(amending.proposed)
     assert (waits.state, waits.party, waits.do) == ("asked", "helper", "have it agree")

@@ -443,7 +443,7 @@ def test_the_noise_is_the_stores_own_and_new_under_new_terms(tmp_path):
 
 def test_a_trials_stores_know_what_is_hidden_too(tmp_path):
     from sottovoce.engines.trial import TrialWorld, make_store
-    from sottovoce.parties.server import RoundRules
+    from sottovoce.parties.rounds import RoundRules
     from sottovoce.testing import random_world
 
     history, users = random_world(4, N_ITEMS, 20, seed=1), np.arange(4)

@@ -23,8 +23,7 @@ from sottovoce.privacy.own_epsilon import OwnEpsilon
 from sottovoce.rng import streams_of
 from sottovoce.services.aggregator import AggregatorApplication, AggregatorLimits, Opening
 from sottovoce.services.kit.application import Hosting
-from sottovoce.services.server.checked_rounds import CheckedCoordinator
-from sottovoce.services.server.checks import most_summed
+from sottovoce.services.server.checked_rounds import CheckedSums
 from sottovoce.stores import server as records
 from sottovoce.stores import sums
 from sottovoce.stores.aggregator_folder import (
@@ -34,8 +33,9 @@ from sottovoce.stores.aggregator_folder import (
     init_aggregator,
     init_first,
 )
-from sottovoce.stores.coordinator import Plan
+from sottovoce.stores.coordinator import Coordinator, Plan
 from sottovoce.stores.keys import RoleTokens
+from sottovoce.stores.sums import most_summed
 from sottovoce.wire import shared
 from sottovoce.wire.masked import model_name
 from sottovoce.wire.refusals import RefusalCounts
@@ -128,7 +128,7 @@ class CheckedWorld(RoundsWorld):
     def coordinating(self):
         rules = first_rules(self.terms, self.path / "keys")
         asks = {n: lambda question, path, n=n: self.ask(n, question, path) for n in (1, 2)}
-        return CheckedCoordinator(self.plan, lambda: self.time, *rules, asks)
+        return Coordinator(self.plan, lambda: self.time, CheckedSums(self.plan, *rules, asks))
 
     def close(self):
         for app in self.apps.values():
@@ -171,7 +171,7 @@ class CheckedWorld(RoundsWorld):
     @property
     def form(self):
         about = self.about
-        return self.coordinator._rules.form(about.round, about.numbers)
+        return self.coordinator.collection._rules.form(about.round, about.numbers)
 
     def entries(self):
         """An honest device's."""

@@ -3,7 +3,9 @@
 import secrets
 
 import numpy as np
+import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from rounds_world import RoundsWorld
 from server_world import ITEMS, SEED, quick_rules
 
 from sottovoce.algorithms.fmf.system import FMFConfig
@@ -12,7 +14,13 @@ from sottovoce.core.messages import Batch
 from sottovoce.parties.server import Server
 from sottovoce.privacy.reports import KReports, Tier
 from sottovoce.rng import Streams
+from sottovoce.services.server.rounds import coordinator_of
+from sottovoce.stores import batches
+from sottovoce.stores.coordinator import Plan
+from sottovoce.stores.database import Database
+from sottovoce.stores.keys import ReportKeys
 from sottovoce.stores.server_folder import create_folder
+from sottovoce.wire.refusals import Refused
 from sottovoce.wire.sealing import SEALED_BYTES, key_id, seal_reports
 from sottovoce.wire.shuffled import BatchPart
 from sottovoce.wire.terms import Terms
@@ -78,10 +86,10 @@ def parts_of(reports, public, *, round=0, tier=0, parts=1, mark=None, **changes)
 def folded(rounds):
     """The model after rounds, each of them {tier: reports}, by the server's own arithmetic."""
     server = Server.start(proxied_terms().build(), ITEMS, Streams.from_seed(SEED))
-    for number, batches in enumerate(rounds):
+    for number, of_round in enumerate(rounds):
         server.fold(
             server.count(
-                [Batch(number, tier, len(r) // K, r) for tier, r in sorted(batches.items())]
+                [Batch(number, tier, len(r) // K, r) for tier, r in sorted(of_round.items())]
             )
         )
     return server.items
@@ -89,3 +97,51 @@ def folded(rounds):
 
 def new_key():
     return Ed25519PrivateKey.generate().public_key().public_bytes_raw()
+
+
+class BatchesWorld(RoundsWorld):
+    def __init__(self, path, *, rounds=3, enrolled=ENROLLED, terms=None, **rules):
+        root = Streams.from_seed(SEED).key
+        self.keys = ReportKeys(path)
+        if not self.keys.exists:
+            self.keys.create()
+        plan = Plan(terms or proxied_terms(), "all", rounds, root, quick_rules(**rules))
+        super().__init__(path, plan)
+        self.enrol(range(enrolled))
+
+    def coordinating(self):
+        return coordinator_of(self.plan, lambda: self.time, self.path)
+
+    def restart(self):
+        self.database.close()
+        self.database = Database.sqlite(self.path / "server.db")
+        super().restart()
+
+    def close_round(self):
+        """Until the next one is open."""
+        assert self.step() == ["closing"]
+        return self.step()
+
+    def hand_over(self, tier=0, devices=4, seed=0, **options):
+        """A whole batch; what was in it."""
+        now = self.position()
+        reports = some_reports(devices, seed)
+        for part in parts_of(reports, now.report_key, round=now.round, tier=tier, **options):
+            self.accept(part)
+        return reports
+
+    def accept(self, part):
+        with self.database.writing() as link:
+            return batches.accept(link, part, K)
+
+    def reason(self, part):
+        with pytest.raises(Refused) as refused:
+            self.accept(part)
+        return refused.value.reason, refused.value.status
+
+    def heads(self, round=0):
+        return self.read(batches.heads, round)
+
+    def bodies(self):
+        with self.database.reading() as link:
+            return link.exec_driver_sql("SELECT count(*) FROM batch_parts").scalar()

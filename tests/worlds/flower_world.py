@@ -9,7 +9,8 @@ from sottovoce.core.cohort import Cohort
 from sottovoce.core.consent import Choice, Consent
 from sottovoce.core.ledger import Ledger
 from sottovoce.engines.simulation import SimulatedDevices
-from sottovoce.parties.server import RoundRules, Server
+from sottovoce.parties.rounds import RoundRules
+from sottovoce.parties.server import Server
 from sottovoce.rng import Streams
 from sottovoce.stores.device import CohortStore
 from sottovoce.stores.server_folder import create_folder

@@ -24,13 +24,13 @@ from sottovoce.privacy.mechanisms import ShareFraction
 from sottovoce.rng import Streams
 from sottovoce.services.helper import Answering, HelperApplication, HelperLimits
 from sottovoce.services.kit.application import Hosting
-from sottovoce.services.server.checks import most_summed
-from sottovoce.services.server.summed_rounds import SummedCoordinator
+from sottovoce.services.server.summed_rounds import MaskedSums
 from sottovoce.stores import server as records
 from sottovoce.stores import sums
-from sottovoce.stores.coordinator import Plan
+from sottovoce.stores.coordinator import Coordinator, Plan
 from sottovoce.stores.helper_folder import HelperIntroduction, create_helper, init_helper
 from sottovoce.stores.keys import RoleTokens
+from sottovoce.stores.sums import most_summed
 from sottovoce.testing import random_world
 from sottovoce.wire.masked import (
     binding,
@@ -156,7 +156,7 @@ class SummedWorld(RoundsWorld):
             keeper.model = self.model_name()
 
     def coordinating(self):
-        return SummedCoordinator(self.plan, lambda: self.time, self.ask)
+        return Coordinator(self.plan, lambda: self.time, MaskedSums(self.plan, self.ask))
 
     def close(self):
         self.proxy.__exit__()

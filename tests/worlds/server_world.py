@@ -19,7 +19,8 @@ from sottovoce.core.cohort import Cohort
 from sottovoce.core.consent import Choice, Consent
 from sottovoce.core.ledger import Ledger
 from sottovoce.parties.device import Devices
-from sottovoce.parties.server import NO_DEFENCE, RoundRules
+from sottovoce.parties.rounds import RoundRules
+from sottovoce.parties.server import NO_DEFENCE
 from sottovoce.privacy.mechanisms import ShareFraction
 from sottovoce.rng import Streams
 from sottovoce.stores.acts import Actor, Acts

@@ -28,11 +28,11 @@ from sottovoce.services.copies.copying import restore_backup
 from sottovoce.services.kit.application import Hosting
 from sottovoce.services.server import process
 from sottovoce.services.server.application import ServerApplication, ServerLimits
-from sottovoce.services.server.checked_rounds import CheckedCoordinator
+from sottovoce.services.server.checked_rounds import CheckedSums
 from sottovoce.services.server.operator import status
-from sottovoce.services.server.shuffled_rounds import ShuffledCoordinator
+from sottovoce.services.server.shuffled_rounds import ShuffledBatches
 from sottovoce.services.server.state import RoundState
-from sottovoce.services.server.summed_rounds import SummedCoordinator
+from sottovoce.services.server.summed_rounds import MaskedSums
 from sottovoce.stores.acts import Actor, Acts
 from sottovoce.stores.aggregator_folder import first_rules
 from sottovoce.stores.coordinator import Awaiting, Coordinator
@@ -160,11 +160,12 @@ class WaitsTown(InProcess):
         if self.kind == "direct":
             return Coordinator(plan, clock)
         if self.kind == "shuffled":
-            return ShuffledCoordinator(plan, clock, ReportKeys(self.folder.keys))
+            return Coordinator(plan, clock, ShuffledBatches(plan, ReportKeys(self.folder.keys)))
         if self.kind == "gram":
-            return SummedCoordinator(plan, clock, self._ask_helper)
+            return Coordinator(plan, clock, MaskedSums(plan, self._ask_helper))
         asks = {n: lambda question, path, n=n: self._ask(n, question, path) for n in (1, 2)}
-        return CheckedCoordinator(plan, clock, *first_rules(terms, self.folder.keys), asks)
+        rules = first_rules(terms, self.folder.keys)
+        return Coordinator(plan, clock, CheckedSums(plan, *rules, asks))
 
     def _follow(self):
         coordinator = self.running.follow()

@@ -29,7 +29,8 @@ from sottovoce.core.messages import ModelView
 from sottovoce.core.one_bit import noise_root
 from sottovoce.engines.processes import Child, free_port, sottovoce_command, wait_for
 from sottovoce.parties.defence import Defence
-from sottovoce.parties.server import NO_DEFENCE, RoundRules
+from sottovoce.parties.rounds import RoundRules
+from sottovoce.parties.server import NO_DEFENCE
 from sottovoce.rng import streams_of
 from sottovoce.wire.terms import Terms
 

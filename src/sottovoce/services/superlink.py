@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from sottovoce.errors import RunError, ServiceError
+from sottovoce.errors import ServiceError
 from sottovoce.parties.server import Offered
 from sottovoce.services.kit.application import Hosting, HttpApplication
 from sottovoce.services.kit.connections import Limits
@@ -86,11 +86,8 @@ def _number(said: object) -> float:
 def _read(folder: Path) -> dict[str, Any]:
     if not (folder / FILE).exists():  # there was no run yet
         return _kept(None)
-    try:
-        with Checkpoint(folder, readonly=True) as checkpoint:
-            return _kept(checkpoint)
-    except RunError as error:
-        raise ServiceError(str(error)) from None
+    with Checkpoint(folder, readonly=True) as checkpoint:
+        return _kept(checkpoint)
 
 
 def _kept(checkpoint: Checkpoint | None) -> dict[str, Any]:
@@ -111,7 +108,7 @@ def _kept(checkpoint: Checkpoint | None) -> dict[str, Any]:
         "outcomes": checkpoint.outcomes(),
         "refused": checkpoint.refused(),
         "offered": [Offered.from_table(one) for one in offered],
-        "bytes": checkpoint.pragma("page_count") * checkpoint.pragma("page_size"),
+        "bytes": checkpoint.size(),
     }
 
 

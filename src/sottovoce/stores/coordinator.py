@@ -1,47 +1,67 @@
-"""Moves rounds on: opens them, decides when they are over, folds, tries again.
+"""Carries the rounds of a server: asks `parties.rounds` what is to happen, and does it.
 
 All state is in the database, and every move is one transaction. Whatever is cut off is done again
 from what is stored and gives the same model, because sums of whole numbers have no order and every
-choice is drawn from (root key, round, attempt).
+choice is drawn from (root key, round, attempt). How contributions come, and how one aggregate is
+made of them, is a `Collection`'s matter: there is one for each kind of link.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
 import sqlalchemy as sa
 from numpy.typing import NDArray
 
-from sottovoce.core.messages import ModelView, SummedReports, cut
-from sottovoce.errors import ConfigError, ServiceError, UsageError
+from sottovoce.core.messages import ModelView
+from sottovoce.errors import ConfigError, Diverged, ServiceError, UsageError
 from sottovoce.parties.defence import Defence
-from sottovoce.parties.server import NO_DEFENCE, Offered, RoundRules, Server, quality_trouble
+from sottovoce.parties.rounds import (
+    Attempt,
+    Available,
+    Ended,
+    LinkRules,
+    NotOpened,
+    PartyAway,
+    RoundMachine,
+    RoundRules,
+    Tally,
+    TooFew,
+)
+from sottovoce.parties.server import NO_DEFENCE, Offered, Server, quality_trouble
 from sottovoce.rng import streams_of
-from sottovoce.stores import amending, operating, versions
+from sottovoce.stores import amending, batches, operating, sums, versions
 from sottovoce.stores import server as records
-from sottovoce.stores.amending import GATHERING, Waits
+from sottovoce.stores.amending import GATHERING
+from sottovoce.stores.collection import Collection, PlainReports
 from sottovoce.stores.database import MOST_ROUNDS, Leader
 from sottovoce.wire import shared
 from sottovoce.wire.frames import SLOWEST_LINE
 from sottovoce.wire.masked import message_bytes as masked_bytes
-from sottovoce.wire.reports import decode_report, longest_report
+from sottovoce.wire.reports import longest_report
 from sottovoce.wire.signing import OVERHEAD
 from sottovoce.wire.terms import Terms
 
 CohortSize = int | Literal["all"]
 Clock = Callable[[], float]
 """Seconds that only go forward. The time of day plays no part."""
-Verdict = Literal["goal", "deadline", "abandoned"]
 LEAST_SECONDS = 30.0
 """How long a message may take that is short enough for the slowest line."""
+WAITS = "waits"
+"""Key of the fact that says for which party rounds wait now."""
 _QUESTION_SECONDS = 2.0
 """After which others are asked again whether they keep proposed terms."""
+_FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 60.0
+"""Seconds after which a party that was away is asked again."""
+_LOOK_SECONDS = 1.0
+"""How often a round is looked at that may be open after its deadline."""
 _GATHERING = -1
 """In the place of an attempt: before there is one."""
+_NOBODY = np.zeros(0, np.uint32)
 What = Literal[
     "opened", "last_call", "closing", "reopened", "goal", "deadline", "abandoned", "diverged",
     "wrong_sum", "sum_refused", "dropped", "published", "held_back", "amended",
@@ -94,6 +114,22 @@ class Plan:
         """Whether everybody who is there is asked, also who comes while a round is open. Whoever
         contributes once is always waited for."""
         return self.cohort_size == "all" or self.proxied or self.terms.contributes
+
+    @property
+    def link_rules(self) -> LinkRules:
+        """What holds for rounds over this link. For how many devices a sum has room is left out
+        (`sums.most_summed`)."""
+        adds_up = self.terms.link.adds_up
+        if adds_up is not None:
+            return LinkRules(
+                least=adds_up.min_devices,
+                joins=self.asks_all,
+                once=self.terms.contributes,
+                fails="next",  # whoever helped to open a sum answers for one set of devices
+            )
+        if self.proxied:  # what a device has reported counts towards its user's budget
+            return LinkRules(joins=True, once=True, fails="stuck")
+        return LinkRules(joins=self.asks_all)
 
     @property
     def grace(self) -> float:
@@ -154,18 +190,61 @@ class Event:
     """The same of what cost no round."""
 
 
+# --- what rounds are told of the database --------------------------------------------------------
+
+
+def available(plan: Plan, enrolled: int, active: int, agreed_before: int | None) -> Available:
+    """Who could be asked in a round that is to be opened. With a shuffler nobody is asked by name:
+    a round is open until enough have reported."""
+    release = plan.terms.reporting
+    if release is not None:
+        least = sum(tier.min_devices for tier in release.tiers)
+        return Available(enrolled, least, least)
+    size = None if plan.asks_all or plan.cohort_size == "all" else plan.cohort_size
+    return Available(enrolled, active, size, agreed_before)
+
+
+def tally(link: sa.Connection, plan: Plan, now: records.Position) -> Tally:
+    """What has come in the open round, in contributions, or in batches of them."""
+    place = now.round, now.attempt
+    release = plan.terms.reporting
+    if release is not None:
+        there, tiers = batches.heads(link, now.round), len(release.tiers)
+        over = sum(head.complete or head.dropped for head in there)
+        # Devices send to a shuffler; what it has here is what counts.
+        return Tally(tiers, tiers, over, over, over < len(there), lambda: True)
+    usable = now.reported if plan.terms.link.adds_up is None else sums.there(link, *place)
+
+    def all_in() -> bool:
+        if now.reported < min(now.goal, now.asked):
+            return False
+        if not plan.asks_all:  # more are asked than are needed
+            return True
+        return bool(np.isin(records.pool(link), records.reporters(link, *place)).all())
+
+    return Tally(now.goal, now.asked, now.reported, usable, all_in=all_in)
+
+
+# --- the host -------------------------------------------------------------------------------------
+
+
 class Coordinator:
     """One process at a time is it (`Database.leading`)."""
 
-    def __init__(self, plan: Plan, clock: Clock) -> None:
-        self._plan = plan
-        self._clock = clock
+    def __init__(self, plan: Plan, clock: Clock, collection: Collection | None = None) -> None:
+        """Without a collection, the server reads what devices send."""
+        self._plan, self._clock = plan, clock
+        self.collection = PlainReports(plan.value_limit) if collection is None else collection
         self._algorithm = plan.terms.build()
         self._guard = plan.defence.guard()
-        self._watched: tuple[int, int] | None = None
-        self._since, self._called = 0.0, math.inf
-        self._digest, self._grace = plan.terms.digest(), plan.grace
+        rules, most = plan.link_rules, sums.most_summed(plan.terms)
+        rules = rules if most is None else replace(rules, most=most)
+        self._machine = RoundMachine(plan.rules, rules, plan.grace)
+        self._round = Attempt(-1, _GATHERING, clock())
+        """The round that is watched. Its times are those since this process has watched it."""
+        self._digest = plan.terms.digest()
         self._next_question = -math.inf
+        self._pause, self._next_try = _FIRST_PAUSE, -math.inf
         self.looked: records.Position | None = None
         """Where the federation stood at the last look, if nothing was done then."""
 
@@ -185,6 +264,7 @@ class Coordinator:
             )
         self._require_whole(link)
         records.raise_target(link, self._plan.rounds)
+        records.drop_fact(link, WAITS)  # since when a party is away stays known, in case it is
 
     def _require_whole(self, link: sa.Connection) -> None:
         """Raises where what would be published next is damaged."""
@@ -210,7 +290,7 @@ class Coordinator:
                 f"the federation is at round {now.round}; it can only skip to a later one than that"
             )
         if now.state in ("open", "closing"):
-            nobody = records.packed(np.zeros(0, np.uint32))
+            nobody = records.packed(_NOBODY)
             ended = {"selected": None, "missing": nobody, "outcome": "abandoned", "seconds": 0.0}
             records.move_round(link, now.round, now.attempt, now.state, "abandoned", **ended)
             records.drop_reports(link, now.round, now.attempt)
@@ -220,13 +300,14 @@ class Coordinator:
         items, changed = found
         memory = records.memory(link, now.round, len(items))
         records.save_model(link, round, items, np.full_like(changed, round), memory)
+        self.collection.forget(link, round - 1)
 
     def tidy(self, link: sa.Connection) -> None:
-        """Let go of what the rounds so far do not need any more. To be called when one was opened,
-        in every process."""
+        self.collection.tidy(link)
 
     def step(self, leader: Leader) -> list[Event]:
         """Move on as far as can be moved now. Under other terms than its own it moves nothing."""
+        self._take_in(leader)
         amended = self._amend(leader)
         if amended is not None:
             return [amended]
@@ -236,8 +317,9 @@ class Coordinator:
             self.looked = None if due else now
             if not due:
                 return []
-        if now.state == "closing":  # a process that is gone began it
+        if now.state == "closing":  # the step before began it, or a process that is gone
             self._watch(now.round, now.attempt)
+            self._round = replace(self._round, phase="closing")
             return self._close(leader, now)
         with leader.writing() as link:
             records.hold_round(link, now.round, now.attempt)
@@ -247,21 +329,68 @@ class Coordinator:
             if now.state == "waiting":
                 opened = self._open(link, now.round, now.attempt)
                 return [] if opened is None else [opened]
-            outcome = self._decision(link, now) if now.state == "open" else None
-            if outcome is None:
+            if now.state != "open":
                 return []
-            if outcome == "last_call":
-                records.call_last(link, now.round, now.attempt)
-                self._called = self._clock()
-                return [Event("last_call", now.round, now.attempt, now.asked, now.reported)]
-            if outcome == "go_on":
-                self._go_on(link)
-                return []
-            if outcome == "abandoned":
-                return self._abandon(link, now, "abandoned")
+            events = self._move(link, now)
+            if self._round.phase != "closing":
+                return events
+        if not self.collection.takes_time:
+            return self._close(leader, now)
+        self._at_once()
+        return [Event("closing", now.round, now.attempt, now.asked, now.reported)]
+
+    def _move(self, link: sa.Connection, now: records.Position) -> list[Event]:
+        """What an open round does now."""
+        before, self._round = self._watched(now), self._look(link, now)
+        phase, called = self._round.phase, self._round.called_at
+        if phase == "again":
+            return self._abandon(link, now, "abandoned")
+        if phase == "closing":
             # From here on nothing comes in; the fold is over exactly what is stored.
-            records.move_round(link, now.round, now.attempt, "open", "closing", outcome=outcome)
-        return self._ended(leader, now)
+            place, outcome = (now.round, now.attempt), self._round.outcome
+            records.move_round(link, *place, "open", "closing", outcome=outcome)
+        elif called is None and before.called_at is not None:
+            records.drop_fact(link, records.LAST_CALL)  # devices may begin reports again
+        elif called is not None and before.called_at is None:
+            records.call_last(link, now.round, now.attempt)
+            return [Event("last_call", now.round, now.attempt, now.asked, now.reported)]
+        return []
+
+    # --- the round that is watched ----------------------------------------------------------------
+
+    def _watch(self, round: int, attempt: int) -> None:
+        """Count the seconds of this attempt from now on, unless they are being counted."""
+        if (self._round.number, self._round.attempt) != (round, attempt):
+            self._round = Attempt(round, attempt, self._clock())
+
+    def _watched(self, now: records.Position) -> Attempt:
+        """The open round; if another process has called for what is on its way: from now on."""
+        self._watch(now.round, now.attempt)
+        called = self._round.called_at
+        if now.last_call and called is None:
+            called = self._clock()
+        called = called if now.last_call else None
+        return replace(self._round, phase="open", outcome=None, called_at=called)
+
+    def _look(self, link: sa.Connection, now: records.Position) -> Attempt:
+        here = self._watched(now)
+        return self._machine.look(here, tally(link, self._plan, now), self._clock())
+
+    def _elapsed(self) -> float:
+        return self._clock() - self._round.opened_at
+
+    def seconds_left(self) -> float:
+        """Return the seconds after which the watched round is to be looked at."""
+        return self._machine.seconds_left(self._round, self._clock()) or _LOOK_SECONDS
+
+    def _due(self, link: sa.Connection, now: records.Position) -> bool:
+        if now.state == "open":
+            before = self._watched(now)
+            self._round = before
+            return self._look(link, now) != before
+        if now.state == "waiting":
+            return self._choose(link, now.round, now.attempt) is not None
+        return now.state == "closing" and self._clock() >= self._next_try
 
     # --- changed terms ----------------------------------------------------------------------------
 
@@ -277,7 +406,7 @@ class Coordinator:
             if terms is None or self._clock() < self._next_question:
                 return None
             begun = self._clock()
-            waits = self._objection(terms)
+            waits = self.collection.objection(terms)
             # Whoever does not answer must not hold rounds up.
             took = self._clock() - begun
             self._next_question = self._clock() + max(_QUESTION_SECONDS, 3 * took)
@@ -295,15 +424,10 @@ class Coordinator:
             round = amending.apply(link, self._plan.terms, self._plan.root_key, records.moment())
             if round is None:
                 return None
-            self._carried(link, round)
+            # What is kept of rounds before this one is of other terms.
+            self.collection.forget(link, round - 1)
+            self._no_wait(link)
         return Event("amended", round, 0, 0)
-
-    def _objection(self, terms: Terms) -> Waits | None:
-        """Return which party that keeps terms of its own does not keep these; None if all do."""
-        return None
-
-    def _carried(self, link: sa.Connection, round: int) -> None:
-        """What is kept of rounds before this one is of other terms."""
 
     def _is_idle(self, now: records.Position) -> bool:
         """Whether a round is open that waits for nobody: it is over its time, and nobody has sent
@@ -311,73 +435,9 @@ class Coordinator:
         if now.state != "open" or now.reported or self._plan.proxied:
             return False
         self._watch(now.round, now.attempt)
-        return self._elapsed() >= self._plan.rules.deadline_seconds + self._grace
+        return self._elapsed() >= self._plan.rules.deadline_seconds + self._machine.grace
 
-    def _ended(self, leader: Leader, now: records.Position) -> list[Event]:
-        """What follows at once when nothing comes in any more."""
-        return self._close(leader, now)
-
-    def _due(self, link: sa.Connection, now: records.Position) -> bool:
-        if now.state == "open":
-            return self._decision(link, now) is not None
-        if now.state == "waiting":
-            return self._choose(link, now.round, now.attempt) is not None
-        return now.state == "closing"
-
-    def _decision(
-        self, link: sa.Connection, now: records.Position
-    ) -> Verdict | Literal["last_call", "go_on"] | None:
-        """What to do with an open round now. Before it ends, devices that may have a report on
-        their way get the time to bring it; the round goes on if it cannot end any more."""
-        verdict = self._verdict(link, now)
-        if verdict is None:
-            return "go_on" if now.last_call else None
-        if not self._grace or self._all_in(link, now):
-            return verdict
-        if not now.last_call:
-            return "last_call"
-        self._called = min(self._called, self._clock())  # of another process: from now on
-        return verdict if self._clock() - self._called >= self._grace else None
-
-    def _go_on(self, link: sa.Connection) -> None:
-        """Devices may begin reports again."""
-        records.drop_fact(link, records.LAST_CALL)
-        self._called = math.inf
-
-    def _all_in(self, link: sa.Connection, now: records.Position) -> bool:
-        """Whether nothing that would count can be on its way."""
-        if now.reported < min(now.goal, now.asked):
-            return False
-        if not self._plan.asks_all:  # more are asked than are needed
-            return True
-        here = records.reporters(link, now.round, now.attempt)
-        return bool(np.isin(records.pool(link), here).all())
-
-    def _verdict(self, link: sa.Connection, now: records.Position) -> Verdict | None:
-        rules = self._plan.rules
-        self._watch(now.round, now.attempt)
-        everyone = now.reported >= now.asked and now.reported >= rules.least(now.goal)
-        verdict = rules.verdict(now.goal, now.reported, self._elapsed())
-        if everyone or now.reported >= now.goal:
-            return "goal"
-        if verdict == "wait":
-            return None
-        return "deadline" if verdict == "close" else "abandoned"
-
-    def _watch(self, round: int, attempt: int) -> None:
-        """Count the seconds of this attempt from now on, unless they are being counted."""
-        if self._watched != (round, attempt):
-            self._watched, self._since = (round, attempt), self._clock()
-            self._called = math.inf
-
-    def _elapsed(self) -> float:
-        return self._clock() - self._since
-
-    def seconds_left(self) -> float:
-        """Return the seconds until the deadline of the watched round, or the end of its grace."""
-        called = self._called + self._grace - self._clock()
-        due = self._plan.rules.deadline_seconds - self._elapsed()
-        return max(0.0, called if math.isfinite(called) else due)
+    # --- opening ----------------------------------------------------------------------------------
 
     def _choose(
         self, link: sa.Connection, round: int, attempt: int
@@ -387,31 +447,24 @@ class Coordinator:
         plan = self._plan
         if operating.paused(link) is not None:
             return None
-        if round == 0 and attempt == 0 and records.count_devices(link)[0] < plan.rules.min_devices:
+        first = (round, attempt) == (0, 0)
+        pool = _NOBODY if plan.proxied else records.pool(link)
+        enrolled = records.count_devices(link)[0] if first else 0
+        gathering = None if plan.proxied else records.fact(link, GATHERING)
+        before = None if gathering is None else int(gathering)
+        there = available(plan, enrolled, len(pool), before)
+        if gathering is not None:
+            self._watch(round, _GATHERING)
+            there = replace(there, seconds=self._elapsed())
+        if self._machine.opening(first, there) is not None:
             return None
-        pool = records.pool(link)
-        if not self._gathered(link, round, len(pool)):
-            return None
-        goal = plan.cohort_size
-        if goal == "all" or plan.asks_all:
-            goal = len(pool)
-        if len(pool) < plan.rules.least(goal):
-            return None
+        goal = len(pool) if there.goal is None else there.goal
+        if plan.proxied:
+            return goal, _NOBODY
         items = np.zeros((0, plan.terms.width), np.float32)
         server = self._server(items, round)
         rows = server.select(len(pool), plan.rules.asked(goal, len(pool)), attempt)
         return goal, pool[rows]
-
-    def _gathered(self, link: sa.Connection, round: int, there: int) -> bool:
-        """Whether enough devices have agreed to terms that have just changed, for a round to begin:
-        most of those that were asked before, or those who have come within the time of a round.
-        Until then nothing is spent on rounds that others are missing in."""
-        before = records.fact(link, GATHERING)
-        if before is None:
-            return True
-        rules = self._plan.rules
-        self._watch(round, _GATHERING)
-        return self._elapsed() >= rules.deadline_seconds or there >= rules.least(int(before))
 
     def _makes_way(self, link: sa.Connection) -> bool:
         """Whether no round is to be opened, because a change of terms is ready."""
@@ -425,37 +478,145 @@ class Coordinator:
         if choice is None:
             return None
         goal, chosen = choice
-        records.open_round(link, round, attempt, goal, chosen)
+        records.open_round(link, round, attempt, goal, chosen, self.collection.report_key())
         records.drop_fact(link, GATHERING)
         self._watch(round, attempt)
         return Event("opened", round, attempt, len(chosen))
 
-    def _close(self, leader: Leader, now: records.Position) -> list[Event]:
+    # --- other parties ----------------------------------------------------------------------------
+
+    def _take_in(self, leader: Leader) -> None:
+        """Add up what has come in an open round. While a party is away that is needed for it, it
+        waits, and when there is no more room the server takes nothing in."""
+        if not self.collection.adds_up or self._clock() < self._next_try:
+            return
         with leader.reading() as link:
-            found = records.model(link, now.round, self._plan.terms.width)
-            if found is None:
-                raise ServiceError(f"the database lacks the model of round {now.round}")
-            before, changed = found
-            memory = records.memory(link, now.round, len(before))
-            server = self._server(before, now.round, memory)
-            if now.published is not None:  # of which nothing but the number matters here
-                server.published = ModelView(now.published, before)
-            left_out = self._fold(link, server, now)
+            now = records.position(link)
+            if now.state != "open" or now.terms != self._digest:
+                return
+        try:
+            if not self.collection.take_in(leader, now):
+                return
+        except PartyAway as error:
+            raise self._awaiting(leader, now, error) from None
+        except NotOpened as error:
+            self._later()
+            raise ServiceError(f"round {now.round}: {error}") from None
+        self._goes_on(leader)
+
+    def _awaiting(self, leader: Leader, now: records.Position, away: PartyAway) -> Awaiting:
+        """The operator is told for whom a round waits."""
+        self._later()
+        the = away.party if away.party.startswith("aggregator") else f"the {away.party}"
+        why = f"round {now.round} waits for {the}: {away}"
+        with leader.writing() as link:
+            records.set_fact(link, WAITS, why)
+            kind = f"{away.party.split()[0]}_{away.kind}"
+            operating.keep_since(link, operating.AWAY, why, away.party, kind)
+        return Awaiting(why)
+
+    def _goes_on(self, leader: Leader) -> None:
+        """Nobody is waited for."""
+        self._pause = _FIRST_PAUSE
+        with leader.reading() as link:
+            waited = records.fact(link, WAITS) or records.fact(link, operating.AWAY)
+        if waited:
+            with leader.writing() as link:
+                self._no_wait(link)
+
+    def _no_wait(self, link: sa.Connection) -> None:
+        records.drop_fact(link, WAITS)
+        records.drop_fact(link, operating.AWAY)
+
+    def _later(self) -> None:
+        self._next_try = self._clock() + self._pause
+        self._pause = min(2 * self._pause, _LONGEST_PAUSE)
+
+    def _at_once(self) -> None:
+        self._pause, self._next_try = _FIRST_PAUSE, -math.inf
+
+    # --- closing ----------------------------------------------------------------------------------
+
+    def _close(self, leader: Leader, now: records.Position) -> list[Event]:
+        before, changed, server = self._server_of(leader, now)
+        try:
+            collected = self.collection.collect(leader, now, server)
+        except PartyAway as error:
+            raise self._awaiting(leader, now, error) from None
+        except TooFew as error:
+            return self._failed(leader, now, "too_few", "sum_refused", str(error))
+        except NotOpened as error:
+            return self._failed(leader, now, "refused", error.what, str(error))
+        try:
+            if collected.aggregate is not None:
+                server.fold(collected.aggregate)
+            if not np.isfinite(server.items).all():
+                raise Diverged("the model would run off to infinity")
+        except Diverged:
+            why = "folding would have made the model run off"
+            return self._failed(leader, now, "diverged", "diverged", why)
+        self._goes_on(leader)
         moved = (before.view(np.uint32) != server.items.view(np.uint32)).any(axis=1)
         changed = np.where(moved, now.round + 1, changed).astype(np.int32)
         with leader.writing() as link:
-            if not np.isfinite(server.items).all():
-                return self._diverged(link, now)
             outcome = records.outcome(link, now.round, now.attempt)
-            over = [self._end(link, now, "closing", "closed", outcome, outcome)]
+            over = [self._end(link, now, "closing", "closed", outcome)]
             over += [self._offer(link, one) for one in server.offered]
             records.save_model(link, now.round + 1, server.items, changed, server.memory)
-            self._forget(link, now)
-            records.count_refusals(link, left_out)
+            records.forget_reports(link, now.round, now.attempt)
+            records.count_refusals(link, collected.left_out)
             more = now.round + 1 < now.target
             opened = self._open(link, now.round + 1, 0) if more else None
         self._guard = server.guard  # not before it counts: what is cut off is done again
         return over if opened is None else [*over, opened]
+
+    def _server_of(
+        self, leader: Leader, now: records.Position
+    ) -> tuple[NDArray[np.float32], NDArray[np.int32], Server]:
+        """The model of this round, when its rows last changed, and a server that can fold it."""
+        with leader.reading() as link:
+            found = records.model(link, now.round, self._plan.terms.width)
+            if found is None:
+                raise ServiceError(f"the database lacks the model of round {now.round}")
+            items, changed = found
+            memory = records.memory(link, now.round, len(items))
+        server = self._server(items, now.round, memory)
+        if now.published is not None:  # of which nothing but the number matters here
+            server.published = ModelView(now.published, items)
+        return items, changed, server
+
+    def _failed(
+        self, leader: Leader, now: records.Position, ended: Ended, what: What, why: str
+    ) -> list[Event]:
+        """Nothing can be folded: the round is open again for others, tried again, given up for the
+        next one, or left to the operator."""
+        self._goes_on(leader)
+        with leader.writing() as link:
+            notices = self.collection.replaced(link, now) if ended == "too_few" else None
+            after = self._machine.after(
+                self._round, ended, self._clock(), others=notices is not None
+            )
+            if after.phase == "open" and notices is not None:
+                self._round = after
+                return [self._reopen(link, now, notices)]
+            if after.phase == "again":
+                return self._abandon(link, now, what, "closing")
+            if after.phase == "next":
+                return self._give_up(link, now, what, why)
+        raise ServiceError(
+            f"folding round {now.round} would make the model run off to infinity; nothing was "
+            "changed and nobody is asked to report again: stop the server, and start it with "
+            f"--skip-to-round {now.round + 1} to leave the round out"
+        )
+
+    def _reopen(
+        self, link: sa.Connection, now: records.Position, notices: tuple[str, ...]
+    ) -> Event:
+        """Wait for others in the place of those who were left out."""
+        place, good = (now.round, now.attempt), tally(link, self._plan, now).usable
+        records.move_round(link, *place, "closing", "open", outcome=None)
+        records.drop_fact(link, records.LAST_CALL)
+        return Event("reopened", *place, now.asked, good, notices=notices)
 
     def _offer(self, link: sa.Connection, offered: Offered) -> Event:
         """Keep a version, and say what became of it."""
@@ -474,55 +635,40 @@ class Coordinator:
             return Server(self._algorithm, items, rng, round)
         return Server(self._algorithm, items, rng, round, memory, self._guard.copy())
 
-    def _fold(self, link: sa.Connection, server: Server, now: records.Position) -> dict[str, int]:
-        """Everything that is stored for the round, into the server; what of it was left out."""
-        n_items, width = server.items.shape
-        total: list[SummedReports] = []
-        limit = self._plan.value_limit
-        for part in records.bodies(link, now.round, now.attempt):
-            reports = [
-                cut(
-                    decode_report(
-                        body, sender=number, n_items=n_items, width=width, round=now.round
-                    ),
-                    limit,
-                )
-                for number, body in part
-            ]
-            total = [server.add_sums([*total, server.sum_reports(reports)])]
-        server.fold(server.add_sums(total))
-        return {}
-
-    def _forget(self, link: sa.Connection, now: records.Position) -> None:
-        """What was folded need not be kept."""
-        records.forget_reports(link, now.round, now.attempt)
-
-    def _diverged(self, link: sa.Connection, now: records.Position) -> list[Event]:
-        return self._abandon(link, now, "diverged", "closing")
-
     def _abandon(
-        self,
-        link: sa.Connection,
-        now: records.Position,
-        what: Literal["abandoned", "diverged"],
-        state: str = "open",
+        self, link: sa.Connection, now: records.Position, what: What, state: str = "open"
     ) -> list[Event]:
         """Nothing of this attempt counts; the next one asks others."""
-        over = self._end(link, now, state, "abandoned", "abandoned", what)
+        over = self._end(link, now, state, "abandoned", what)
         records.drop_reports(link, now.round, now.attempt)
         opened = self._open(link, now.round, now.attempt + 1)
         return [over] if opened is None else [over, opened]
 
+    def _give_up(
+        self, link: sa.Connection, now: records.Position, what: What, why: str
+    ) -> list[Event]:
+        """Nothing of the round counts, and the next one begins from the same model."""
+        found = records.model(link, now.round, self._plan.terms.width)
+        if found is None:
+            raise ServiceError(f"the database lacks the model of round {now.round}")
+        items, changed = found
+        over = self._end(link, now, "closing", "abandoned", what)
+        records.drop_reports(link, now.round, now.attempt)
+        memory = records.memory(link, now.round, len(items))
+        after = self._algorithm.after_given_up(now.round)
+        records.save_model(link, after, items, changed, memory)
+        records.count_refusals(link, {what: 1})
+        opened = self._open(link, after, 0) if after < now.target else None
+        ended = replace(over, trouble=f"round {now.round} does not count: {why}")
+        return [ended] if opened is None else [ended, opened]
+
     def _end(
-        self,
-        link: sa.Connection,
-        now: records.Position,
-        before: str,
-        after: str,
-        outcome: str,
-        what: What,
+        self, link: sa.Connection, now: records.Position, before: str, after: str, what: What
     ) -> Event:
         """Mark the attempt as over, with who was asked and stayed silent."""
+        told = self.collection.over(link, now)
+        if told.dropped and after == "closed":
+            what = "dropped"
         asked = records.selected(link, now.round, now.attempt)
         there = records.reporters(link, now.round, now.attempt)
         missing = np.setdiff1d(there if asked is None else asked, there).astype(np.uint32)
@@ -535,10 +681,12 @@ class Coordinator:
             after,
             selected=None,
             missing=records.packed(missing),
-            outcome=outcome,
+            outcome="abandoned" if after == "abandoned" else what,
             seconds=seconds,
         ):
             raise ServiceError(f"round {now.round} was ended by another process")
         records.missed(link, missing.tolist(), self._plan.rules.dormant_after)
         records.seen(link, there.tolist())
-        return Event(what, now.round, now.attempt, now.asked, len(there), seconds)
+        return Event(
+            what, now.round, now.attempt, now.asked, now.reported, seconds, notices=told.notices
+        )

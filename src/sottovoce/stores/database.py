@@ -18,7 +18,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
 from sottovoce.errors import ServiceError, UsageError, other_format
 from sottovoce.stores.private import private_database, stamp, unstamp
 
-SCHEMA = 4
+SCHEMA = 5
 """The format of the tables. A database of another one is refused."""
 MOST_ROUNDS = 2**31 - 1
 """Most rounds of a federation: models name rounds in 32 bits."""
@@ -182,6 +182,35 @@ acts = sa.Table(  # what operators did, in the order in which they did it; no se
 )
 
 
+# On Flower, gateways report for many devices each.
+gateways = sa.Table(  # for which numbers each may answer
+    "gateways",
+    _metadata,
+    sa.Column("first", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("last", sa.BigInteger, nullable=False),
+    sa.Column("node", sa.Text, nullable=False, index=True),
+    sa.Column("name", sa.Text, nullable=False),
+)
+gateway_devices = sa.Table(  # the gateway that answers for a device, and when it last counted
+    "gateway_devices",
+    _metadata,
+    sa.Column("number", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("node", sa.Text, nullable=False, index=True),
+    sa.Column("round", sa.BigInteger),
+    sa.Column("attempt", sa.Integer),
+)
+gateway_sums = sa.Table(  # masked, of the open round
+    "gateway_sums",
+    _metadata,
+    sa.Column("round", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("attempt", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("place", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("devices", sa.BigInteger, nullable=False),
+    sa.Column("numbers", sa.LargeBinary, nullable=False),  # uint32: who was asked
+    sa.Column("body", sa.LargeBinary, nullable=False),
+)
+
+
 _STAMPED = {
     models.c["items"]: "the model",
     models.c.changed: "the model",
@@ -191,6 +220,8 @@ _STAMPED = {
     sums.c.total: "the sum of masked reports",
     batch_parts.c.body: "a batch",
     rounds.c.selected: "the list of devices that are asked",
+    gateway_sums.c.numbers: "the list of a gateway's devices",
+    gateway_sums.c.body: "a gateway's sum",
 }
 """Columns whose contents are stamped with their place, and what they hold. A place is the primary
 key, of which the round is the first part."""

@@ -36,7 +36,8 @@ from sottovoce.errors import (
     other_format,
 )
 from sottovoce.parties.defence import Defence
-from sottovoce.parties.server import NO_DEFENCE, RoundRules
+from sottovoce.parties.rounds import RoundRules
+from sottovoce.parties.server import NO_DEFENCE
 from sottovoce.rng import SECRET_BYTES
 from sottovoce.stores import amending
 from sottovoce.stores import server as records
@@ -251,7 +252,9 @@ def parse_introduction(table: Any) -> Introduction:
 
 
 DATABASE, SETUP = "server.db", "setup.json"
-_OF_FLOWER = "flower.db", "superlink"
+CHECKPOINT = "flower.db"
+"""The same as the database, of rounds that are held by runs on Flower."""
+_OF_FLOWER = CHECKPOINT, "superlink"
 FORMAT = 1
 ROOT_BITS = 8 * SECRET_BYTES
 DATABASE_VARIABLE = "SOTTOVOCE_DATABASE"

@@ -6,11 +6,16 @@ caller's."""
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from typing import cast
 
 import sqlalchemy as sa
 
+from sottovoce.algorithms.base import Contributing
+from sottovoce.errors import ConfigError
+from sottovoce.parties.secure_sum import most_devices, sigma_of
 from sottovoce.stores import search as searches
 from sottovoce.stores import server as records
 from sottovoce.stores.database import (
@@ -22,6 +27,8 @@ from sottovoce.stores.database import (
     sums,
     unsummed,
 )
+from sottovoce.wire.masked import MOST_DEVICES
+from sottovoce.wire.terms import Terms
 
 WAITING_BYTES, LEAST_WAITING = 16 << 20, 16
 """Limits of messages that wait to be added up: so many bytes, or so many messages if they are long.
@@ -33,6 +40,33 @@ _OFFENCES, MOST_OFFENCES = "offences", 3
 many are too many."""
 _AT_ONCE = 16
 """Messages that are read together where all of them are looked at."""
+
+
+def most_summed(terms: Terms) -> int | None:
+    """Devices in a round whose sum there is room for; None where single reports come in."""
+    if terms.link.checking is not None:
+        return most_checked(terms)
+    link = terms.secure_sum
+    if link is None:
+        return None
+    sigma = sigma_of(terms.build(), terms.release, link)
+    return most_devices(link, terms.largest_value * terms.release.steps, sigma)
+
+
+def most_checked(terms: Terms) -> int:
+    """The same of a checked sum, whatever its round is about."""
+    link, release = terms.link.checking, terms.release
+    own = release.contributing
+    if link is None or own is None:
+        raise ConfigError("only contributions are checked")
+    forms = [link.form(1, False), link.form(terms.n_items + 1, False), link.form(1, True)]
+    sigma = link.more_noise * own.sigma * release.steps / math.sqrt(min(_shares(terms)))
+    room = [form.most_devices(sigma / link.grid(form).step) for form in forms]
+    return min(*room, MOST_DEVICES)
+
+
+def _shares(terms: Terms) -> tuple[float, ...]:
+    return cast(Contributing, terms.build()).shares
 
 
 def accept(

@@ -41,6 +41,11 @@ class ModelVersion:
     against: int | None = None
     """The version that was published then."""
 
+    @property
+    def offered(self) -> Offered:
+        """As it was offered, or as an operator has decided since."""
+        return Offered(self.version, self.held_back, self.quality, self.against)
+
     def to_table(self, published: int | None) -> dict[str, Any]:
         """As an operator sees it."""
         return {

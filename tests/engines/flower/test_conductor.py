@@ -11,8 +11,16 @@ from sottovoce.core.messages import GRID, LIMIT, SummedReports
 from sottovoce.engines.flower.conductor import MODELS, Conductor, check_sum
 from sottovoce.engines.flower.members import OnlineNode, Reply
 from sottovoce.engines.flower.node import answer_question, answer_task
-from sottovoce.errors import ConfigError, FolderInUse, MessageError, RunError, UsageError
-from sottovoce.parties.server import RoundRules, Server
+from sottovoce.errors import (
+    ConfigError,
+    FolderInUse,
+    MessageError,
+    RunError,
+    ServiceError,
+    UsageError,
+)
+from sottovoce.parties.rounds import RoundRules
+from sottovoce.parties.server import Server
 from sottovoce.rng import Streams
 from sottovoce.stores.allotment import parse_ranges, ranges_of, show_ranges, within
 from sottovoce.stores.conductor import (
@@ -159,7 +167,7 @@ def test_a_checkpoint_that_is_none_is_refused(town):
     with pytest.raises(RunError, match="no Flower run yet"):
         Checkpoint(town.folder, readonly=True)
     (town.folder / "flower.db").write_text("no database at all, but long enough to be read as one")
-    with pytest.raises(RunError, match="damaged or no checkpoint"):
+    with pytest.raises(ServiceError, match="not a database"):
         Checkpoint(town.folder)
 
 

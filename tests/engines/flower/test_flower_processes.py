@@ -19,7 +19,7 @@ from sottovoce.engines.flower import superlink
 from sottovoce.engines.flower.launch import LocalFlower, NodePlan
 from sottovoce.engines.flower.quiet import flower_environment
 from sottovoce.errors import ServiceError
-from sottovoce.parties.server import RoundRules
+from sottovoce.parties.rounds import RoundRules
 from sottovoce.stores.conductor import Checkpoint, read_status
 from sottovoce.stores.keys import node_keys
 
@@ -220,7 +220,7 @@ def test_a_node_that_is_killed_and_restarted_loses_nothing(town, tmp_path, nginx
 def test_a_node_that_stays_away_is_missing_and_the_others_go_on(town, tmp_path, nginx):
     from dataclasses import replace
 
-    from sottovoce.parties.server import RoundRules
+    from sottovoce.parties.rounds import RoundRules
 
     rules = RoundRules(over_selection=0.0, min_fraction=0.5, deadline_seconds=30.0, min_devices=8)
     town.found(rules=replace(rules, dormant_after=1))

@@ -24,8 +24,9 @@ from sottovoce.engines.flower.summed_conductor import GatewaySums, SummedConduct
 from sottovoce.engines.simulation import SimulatedDevices
 from sottovoce.errors import ConfigError, Unreachable
 from sottovoce.parties.helper import Helper, noise_spans
+from sottovoce.parties.rounds import RoundRules
 from sottovoce.parties.secure_sum import summed
-from sottovoce.parties.server import RoundRules, Server
+from sottovoce.parties.server import Server
 from sottovoce.privacy.mechanisms import ShareFraction
 from sottovoce.privacy.own_epsilon import OwnEpsilon
 from sottovoce.rng import Streams

@@ -144,7 +144,12 @@ def learn_summed(
         for many, place in _alike(triples, span):
             devices = vectors, draws[0][place], *world, frozen, draws[1][place]
             share = coins[0][place], coins[1][place], allowed
-            sent = np.empty((2, len(draws[0][place])), dtype=np.int32)
+            here = isinstance(place, slice)  # a view, where others need a copy
+            sent = (
+                (positives[place], negatives[place])
+                if here
+                else np.empty((2, len(place)), dtype=np.int32)
+            )
             if many == 1:
                 over = learn.sum_single(
                     *devices, step.numbers(), *share, strangers, updates,
@@ -156,11 +161,12 @@ def learn_summed(
                     *share, _bitset(n_items), _zeros((GROUP, width), np.float32),
                     *_zeros((2, LANES), np.float32), low, high, *sent,
                 )  # fmt: skip
-            positives[place], negatives[place] = sent
+            if not here:
+                positives[place], negatives[place] = sent
             carried = carried or over
         return low[:n_items], high, carried
 
-    spans = _spans(len(rows), float(np.mean(triples)) if len(rows) else 1.0, threads, model.size)
+    spans = _spans(len(rows), triples, threads, model.size)
     parts = each(part, spans, len(spans))
     sums = np.empty((n_items, width), dtype=np.int64)
     widen(parts[0][0], sums)
@@ -271,10 +277,10 @@ def _check(
 ) -> None:
     """The kernels read and write memory unchecked, so shapes are checked here. That interactions
     name items of the model is checked with every device's draws."""
-    if np.size(triples) and np.min(triples) < 1:
-        raise DataError("a device must draw at least once")
     if not isinstance(triples, int) and len(triples) != len(rows):
         raise DataError("there must be one number of draws per device")
+    if (triples if isinstance(triples, int) else triples.min(initial=1)) < 1:
+        raise DataError("a device must draw at least once")
     for name, table in (("item", model), ("user", vectors)):
         if table.dtype != np.float32 or table.ndim != 2 or not table.flags.c_contiguous:
             raise DataError(f"{name} rows must be a contiguous table of single precision")
@@ -332,9 +338,10 @@ def _bitset(n_items: int) -> NDArray[np.uint64]:
     return np.zeros((n_items + 63) // 64, dtype=np.uint64)
 
 
-def _spans(n: int, triples: float, threads: int, table: int) -> list[slice]:
-    """Equal parts of a cohort, one per thread; a device has so many draws. A thread
-    has a table of sums of its own to clear and to add up, and must be worth that too."""
+def _spans(n: int, triples: Draws, threads: int, table: int) -> list[slice]:
+    """Equal parts of a cohort, one per thread. A thread has a table of sums of its own to clear and
+    to add up, and must be worth that too."""
     worth = max(_WORTH_A_THREAD, table // _CELLS_PER_DRAW)
-    parts = max(1, min(threads, n, int(n * triples) // worth))
+    draws = n * triples if isinstance(triples, int) else int(triples.sum())
+    parts = max(1, min(threads, n, draws // worth))
     return equal_spans(n, parts)

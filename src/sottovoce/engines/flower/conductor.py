@@ -27,16 +27,16 @@ from sottovoce.engines.flower.members import (
     Transport,
 )
 from sottovoce.errors import ConfigError, Diverged, MessageError, VersionMismatch
-from sottovoce.parties.server import Offered, Server, Verdict
+from sottovoce.parties.rounds import Attempt, RoundMachine, Tally
+from sottovoce.parties.server import Offered, Server
 from sottovoce.rng import streams_of
 from sottovoce.stores.allotment import within
 from sottovoce.stores.conductor import (
     Checkpoint,
     ConductedRound,
-    Outcome,
-    RoundRecord,
 )
 from sottovoce.stores.coordinator import Plan
+from sottovoce.stores.server import PastRound
 from sottovoce.wire.cohort_rounds import CohortAnswer, CohortQuestion, CohortTask, Content
 from sottovoce.wire.reports import decode_sum, longest_report
 from sottovoce.wire.terms import Terms
@@ -92,6 +92,7 @@ class Conductor(RoundLoop):
     ) -> None:
         super().__init__(folder, transport, plan.rounds if target is None else target, hold, run)
         self.plan, self.checkpoint, self.nodes, self.pinned = plan, checkpoint, nodes, pinned
+        self.machine = RoundMachine(plan.rules, plan.link_rules)
         self.members: dict[int, Member] = {}
         self.server = Server.start(
             plan.terms.build(), plan.terms.n_items, streams_of(plan.root_key)
@@ -283,16 +284,18 @@ class Conductor(RoundLoop):
             self._status("open", reported=reported, asked=len(opened.numbers), goal=opened.goal)
             # With nobody left to wait for, the deadline would bring nothing new.
             waited = elapsed if silent else math.inf
-            verdict = self._verdict(opened, reported, waited)
-            if verdict != "wait":
+            tally = Tally(opened.goal, len(opened.numbers), reported, self._usable(reported))
+            here = Attempt(opened.round, opened.attempt, opened_at=0.0)
+            phase = self.machine.look(here, tally, waited).phase
+            if phase != "open":
                 break
             opened = self._ask_more(opened, asked, waited)
             self.transport.wait(PULL_SECONDS)
         for node in silent:
             if node in self.members:
                 self.members[node].misses += 1
-        record = round_record(opened, counted, elapsed, given_up=verdict != "close")
-        if verdict == "close":
+        record = round_record(opened, counted, elapsed, given_up=phase == "again")
+        if phase == "closing":
             parts = [a.part for a in asked.values() if a.part is not None]
             self._close(opened, parts, counted.numbers, record)
         else:
@@ -313,8 +316,9 @@ class Conductor(RoundLoop):
         devices = sum(a.part.devices for a in there if a.part is not None)
         return ReportedSoFar(devices, joined([a.numbers for a in there]))
 
-    def _verdict(self, opened: ConductedRound, reported: int, waited: float) -> Verdict:
-        return self.plan.rules.verdict(opened.goal, reported, waited)
+    def _usable(self, reported: int) -> int:
+        """How many contributions one aggregate can be made of."""
+        return reported
 
     def _ask_more(
         self, opened: ConductedRound, asked: dict[int, AskedNode], waited: float
@@ -327,11 +331,11 @@ class Conductor(RoundLoop):
         opened: ConductedRound,
         parts: list[SummedReports],
         numbers: NDArray[np.int64],
-        record: RoundRecord,
+        record: PastRound,
     ) -> None:
         self._fold(self.server.add_sums(parts), numbers, record)
 
-    def _fold(self, total: SummedReports, numbers: NDArray[np.int64], record: RoundRecord) -> None:
+    def _fold(self, total: SummedReports, numbers: NDArray[np.int64], record: PastRound) -> None:
         before = self.server.items
         self.server.fold(total)
         after = self.server.items
@@ -346,8 +350,7 @@ class Conductor(RoundLoop):
             after,
             self.changed,
             self.server.memory,
-            self.server.published,
-            [offered.to_table() for offered in self.server.offered],
+            self.server.offered,
         )
         self.attempt = 0
 
@@ -457,11 +460,11 @@ def joined(numbers: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:
 
 def round_record(
     opened: ConductedRound, counted: ReportedSoFar, seconds: float, *, given_up: bool = False
-) -> RoundRecord:
+) -> PastRound:
     """How a round ended."""
     missing = opened.numbers[~np.isin(opened.numbers, counted.numbers)]
-    outcome: Outcome = "goal" if counted.devices >= opened.goal else "deadline"
-    return RoundRecord(
+    outcome = "goal" if counted.devices >= opened.goal else "deadline"
+    return PastRound(
         opened.round,
         opened.attempt,
         "abandoned" if given_up else outcome,

@@ -40,9 +40,9 @@ from sottovoce.engines.helper_client import (
 )
 from sottovoce.errors import ConfigError, Diverged, KeyTrouble, MessageError, Unreachable, WrongSum
 from sottovoce.parties.secure_sum import MaskedSum, most_devices, sigma_of
-from sottovoce.parties.server import Verdict
-from sottovoce.stores.conductor import Checkpoint, ConductedRound, MaskedPart, RoundRecord
+from sottovoce.stores.conductor import Checkpoint, ConductedRound, MaskedPart
 from sottovoce.stores.coordinator import Plan
+from sottovoce.stores.server import PastRound
 from sottovoce.wire.cohort_rounds import CohortAnswer
 from sottovoce.wire.masked import (
     MaskedMessage,
@@ -167,11 +167,8 @@ class SummedConductor(Conductor):
         devices = sum(part.devices for part in self.parts)
         return ReportedSoFar(devices, joined([part.numbers for part in self.parts]))
 
-    def _verdict(self, opened: ConductedRound, reported: int, waited: float) -> Verdict:
-        if len(self.parts) < self.sums.least:
-            return "wait"  # nobody is asked for the same again
-        late = waited >= self.plan.rules.deadline_seconds
-        return "close" if late or reported >= opened.goal else "wait"
+    def _usable(self, reported: int) -> int:
+        return len(self.parts)
 
     def _resend(self, asked: Mapping[int, AskedNode], start: float, now: float) -> None:
         late = now - start >= self.plan.rules.deadline_seconds
@@ -219,12 +216,12 @@ class SummedConductor(Conductor):
         opened: ConductedRound,
         parts: list[SummedReports],
         numbers: NDArray[np.int64],
-        record: RoundRecord,
+        record: PastRound,
     ) -> None:
         self.checkpoint.start_closing(opened)
         self._sum_up(opened, record)
 
-    def _sum_up(self, opened: ConductedRound, record: RoundRecord) -> None:
+    def _sum_up(self, opened: ConductedRound, record: PastRound) -> None:
         """Until the helper has answered."""
         pause, view = _FIRST_PAUSE, self.server.publish()
         server = self.server
@@ -254,7 +251,7 @@ class SummedConductor(Conductor):
                 break
         self.parts = []
 
-    def _give_up(self, opened: ConductedRound, record: RoundRecord, why: Exception) -> None:
+    def _give_up(self, opened: ConductedRound, record: PastRound, why: Exception) -> None:
         """Nothing of the round counts, and the next batch begins from the same model."""
         after = cast(Contributing, self.server.algorithm).after_given_up(opened.round)
         given_up = round_record(opened, self._counted({}), record.seconds, given_up=True)

@@ -7,16 +7,15 @@ import contextlib
 import time
 from pathlib import Path
 
-from sottovoce.errors import RunError, ServiceError, UsageError
+from sottovoce.errors import ServiceError, UsageError
 from sottovoce.services.copies.kind import FolderKind, Resumption, Whose
-from sottovoce.services.server.shuffled_rounds import coordinator_of
+from sottovoce.services.server.rounds import coordinator_of
 from sottovoce.stores import server as records
 from sottovoce.stores.database import Database
 from sottovoce.stores.former import LOST, Former, bring_forward
 from sottovoce.stores.keys import ReportKeys
-from sottovoce.stores.server_folder import DATABASE, ServerFolder, open_folder
+from sottovoce.stores.server_folder import CHECKPOINT, DATABASE, ServerFolder, open_folder
 
-_CHECKPOINT = "flower.db"
 """Its name is spelt here so that servers without Flower can be copied without its libraries."""
 _UNKNOWN = (
     "If items or terms were changed since, make the same changes again before you "
@@ -91,26 +90,24 @@ def _go_on(
     """Skip the rounds that devices have seen, bring the copy up to the former folder, and return in
     sentences what that changed."""
     news: tuple[str, ...] = (LOST,) if former is not None else (LOST, _UNKNOWN)
-    if (copy / DATABASE).is_file():
-        with contextlib.closing(Database.sqlite(copy / DATABASE)) as store:
+    for name in (DATABASE, CHECKPOINT):
+        if not (copy / name).is_file():
+            continue
+        with contextlib.closing(Database.sqlite(copy / name)) as store:
             store.require()
             with store.writing() as link:
                 folder = folder.caught_up(link)
                 now = records.position(link).round
                 amended = former is not None and former.terms != folder.plan.terms
                 first = now + 1 if round is None and amended else round
-                if first is not None and first > now:
+                begun = records.fact(link, "terms") is not None
+                if first is not None and first > now and begun:
                     coordinator_of(folder.plan, time.monotonic, folder.keys).skip_to(link, first)
-                if former is not None:
+                if former is not None and name == DATABASE:
                     news = bring_forward(link, folder, former)
             folder = folder.follow(store)
         if folder.plan.proxied and round is not None:  # keys that were destroyed are not used again
             ReportKeys(folder.keys).rotate()
-    if (copy / _CHECKPOINT).is_file() and round is not None:
-        from sottovoce.stores.conductor import Checkpoint
-
-        with Checkpoint(copy) as checkpoint:
-            checkpoint.skip_to(folder.plan.terms.build().begins_at(round))
     return news
 
 
@@ -119,18 +116,13 @@ def _rounds(folder: Path | None) -> list[int]:
     found: list[int] = []
     if folder is None:
         return found
-    with contextlib.suppress(ServiceError):
-        if (folder / DATABASE).is_file():
-            with contextlib.closing(Database.sqlite(folder / DATABASE)) as store:
-                store.require()
-                with store.reading() as link:
-                    found.append(records.position(link).round)
-    if (folder / _CHECKPOINT).is_file():
-        from sottovoce.stores.conductor import Checkpoint
-
-        with contextlib.suppress(RunError), Checkpoint(folder) as checkpoint:
-            saved = checkpoint.load()
-            found.extend([] if saved is None else [saved.round])
+    for name in (DATABASE, CHECKPOINT):
+        with contextlib.suppress(ServiceError):
+            if (folder / name).is_file():
+                with contextlib.closing(Database.sqlite(folder / name)) as store:
+                    store.require()
+                    with store.reading() as link:
+                        found.append(records.position(link).round)
     return found
 
 
@@ -178,7 +170,7 @@ SERVER = FolderKind(
     settle=_settle,
     files=("federation.json", "catalogue.json", "state.json", "keys"),
     keys=("keys",),
-    databases=(DATABASE, _CHECKPOINT),
+    databases=(DATABASE, CHECKPOINT),
     first=("federation.json", "catalogue.json"),
     locks=("server.lock", "flower.lock"),
     ready=("server-*.json", "superlink.json"),

@@ -46,7 +46,7 @@ from sottovoce.services.kit.documents import (
 )
 from sottovoce.services.kit.metrics import Figure
 from sottovoce.services.kit.writer import GroupWriter
-from sottovoce.services.server.checks import Checks, Enrolments, most_summed
+from sottovoce.services.server.checks import Checks, Enrolments
 from sottovoce.services.server.figures import figures
 from sottovoce.services.server.operator import status
 from sottovoce.services.server.places import Places
@@ -59,6 +59,7 @@ from sottovoce.stores.database import Database
 from sottovoce.stores.operating import LastContacts, Outcomes, note_act
 from sottovoce.stores.server import Decision, Submission
 from sottovoce.stores.server_folder import ShufflerSecrets
+from sottovoce.stores.sums import most_summed
 from sottovoce.wire.frames import SLOWEST_LINE
 from sottovoce.wire.refusals import SHUT_OUT_BY_OPERATOR, Refused
 from sottovoce.wire.signing import DIGEST_HEADER

@@ -25,6 +25,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from numpy.typing import NDArray
 
 from sottovoce.core.links import SHARED_RECORD_BYTES
+from sottovoce.core.messages import SummedReports
 from sottovoce.core.recommender import default_threads
 from sottovoce.core.shares import NUMBER_BYTES, Elements, Form
 from sottovoce.engines.client import Answer
@@ -40,25 +41,20 @@ from sottovoce.parties.aggregator import (
     said_of,
 )
 from sottovoce.parties.helper import sum_name
+from sottovoce.parties.rounds import TooFew
 from sottovoce.parties.secure_sum import summed
+from sottovoce.parties.server import Server
 from sottovoce.services.aggregator import PART_BYTES, shares_in
+from sottovoce.services.server import summing
 from sottovoce.services.server.asking import not_kept
-from sottovoce.services.server.checks import most_checked
-from sottovoce.services.server.summed_rounds import (
-    BAD_SHARES,
-    LOST,
-    OUT_OF_RANGE,
-    SumCoordinator,
-    _Opened,
-    _TooFew,
-)
+from sottovoce.services.server.summing import BAD_SHARES, LOST, OUT_OF_RANGE, asking, doubled
 from sottovoce.stores import server as records
 from sottovoce.stores import sums
 from sottovoce.stores.aggregator_folder import OTHERS, aggregator_token, checked_link, first_rules
 from sottovoce.stores.amending import Waits
-from sottovoce.stores.coordinator import Clock, Plan
+from sottovoce.stores.collection import Collected, Collection, RoundNotes
+from sottovoce.stores.coordinator import Plan
 from sottovoce.stores.database import Leader
-from sottovoce.stores.search import Drawn
 from sottovoce.wire.shared import (
     About,
     SetQuestion,
@@ -77,6 +73,7 @@ from sottovoce.wire.terms import Terms
 
 SHARES, COINS, CHECKS, PARTS = "/v1/shares", "/v1/coins", "/v1/checks", "/v1/parts"
 _AT_ONCE = 256
+_ASKED = "aggregators were"
 T = TypeVar("T")
 
 
@@ -93,27 +90,26 @@ class _Asked:
         return f"<_Asked round={self.about.round}>"
 
 
-class CheckedCoordinator(SumCoordinator):
-    """`Coordinator` where contributions come in shares."""
+class CheckedSums(Collection):
+    """Contributions that come in shares."""
 
-    _asked = "aggregators were"
+    adds_up = True
 
     def __init__(
         self,
         plan: Plan,
-        clock: Clock,
         rules: Aggregating,
         key: X25519PrivateKey,
         asks: Mapping[int, Ask],
     ) -> None:
         """`rules` and `key` are the server's own as an aggregator, `asks` its ways to the others,
         by their numbers."""
-        super().__init__(plan, clock, rules.link.min_devices, most_checked(plan.terms))
-        self._rules, self._key, self._asks = rules, key, asks
-        self._threads = default_threads()
+        self._plan, self._rules, self._key, self._asks = plan, rules, key, asks
+        self._algorithm, self._threads = plan.terms.build(), default_threads()
+        self._least = rules.link.min_devices
 
     @classmethod
-    def of(cls, plan: Plan, clock: Clock, keys: Path) -> CheckedCoordinator:
+    def of(cls, plan: Plan, keys: Path) -> CheckedSums:
         """From the server's key folder."""
         link = checked_link(plan.terms)
         longest = part_bytes(plan.terms.most_numbers)
@@ -121,10 +117,34 @@ class CheckedCoordinator(SumCoordinator):
             number: HelperClient(link, aggregator_token(keys, number), longest, number).ask
             for number in OTHERS
         }
-        return cls(plan, clock, *first_rules(plan.terms, keys), asks)
+        return cls(plan, *first_rules(plan.terms, keys), asks)
 
-    def _objection(self, terms: Terms) -> Waits | None:
+    def objection(self, terms: Terms) -> Waits | None:
         return not_kept(terms, {f"aggregator {number}": ask for number, ask in self._asks.items()})
+
+    def take_in(self, leader: Leader, now: records.Position) -> bool:
+        pays = summing.many_wait(leader, now)
+        if pays:
+            with asking():
+                self._add_up(leader, now)
+        return pays
+
+    def collect(self, leader: Leader, now: records.Position, server: Server) -> Collected:
+        with asking():
+            total = self._open_sum(leader, now)
+        with leader.reading() as link:
+            return Collected(total, summing.left_out(link, now))
+
+    def replaced(self, link: sa.Connection, now: records.Position) -> tuple[str, ...] | None:
+        return summing.replaced(link, now, self._least, _ASKED)
+
+    def over(self, link: sa.Connection, now: records.Position) -> RoundNotes:
+        notices = summing.note_devices(link, now)
+        self.forget(link, now.round)
+        return RoundNotes(tuple(notices))
+
+    def forget(self, link: sa.Connection, round: int) -> None:
+        sums.forget(link, round)
 
     # --- passing on -------------------------------------------------------------------------------
 
@@ -143,7 +163,7 @@ class CheckedCoordinator(SumCoordinator):
             read = {number: self._read(body, now, asked) for number, body in part}
             out = {number: BAD_SHARES for number, one in read.items() if one is None}
             devices = {n: one.record.device for n, one in read.items() if one is not None}
-            out |= self._doubled(leader, devices)
+            out |= doubled(leader, devices)
             mine = [
                 (n, one.record, one.travelled)
                 for n, one in read.items()
@@ -158,7 +178,7 @@ class CheckedCoordinator(SumCoordinator):
                 sums.taken(link, *place, kept, dict(sorted(out.items())))
 
     def _about(self, link: sa.Connection, now: records.Position) -> _Asked:
-        view, model = self._model(link, now.round)
+        view, model = summing.model_of(link, now.round, self._plan.terms.width)
         terms, numbers = self._plan.terms, self._algorithm.report_shape(view)[0]
         about = About.of(terms, now.round, now.attempt, model, numbers)
         form = self._rules.form(now.round, numbers)
@@ -176,14 +196,14 @@ class CheckedCoordinator(SumCoordinator):
 
     # --- opening ----------------------------------------------------------------------------------
 
-    def _open_sums(self, leader: Leader, now: records.Position) -> _Opened:
+    def _open_sum(self, leader: Leader, now: records.Position) -> SummedReports:
         self._add_up(leader, now)
         place = now.round, now.attempt
         while True:
             with leader.reading() as link:
                 asked, seeds = self._about(link, now), sums.seeds(link, *place)
             if len(seeds) < self._least:
-                raise _TooFew
+                raise self._too_few(leader, now)
             named = {SharedRecord.of(content).name: n for n, content in seeds.items()}
             names = tuple(sorted(named))
             ordered = [SharedRecord.of(seeds[named[name]]) for name in names]
@@ -206,11 +226,13 @@ class CheckedCoordinator(SumCoordinator):
             with leader.writing() as link:
                 sums.leave_out(link, *place, why, keep_records=enough)
         if not enough:
-            raise _TooFew
+            raise self._too_few(leader, now)
         opened = self._sum(asked, names, coins, ordered, ~out)
-        total = summed(now.round, opened[:, None], many)
-        kept = [named[name] for name, one in zip(names, out, strict=True) if not one]
-        return _Opened(Drawn(*place, kept, [kept]), (False,), total, "")
+        return summed(now.round, opened[:, None], many)
+
+    def _too_few(self, leader: Leader, now: records.Position) -> TooFew:
+        with leader.reading() as link:
+            return summing.too_few(link, now, self._least, _ASKED)
 
     def _coins(self, asked: _Asked, names: tuple[bytes, ...]) -> tuple[set[int], tuple[bytes, ...]]:
         """The coins of all three for a set; or the places of those that an aggregator lacks."""
@@ -292,18 +314,19 @@ class CheckedCoordinator(SumCoordinator):
             answers = list(zip(self._asks, pool.map(ask, self._asks), strict=True))
         found = []
         for number, answer in answers:
-            self._waits_for = f"aggregator {number}"
-            if not isinstance(answer, Answer):
-                raise answer
-            check_reached(answer, self._waits_for)
-            if answer.status == 503:
-                raise Unreachable(answer.detail or "it has too much to do")
+            who = f"aggregator {number}"
+            with asking(who):
+                if not isinstance(answer, Answer):
+                    raise answer
+                check_reached(answer, who)
+                if answer.status == 503:
+                    raise Unreachable(answer.detail or "it has too much to do")
             try:
                 found.append(read(number, answer))
             except SumRefused:
                 raise
             except MessageError as error:
-                raise WrongSum(f"aggregator {number}: {error}") from None
+                raise WrongSum(f"{who}: {error}") from None
         return found
 
 

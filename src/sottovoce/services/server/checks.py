@@ -3,18 +3,14 @@ looked at before its signature is good."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-from sottovoce.algorithms.base import Contributing
 from sottovoce.core.links import CheckedSum
 from sottovoce.core.messages import GRID
-from sottovoce.errors import ConfigError
 from sottovoce.parties.aggregator import form_of
-from sottovoce.parties.secure_sum import most_devices, sigma_of
 from sottovoce.services.kit.answers import Receive, Scope, Send, answer_json, read_body, table_of
 from sottovoce.services.kit.application import BoundedExecutor, Tarpit
 from sottovoce.services.server.places import Places
@@ -29,7 +25,6 @@ from sottovoce.wire import shared
 from sottovoce.wire.catalogue import OBJECTION
 from sottovoce.wire.frames import PROTOCOL
 from sottovoce.wire.masked import (
-    MOST_DEVICES,
     binding,
     decode_masked,
     is_signed,
@@ -46,33 +41,6 @@ from sottovoce.wire.signing import (
     open_envelope,
 )
 from sottovoce.wire.terms import Terms
-
-
-def most_summed(terms: Terms) -> int | None:
-    """Devices in a round whose sum there is room for; None where single reports come in."""
-    if terms.link.checking is not None:
-        return most_checked(terms)
-    link = terms.secure_sum
-    if link is None:
-        return None
-    sigma = sigma_of(terms.build(), terms.release, link)
-    return most_devices(link, terms.largest_value * terms.release.steps, sigma)
-
-
-def most_checked(terms: Terms) -> int:
-    """The same of a checked sum, whatever its round is about."""
-    link, release = terms.link.checking, terms.release
-    own = release.contributing
-    if link is None or own is None:
-        raise ConfigError("only contributions are checked")
-    forms = [link.form(1, False), link.form(terms.n_items + 1, False), link.form(1, True)]
-    sigma = link.more_noise * own.sigma * release.steps / math.sqrt(min(_shares(terms)))
-    room = [form.most_devices(sigma / link.grid(form).step) for form in forms]
-    return min(*room, MOST_DEVICES)
-
-
-def _shares(terms: Terms) -> tuple[float, ...]:
-    return cast(Contributing, terms.build()).shares
 
 
 class Checks:

@@ -16,9 +16,8 @@ from sottovoce.core.messages import ModelView
 from sottovoce.engines.client import loopback
 from sottovoce.errors import KeyTrouble, ServiceError, Unreachable, UsageError
 from sottovoce.parties.server import quality_trouble
-from sottovoce.services.server import shuffled_rounds as batches
 from sottovoce.services.server.reasons import Situation, reason
-from sottovoce.stores import amending, operating, sums, versions
+from sottovoce.stores import amending, batches, operating, sums, versions
 from sottovoce.stores import search as searches
 from sottovoce.stores import server as records
 from sottovoce.stores.coordinator import Plan

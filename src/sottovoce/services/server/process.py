@@ -20,7 +20,7 @@ from sottovoce.services.kit.serving import Also, Beside, Parts, Service, Start
 from sottovoce.services.server.application import ServerApplication, ServerLimits
 from sottovoce.services.server.operator import status
 from sottovoce.services.server.reasons import Situation, reason, trouble_kind
-from sottovoce.services.server.shuffled_rounds import coordinator_of
+from sottovoce.services.server.rounds import coordinator_of
 from sottovoce.services.server.state import RoundState
 from sottovoce.stores.acts import Actor
 from sottovoce.stores.coordinator import Awaiting, Coordinator, Plan

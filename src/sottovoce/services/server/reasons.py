@@ -16,11 +16,12 @@ import sqlalchemy as sa
 
 from sottovoce.algorithms.base import Contributing
 from sottovoce.core.waiting import WAITS
+from sottovoce.parties.rounds import RoundMachine, Shortage, Tally
 from sottovoce.parties.shuffler import spare_of
-from sottovoce.services.server import shuffled_rounds as batches
-from sottovoce.stores import amending, operating, sums, versions
+from sottovoce.stores import amending, batches, operating, sums, versions
 from sottovoce.stores import server as records
-from sottovoce.stores.coordinator import Plan
+from sottovoce.stores.coordinator import WAITS as WAITS_FOR
+from sottovoce.stores.coordinator import Plan, available
 from sottovoce.stores.operating import REFUSED
 from sottovoce.stores.server import Position
 
@@ -109,7 +110,7 @@ class Situation:
         if plan is not None and plan.terms.contributes:
             contributed = _contributed(link, plan, now)
             rests = _rests(link, plan, now, 0 if changed is None else int(changed["round"]))
-        away = operating.since_when(link, operating.AWAY) if records.fact(link, "waits") else None
+        away = operating.since_when(link, operating.AWAY) if records.fact(link, WAITS_FOR) else None
         summing = plan is not None and plan.terms.link.adds_up is not None
         return cls(
             position=now,
@@ -245,33 +246,30 @@ def _reason(kind: str, party: str, since: str | None, what: str, do: str) -> Rea
 
 def _of_devices(now: Situation, plan: Plan) -> Reason | None:
     """Return why no round can be opened with the devices that can be asked; None if it can."""
-    at, rules = now.position, plan.rules
+    at, machine = now.position, RoundMachine(plan.rules, plan.link_rules)
     since = _latest(now.ended, now.changed, now.acted)
-    if (at.round, at.attempt) == (0, 0) and now.enrolled < rules.min_devices:
-        what = f"{now.enrolled} of the {rules.min_devices} devices that the first round needs"
+    there = available(plan, now.enrolled, now.active, now.gathering)
+    wait = machine.opening((at.round, at.attempt) == (0, 0), there)
+    if wait is None:
+        return None
+    if wait.kind == "few_enrolled":
+        what = f"{wait.have} of the {wait.need} devices that the first round needs have enrolled"
         do = "invite more with `sottovoce serve invite DIR`, or wait until they enrol"
-        return _reason("few_enrolled", "devices", since, f"{what} have enrolled", do)
-    if plan.proxied:
-        return None
-    goal = now.active if plan.cohort_size == "all" or plan.asks_all else plan.cohort_size
-    least = max(rules.least(goal), _least_of_sum(plan))
-    if now.gathering is not None and now.active < max(least, rules.least(now.gathering)):
-        return _of_agreement(now, now.gathering, least, rules.least(now.gathering), since)
-    if now.active >= least:
-        return None
-    what = f"{now.active} of {now.enrolled} enrolled devices can be asked, and a round needs"
+        return _reason("few_enrolled", "devices", since, what, do)
+    if wait.kind == "few_agreed":
+        least = machine.need(now.active if there.goal is None else there.goal)
+        return _of_agreement(now, wait, least, since)
+    what = f"{wait.have} of {now.enrolled} enrolled devices can be asked, and a round needs"
     do = _REFUSING if now.objections else _SILENT
-    return _reason("few_active", "devices", since, f"{what} {least}{_who_cannot(now)}", do)
+    return _reason("few_active", "devices", since, f"{what} {wait.need}{_who_cannot(now)}", do)
 
 
-def _of_agreement(
-    now: Situation, gathering: int, least: int, most: int, since: str | None
-) -> Reason:
-    """After a change of terms, a round opens when `most` of the devices from before have agreed.
+def _of_agreement(now: Situation, wait: Shortage, least: int, since: str | None) -> Reason:
+    """After a change of terms, a round opens when most of the devices from before have agreed.
     When a round's time is over, `least` are enough."""
-    what = f"{now.active} of {gathering} devices have agreed to the changed terms by now"
-    do = f"wait; a round opens when {max(least, most)} have agreed"
-    if least < most:
+    what = f"{wait.have} of {now.gathering} devices have agreed to the changed terms by now"
+    do = f"wait; a round opens when {wait.need} have agreed"
+    if least < wait.need:
         do += f", or at the end of a round's time with those who have by then, {least} at least"
     return _reason("few_agreed", "devices", since, what, do)
 
@@ -300,22 +298,24 @@ def _is(many: int) -> str:
 
 def _of_reports(now: Situation, plan: Plan) -> Reason:
     """Return why an open round waits for the devices that were asked."""
-    at, sum_of = now.position, _least_of_sum(plan)
-    least = max(plan.rules.least(at.goal), sum_of)
-    what = f"{at.reported} of {at.goal} reports of round {at.round} are here"
+    at, sum_of = now.position, plan.link_rules.least
     there = at.reported if now.summed is None else now.summed
+    machine = RoundMachine(plan.rules, plan.link_rules, plan.grace)
+    wait = machine.wait(Tally(at.goal, at.asked, at.reported, there), called=at.last_call)
+    least = machine.need(at.goal)
+    what = f"{at.reported} of {at.goal} reports of round {at.round} are here"
     if there < at.reported:
         what += f", {there} of which can be summed"
     if there < least:
         needed = "its sum needs" if sum_of == least else "it needs"
         what += f"; {needed} at least {least}"
-    if plan.terms.contributes and there < sum_of:
-        return _of_contributions(now, what, sum_of)
-    if at.last_call:
+    if wait.until == "enough":
+        return _of_contributions(now, what, wait.need)
+    if wait.until == "grace":
         what += "; its deadline is over, and what is on its way still counts"
         do = f"wait: it ends within {plan.grace:.0f} seconds"
         return _reason("reports", "devices", now.opened, what, do)
-    if plan.asks_all and there < min(at.reported, sum_of):
+    if wait.until == "others":
         # The others' submissions are kept, and nobody who was left out can send again.
         do = f"the round stays open until others come in their place: {_SILENT}"
         return _reason("reports", "devices", now.opened, what, do)
@@ -367,11 +367,6 @@ def _of_batches(now: Situation, plan: Plan) -> Reason:
     )
     do = "ask whoever runs the shuffler whether it runs, and whether enough devices have reported"
     return _reason("batch", "shuffler", now.opened, what, do)
-
-
-def _least_of_sum(plan: Plan) -> int:
-    link = plan.terms.link.adds_up
-    return 0 if link is None else link.min_devices
 
 
 def _deadline(opened: str | None, plan: Plan) -> datetime | None:
