@@ -471,7 +471,7 @@ def test_a_profile_of_another_size_does_not_leave(monkeypatch):
     assert not devices.ledger.totals.releases
 
 
-def test_what_one_device_reports_at_random_is_about_things_of_hers_that_are_named():
+def test_what_one_device_reports_at_random_is_about_things_of_hers_that_are_named(monkeypatch):
     train = random_world(30, 25, 300, seed=1)
     consent = Consent.uniform(np.arange(30), Choice(epsilon=2.0, max_reports=10))
     made = Federation.build(
@@ -479,11 +479,15 @@ def test_what_one_device_reports_at_random_is_about_things_of_hers_that_are_name
         Streams.from_seed(3),
     )  # fmt: skip
     view = made.server.publish()
+    drawn, real = [], parties_device.drawn_coordinates
+    monkeypatch.setattr(
+        parties_device, "drawn_coordinates", lambda *about: drawn.append(real(*about)) or drawn[-1]
+    )
     parties_device.Devices.report_bits(made.devices, view, np.array([4]))
-    found = made.devices.contents
-    assert set(found.items.tolist()) <= set(train.row(4).tolist())
-    assert len(found.items)
-    assert (found.weight > 0).all()
-    assert found.weight.sum() <= max(10, train.counts[4])
+    about = (drawn[0][0] // 3).tolist()
+    own = sorted(set(about) & set(train.row(4).tolist()))
+    assert 0 < len(own) < train.counts[4]
+    assert made.devices.contents.items.tolist() == own
+    assert made.devices.contents.weight.tolist() == [about.count(item) for item in own]
     parties_device.Devices.report_bits(made.devices, view, np.array([5, 6]))
     assert made.devices.contents is None
