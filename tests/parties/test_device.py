@@ -491,3 +491,12 @@ def test_what_one_device_reports_at_random_is_about_things_of_hers_that_are_name
     assert made.devices.contents.weight.tolist() == [about.count(item) for item in own]
     parties_device.Devices.report_bits(made.devices, view, np.array([5, 6]))
     assert made.devices.contents is None
+
+
+@pytest.mark.parametrize("rows", [[2, 2], [1, 2, 2, 3], [3, 2, 2], [2, 1, 2]])
+def test_nobody_is_asked_twice_in_one_round_in_whatever_order(rows):
+    devices, server = federation(random_world(6, 20, 60, seed=2), shares(6, 1.0))
+    with pytest.raises(ConsentError, match="asked twice in one round"):
+        devices.report(server.publish(), np.array(rows))
+    assert not devices.ledger.totals.releases
+    assert devices.report(server.publish(), np.array([3, 1, 2])).sender.tolist()
