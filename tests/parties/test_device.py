@@ -500,3 +500,13 @@ def test_nobody_is_asked_twice_in_one_round_in_whatever_order(rows):
         devices.report(server.publish(), np.array(rows))
     assert not devices.ledger.totals.releases
     assert devices.report(server.publish(), np.array([3, 1, 2])).sender.tolist()
+
+
+def test_what_was_told_beyond_counts_until_another_period_begins():
+    devices, view, _ = contributing()
+    devices.cohort.beyond[:] = 0.5
+    devices.report_summed(view, np.array([1, 2]))
+    assert devices.cohort.beyond[:4].tolist() == [0.5] * 4
+    rounds = len(devices.algorithm.shares) * devices.algorithm.batches
+    devices.report_summed(replace(view, round=rounds), np.array([2, 3]))
+    assert devices.cohort.beyond[:4].tolist() == [0.5, 0.5, 0.0, 0.0]
