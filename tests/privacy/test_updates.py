@@ -11,7 +11,7 @@ import pytest
 from audits import lower_bound
 from scipy import stats
 
-from sottovoce.core.consent import Choice, Consent
+from sottovoce.core.consent import ALWAYS, Choice, Consent
 from sottovoce.core.interactions import Interactions
 from sottovoce.core.messages import GRID, DeviceReports, add_up
 from sottovoce.core.one_bit import noise_keys, noise_root
@@ -308,6 +308,7 @@ def test_everything_leaves_and_attributes_may_be_hidden(release):
     release = bound(release, people(SHARES, replace(SHARES, hidden_attributes=("age",))))
     rule = release.rule(np.array([1, 0]), np.array([3]))
     assert rule.may_leave(np.repeat([0, 1], 50), np.zeros(100, dtype=np.int64)).all()
+    assert rule.threshold.tolist() == [ALWAYS] * 2
     assert release.round_key(1) != release.round_key(2)
 
 
@@ -360,6 +361,11 @@ def test_who_hides_one_of_two_attributes_hides_and_pays_as_all_do_where_all_are_
     consent = people(SHARES, hides, attributes=("age", "sex"))
     assert bound(SOUND, consent).epsilons.tolist() == [0.5, 0.5]
     assert bound(replace(SOUND, hiding_epsilon=0.25), consent).epsilons.tolist() == [0.5, 0.25]
+
+
+def test_only_noise_of_their_own_shows_who_hides_something():
+    assert not replace(SOUND, hiding_epsilon=0.0).shows_hiding
+    assert replace(SOUND, hiding_epsilon=0.25).shows_hiding
 
 
 def test_where_rows_say_nothing_nothing_is_held_back():
@@ -571,6 +577,8 @@ def test_a_report_of_strangers_or_of_another_shape_is_refused():
     ):
         with pytest.raises(DataError):
             release.add_noise(*wrong)
+    with pytest.raises(DataError, match="rows of 1 numbers"):
+        release.add_noise(replace(SPARSE, values=SPARSE.values[:, :1]), ASKED, N_ROWS, 1)
 
 
 def test_a_row_of_one_number_and_its_count_is_a_row():

@@ -231,7 +231,7 @@ def test_a_full_disk_is_told_and_nothing_is_lost(disk, tmp_path, party):
     "act",
     [
         ("shut-out", 1),
-        ("label", 1, "library"),
+        ("devices", "--label", 1, "library"),
         ("pause",),
         ("target", "--rounds", 77),
         ("invite", "--count", 400, "--server", "https://127.0.0.1:1"),
@@ -264,6 +264,7 @@ def test_an_act_on_a_full_disk_is_told_in_one_sentence_and_not_half_done(disk, c
     assert code, "it cannot be done"
     assert len(said) == 1, said
     assert said[0].startswith("error: "), said
+    assert "--help" not in said[0], "there is such an act"
     disk.free()
     assert state() == before
     assert run() == (0, [])

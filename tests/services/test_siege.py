@@ -245,7 +245,7 @@ def balancer(town, path, connections):
         ("/var/lib/sottovoce/town/keys", str(town.folder.keys)),
         ("/var/log/nginx", str(path)),
         ("server-1:8443", f"127.0.0.1:{town.server.port}"),
-        ("    server server-2:8443;\n", ""),
+        ("    server server-2:8443 fail_timeout=1s;\n", ""),
         ("listen 8443 ssl", f"listen 127.0.0.1:{port} ssl"),
         ("proxy_pass", f"proxy_bind {BALANCER}; proxy_pass"),
     ]:

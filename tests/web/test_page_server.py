@@ -26,7 +26,7 @@ from sottovoce.cli import call
 from sottovoce.core.words import LANGUAGES, catalogue
 from sottovoce.errors import ServiceError
 from sottovoce.web.entrance import Entrance, is_another_user, is_our_host, is_our_page
-from sottovoce.web.page import ALWAYS, BODY_BYTES, CALLS, ELSEWHERE, PAGES
+from sottovoce.web.page import ALWAYS, BODY_BYTES, CALLS, ELSEWHERE, PAGES, as_served
 from sottovoce.web.process import LIMITS, LinkFile, PageProcess
 
 CHANGES = [one.path for one in CALLS if one.method == "POST"]
@@ -949,3 +949,14 @@ def test_keys_are_not_in_what_is_shown_of_an_entrance():
         assert key not in repr(thing)
         assert session.token not in repr(thing)
         assert session.cookie not in repr(thing)
+
+
+def test_modules_are_served_without_the_types_of_their_lines_and_with_their_numbers():
+    for path in sorted(PAGES.glob("*.js")):
+        content, served = path.read_bytes().splitlines(), as_served(path, PAGES).splitlines()
+        assert len(served) == len(content)
+        gone = [line.strip() for line, kept in zip(content, served, strict=True) if line != kept]
+        assert all(line.startswith((b"/**", b"* ", b"*/")) or line == b"*" for line in gone)
+        assert not any(b"* @param" in line for line in served)
+    shop = PAGES / "shop.js"
+    assert as_served(shop, shop.parent / "elsewhere") == shop.read_bytes()

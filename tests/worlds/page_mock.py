@@ -25,7 +25,7 @@ from starlette.routing import Route
 
 import sottovoce
 from sottovoce.core.words import catalogue
-from sottovoce.web.page import ELSEWHERE, LOOK
+from sottovoce.web.page import ELSEWHERE, LOOK, as_served
 
 PAGES = next(p for p in sottovoce.__path__) + "/web/pages"
 WORDS = next(p for p in sottovoce.__path__) + "/core/words"
@@ -630,7 +630,7 @@ class Served:
         if kind is None or "/" in name:
             return Response(status_code=404)
         place = LOOK if name == LOOK.name else Path(PAGES) / name
-        return Response(place.read_bytes(), media_type=kind)
+        return Response(as_served(place, Path(PAGES)), media_type=kind)
 
     def _words(self, request):
         return JSONResponse(words(request.path_params["language"]))

@@ -124,10 +124,10 @@ def installed():
     return CLIENT
 
 
-def run(command, **more):
+def run(command, timeout=600, **more):
     """A command in the library's folder, and what it said."""
     return subprocess.run(
-        command, cwd=CLIENT, env={**os.environ, **more}, timeout=600, check=False,
+        command, cwd=CLIENT, env={**os.environ, **more}, timeout=timeout, check=False,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
     )  # fmt: skip
 

@@ -84,12 +84,15 @@ _TYPES = {
     ".json": "application/json",
 }
 JSON = "application/json"
+_TYPES_ABOVE = re.compile(rb"^[ \t]*/\*\*(?:(?!\*/).)*\*/[ \t]*$", re.MULTILINE | re.DOTALL)
+"""A comment with types that has its lines to itself."""
 ELSEWHERE = (
     *("attack.", "device.", "terminal.", "tab.", "attributes.becomes", "attributes.head"),
     *("attributes.name", "attributes.no_", "attributes.nothing", "attributes.unknown"),
     *("attributes.value", "costs.helper", "costs.next", "costs.plain"),
     *("costs.reports", "costs.sums", "erase.leave", "field.total_epsilon.period"),
-    *("field.total_epsilon.round", "learn.about", "learn.verdict.", "ledger.contacts"),
+    *("field.total_epsilon.round", "hiding.broken", "hiding.far", "hiding.head", "hiding.moved"),
+    *("hiding.nothing", "hiding.tired", "learn.about", "learn.verdict.", "ledger.contacts"),
     *("ledger.day", "ledger.directory", "ledger.never", "ledger.number", "ledger.quality"),
     *("ledger.randomised_reports", "ledger.terms", "ledger.timeline", "ledger.total_words."),
     *("ledger.who", "odds.assumes", "odds.caption", "odds.report", "preview.bytes"),
@@ -189,6 +192,15 @@ def as_json(content: Any) -> bytes:
     return text.encode("utf-8", "replace")
 
 
+def as_served(place: Path, pages: Path) -> bytes:
+    """A file of a page as a browser needs it: without the types of its modules, which are a tenth
+    of it. Lines keep their numbers."""
+    content = place.read_bytes()
+    if place.suffix != ".js" or not place.is_relative_to(pages):
+        return content
+    return _TYPES_ABOVE.sub(lambda found: b"\n" * found[0].count(b"\n"), content)
+
+
 def _public(pages: Path, library: Path | None) -> dict[str, _File]:
     """Every file that is served, by its path. Nothing else is ever looked for on the disk. What
     pages and library call alike is the page's."""
@@ -199,7 +211,7 @@ def _public(pages: Path, library: Path | None) -> dict[str, _File]:
         for place in sorted(folder.rglob("*"))
     }
     found = {
-        f"/static/{name}": _file(place.read_bytes(), kind)
+        f"/static/{name}": _file(as_served(place, pages), kind)
         for name, place in {**places, LOOK.name: LOOK}.items()
         if place.is_file() and (kind := _TYPES.get(place.suffix))
     }
