@@ -62,16 +62,20 @@ max_reports = 20
 tiers = [{ epsilon = 1.0, min_devices = 2 }, { epsilon = 2.5, min_devices = 2 }]
 
 [consent]
-# Three devices in each tier: the first shuffler of a chain waits for one beyond the minimum.
 mix = [
-  { weight = 20, takes_part = false },
-  { weight = 31, epsilon = 1.5, max_reports = 20, total_epsilon = 1000.0 },
-  { weight = 29, epsilon = 3.0, max_reports = 50 },
+  { weight = 2, takes_part = false },
+  { weight = 3, epsilon = 1.5, max_reports = 20, total_epsilon = 1000.0 },
+  { weight = 3, epsilon = 3.0, max_reports = 50 },
 ]
 """
 ROTATED = FMF.replace('name = "fmf"', 'name = "fmf"\nvariant = "rotated"')
+# Three devices in each tier: the first shuffler of a chain waits for one beyond the minimum.
+SPARE = FMF.replace("weight = 2,", "weight = 20,").replace(
+    "weight = 3, epsilon = 1.5", "weight = 31, epsilon = 1.5"
+)
+SPARE = SPARE.replace("weight = 3, epsilon = 3.0", "weight = 29, epsilon = 3.0")
 CHAIN = {
-    f"chain of {many}": f"{FMF}\n[link]\nchain = [{', '.join(['{}'] * (many - 1))}]\n"
+    f"chain of {many}": f"{SPARE}\n[link]\nchain = [{', '.join(['{}'] * (many - 1))}]\n"
     for many in (2, 3)
 }
 UC = """
@@ -120,7 +124,7 @@ def left_behind(folder):
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
     folder = tmp_path_factory.mktemp("engines")
-    for name, world in WORLDS.items():
+    for name, world in {**WORLDS, "spare": SPARE}.items():
         (folder / f"{name}.toml").write_text(EVERY + world)
     return folder
 
@@ -186,7 +190,7 @@ def test_real_processes_give_the_simulations_model_ledger_and_recommendations(
 @pytest.mark.parametrize("world", CHAIN)
 def test_a_chain_of_shufflers_gives_the_model_of_one(place, world):
     """A report is longer by a layer for each, and that is all."""
-    (one, _), (chain, _) = run(place, "simulation", "fmf"), run(place, "simulation", world)
+    (one, _), (chain, _) = run(place, "simulation", "spare"), run(place, "simulation", world)
     assert np.array_equal(chain.model(), one.model())
     assert np.array_equal(chain.vectors(), one.vectors())
     before, after = one.ledger().to_pydict(), chain.ledger().to_pydict()

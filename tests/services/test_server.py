@@ -10,7 +10,7 @@ import pytest
 from server_world import USERS, Client, Fleet, ServerProcess, new_folder, simulated, terms
 
 from sottovoce.errors import ConfigError, ServiceError, UsageError
-from sottovoce.stores.database import Database, meta
+from sottovoce.stores.database import SCHEMA, Database, meta
 from sottovoce.stores.keys import init_keys
 from sottovoce.stores.server_folder import create_folder, invite, open_folder
 
@@ -83,7 +83,7 @@ def test_who_cannot_start_says_why(tmp_path):
     with database.writing() as link:
         link.execute(meta.update().where(meta.c.key == "schema").values(value="99"))
     database.close()
-    assert "has format 99, and this release reads format 4 alone" in complaint()
+    assert f"has format 99, and this release reads format {SCHEMA} alone" in complaint()
     (tmp_path / "town" / "server.db").write_bytes(b"not a database at all, by any means" * 40)
     assert "cannot be used" in complaint()
 
