@@ -116,6 +116,8 @@ def test_an_open_round_waits_for_reports_until_its_deadline():
     found = told(opened(7), opened=SOON)
     assert found["what"] == "7 of 8 reports of round 3 are here"
     assert found["do"].endswith("it ends then")
+    found = told(opened(0, goal=1, asked=1))
+    assert found["what"] == "0 of 1 reports of round 3 are here; it needs at least 1", "no sum"
     for unknown in (None, OPENED):  # in a round that was opened again, the deadline is a later one
         found = told(opened(3), opened=unknown)
         assert found["do"].startswith("wait for the round's deadline: it is tried again then")

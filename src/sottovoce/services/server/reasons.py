@@ -298,7 +298,7 @@ def _is(many: int) -> str:
 
 def _of_reports(now: Situation, plan: Plan) -> Reason:
     """Return why an open round waits for the devices that were asked."""
-    at, sum_of = now.position, plan.link_rules.least
+    at = now.position
     there = at.reported if now.summed is None else now.summed
     machine = RoundMachine(plan.rules, plan.link_rules, plan.grace)
     wait = machine.wait(Tally(at.goal, at.asked, at.reported, there), called=at.last_call)
@@ -307,7 +307,8 @@ def _of_reports(now: Situation, plan: Plan) -> Reason:
     if there < at.reported:
         what += f", {there} of which can be summed"
     if there < least:
-        needed = "its sum needs" if sum_of == least else "it needs"
+        summing = plan.terms.link.adds_up is not None and plan.link_rules.least == least
+        needed = "its sum needs" if summing else "it needs"
         what += f"; {needed} at least {least}"
     if wait.until == "enough":
         return _of_contributions(now, what, wait.need)
