@@ -144,12 +144,7 @@ def learn_summed(
         for many, place in _alike(triples, span):
             devices = vectors, draws[0][place], *world, frozen, draws[1][place]
             share = coins[0][place], coins[1][place], allowed
-            here = isinstance(place, slice)  # a view, where others need a copy
-            sent = (
-                (positives[place], negatives[place])
-                if here
-                else np.empty((2, len(place)), dtype=np.int32)
-            )
+            sent = np.empty((2, len(draws[0][place])), dtype=np.int32)
             if many == 1:
                 over = learn.sum_single(
                     *devices, step.numbers(), *share, strangers, updates,
@@ -161,8 +156,7 @@ def learn_summed(
                     *share, _bitset(n_items), _zeros((GROUP, width), np.float32),
                     *_zeros((2, LANES), np.float32), low, high, *sent,
                 )  # fmt: skip
-            if not here:
-                positives[place], negatives[place] = sent
+            positives[place], negatives[place] = sent
             carried = carried or over
         return low[:n_items], high, carried
 
