@@ -275,6 +275,7 @@ def test_a_checkpoint_of_flower_goes_on_with_a_round_that_nobody_has_seen(tmp_pa
     assert b"sums of nodes" not in contents(unpacked(tmp_path / "b", tmp_path / "content"))
     with Checkpoint(town) as checkpoint:  # seven rounds more, before the copy is put back
         for round in range(7):
+            checkpoint.open(ConductedRound(round, 0, 2, np.arange(2)))
             record = PastRound(round, 0, "goal", 2, 2, (), 1.0)
             checkpoint.close_round(record, np.arange(2), items, np.zeros(40, np.int64))
     assert restore_backup(tmp_path / "b", town).settled.next_round == 8

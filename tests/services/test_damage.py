@@ -207,6 +207,7 @@ def checkpoint_in(folder: Path) -> Path:
     items = np.arange(8, dtype=np.float32).reshape(4, 2)
     with Checkpoint(folder) as checkpoint:
         checkpoint.begin(items, "terms")
+        checkpoint.open(ConductedRound(0, 0, 1, np.array([1])))
         record = PastRound(0, 0, "goal", 1, 1, (), 1.0)
         checkpoint.close_round(record, np.array([1]), items + 1, np.ones(4, np.int64), items)
         checkpoint.open(ConductedRound(1, 0, 2, np.array([3, 4])))

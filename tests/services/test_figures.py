@@ -19,7 +19,7 @@ from sottovoce.parties.rounds import RoundRules
 from sottovoce.parties.server import Offered, Server
 from sottovoce.privacy.mechanisms import ShareFraction
 from sottovoce.rng import Streams
-from sottovoce.services.kit.metrics import exposition
+from sottovoce.services.kit.metrics import exposition, unix
 from sottovoce.services.server.figures import figures
 from sottovoce.services.superlink import exposing
 from sottovoce.stores import operating
@@ -193,9 +193,9 @@ def test_a_training_on_flower_is_seen_from_its_first_round_to_its_last(folder):
                 write_status(folder.path, {**status, "asked": 8, "goal": 8, "reported": 5})
                 before = int(time.time())  # times are kept to the second
                 checkpoint.open(ConductedRound(0, 0, 8, numbers))
-                opened = checkpoint.opened()
+                opened = unix(checkpoint.opened())
                 checkpoint.open(ConductedRound(0, 0, 9, numbers))  # asks one more
-                assert checkpoint.opened() == opened
+                assert unix(checkpoint.opened()) == opened
                 found = there.look()
                 assert state_of(found, "sottovoce_flower_state") == "open"
                 assert waits_for(found, "sottovoce_flower_waiting") == ["nodes"]

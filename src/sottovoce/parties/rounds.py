@@ -122,7 +122,7 @@ class Tally:
 
 @dataclass(frozen=True, slots=True)
 class Available:
-    """Who could be asked in a round that is to be opened."""
+    """The devices that a new round could ask."""
 
     enrolled: int
     active: int
@@ -209,7 +209,7 @@ class RoundMachine:
         return Shortage("few_active", there.active, need) if there.active < need else None
 
     def look(self, round: Attempt, tally: Tally, now: float) -> Attempt:
-        """Where an open round goes from here. Before it ends, contributions on their way get the
+        """Return what becomes of an open round. Before it ends, contributions on their way get the
         time to come; it stays open if it cannot end any more."""
         if round.phase != "open":
             return round
@@ -236,9 +236,9 @@ class RoundMachine:
         return Shortage("reports", have, need, "deadline")
 
     def after(self, round: Attempt, ended: Ended, now: float, *, others: bool = False) -> Attempt:
-        """Where a closing round goes once it is known what can be made of what has come. `others`
-        says whether, with too few good contributions, others could come in the place of the bad
-        ones: then the good ones are kept, and nobody pays twice. A second answer changes
+        """Return what becomes of a closing round, once its aggregate is there or cannot be.
+        `others` says whether, with too few good contributions, others could come in the place of
+        the bad ones: then the good ones are kept, and nobody pays twice. A second answer changes
         nothing."""
         if round.phase != "closing":
             return round

@@ -15,7 +15,7 @@ from sottovoce.errors import ServiceError
 from sottovoce.parties.server import Offered
 from sottovoce.services.kit.application import Hosting, HttpApplication
 from sottovoce.services.kit.connections import Limits
-from sottovoce.services.kit.metrics import Figure, by, known, one_of
+from sottovoce.services.kit.metrics import Figure, by, known, one_of, unix
 from sottovoce.services.kit.serving import HttpListener, address_of, listen
 from sottovoce.services.server.figures import version_figures
 from sottovoce.stores.conductor import FILE, Checkpoint, conducted, read_status
@@ -114,12 +114,12 @@ def _kept(checkpoint: Checkpoint | None) -> dict[str, Any]:
 
 def _of_rounds(kept: dict[str, Any]) -> Iterator[Figure]:
     words = "When the open round was opened, in seconds since 1970."
-    yield known("round_opened_timestamp_seconds", words, kept["opened"])
+    yield known("round_opened_timestamp_seconds", words, unix(kept["opened"]))
     last = kept["last"]
     seconds, reported = (None, None) if last is None else (last.seconds, last.reported)
     yield known("last_round_seconds", "Seconds that the last round took.", seconds)
     words = "When the last round ended, in seconds since 1970."
-    yield known("last_round_end_timestamp_seconds", words, kept["ended"])
+    yield known("last_round_end_timestamp_seconds", words, unix(kept["ended"]))
     yield known("last_round_contributions", "Devices in the last round.", reported)
     words = "Attempts at rounds that are over, by how they ended."
     yield by("outcome", "rounds", words, dict.fromkeys(OUTCOMES, 0) | kept["outcomes"])

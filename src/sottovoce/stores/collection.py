@@ -44,21 +44,18 @@ class RoundNotes:
 class Collection(ABC):
     """The contributions to the rounds of a server over one kind of link."""
 
-    adds_up = False
-    """Whether contributions are added up while a round is open (`take_in`)."""
     takes_time = True
-    """Whether it takes a while to make one aggregate of them. Nobody should be told meanwhile that
-    the round is open."""
+    """Whether it takes a while to make one aggregate of them. Devices then read meanwhile that the
+    round is not open any more."""
 
     @abstractmethod
     def collect(self, leader: Leader, now: records.Position, server: Server) -> Collected:
         """Make one aggregate of all that has come. Raises `PartyAway`, `TooFew` or `NotOpened`.
         Nothing comes in any more; asked again, also after a crash, it gives the same."""
 
-    def take_in(self, leader: Leader, now: records.Position) -> bool:
-        """Add up what has come in an open round, where that pays; whether it did. Raises as
+    def add_up(self, leader: Leader, now: records.Position) -> None:  # noqa: B027
+        """Add up what has come in an open round, so that messages need not be kept. Raises as
         `collect` does."""
-        return False
 
     def report_key(self) -> bytes | None:
         """Public key to which what devices send in the next round is sealed, if there is one."""
@@ -70,7 +67,8 @@ class Collection(ABC):
         return None
 
     def over(self, link: sa.Connection, now: records.Position) -> RoundNotes:
-        """Let go of what was kept for a round that is over, and say what is to be said of it."""
+        """Say what a round that is over has shown of its devices, and shut out whom it must, while
+        what was kept of it is still there."""
         return RoundNotes()
 
     def forget(self, link: sa.Connection, round: int) -> None:  # noqa: B027

@@ -13,7 +13,6 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
-from datetime import datetime
 from pathlib import Path
 from typing import Any, Self
 
@@ -34,6 +33,7 @@ from sottovoce.stores.database import (
     gateway_sums,
     gateways,
     genuine,
+    of_attempt,
     rounds,
     stamped,
 )
@@ -45,7 +45,6 @@ FILE = "flower.db"
 LOCK = "flower.lock"
 STATUS = "flower-status.json"
 _UNDECRYPTABLE = "undecryptable"
-_NOBODY = np.zeros(0, np.uint32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +188,7 @@ class Checkpoint:
         with self._writing() as link:
             at = self._here(link)
             found = link.execute(
-                sa.select(sa.func.max(gateway_sums.c.place)).where(*_is(gateway_sums, *at))
+                sa.select(sa.func.max(gateway_sums.c.place)).where(*of_attempt(gateway_sums, *at))
             ).scalar()
             key = (*at, 0 if found is None else int(found) + 1)
             link.execute(
@@ -206,7 +205,7 @@ class Checkpoint:
     def masked(self) -> list[MaskedPart]:
         """What nodes have sent in the open round."""
         with self._reading() as link:
-            here = _is(gateway_sums, *self._here(link))
+            here = of_attempt(gateway_sums, *self._here(link))
             rows = link.execute(
                 sa.select(gateway_sums).where(*here).order_by(gateway_sums.c.place)
             ).all()
@@ -223,7 +222,7 @@ class Checkpoint:
         with self._writing() as link:
             at = self._here(link)
             place = gateway_sums.c.place == part.place
-            link.execute(gateway_sums.delete().where(*_is(gateway_sums, *at), place))
+            link.execute(gateway_sums.delete().where(*of_attempt(gateway_sums, *at), place))
             sums.leave_out(link, *at, dict.fromkeys(part.numbers.tolist(), _UNDECRYPTABLE))
 
     def left_out(self) -> NDArray[np.int64]:
@@ -286,9 +285,6 @@ class Checkpoint:
 
     def _end(self, link: sa.Connection, record: PastRound, state: str) -> None:
         place, now = (record.round, record.attempt), records.position(link)
-        if (now.round, now.attempt, now.state) not in ((*place, "open"), (*place, "closing")):
-            records.open_round(link, *place, record.asked, _NOBODY)
-            now = records.position(link)
         records.move_round(
             link,
             *place,
@@ -308,16 +304,16 @@ class Checkpoint:
         with self._reading() as link:
             return records.past_rounds(link, last)
 
-    def opened(self) -> float | None:
-        """When the open round was, in seconds since 1970."""
+    def opened(self) -> str | None:
+        """When the open round was (UTC)."""
         with self._reading() as link:
             is_open = records.position(link).state in ("open", "closing")
-            return _seconds(operating.last_times(link)[0]) if is_open else None
+            return operating.last_times(link)[0] if is_open else None
 
-    def last_ended(self) -> float | None:
-        """When the last attempt at a round did, in seconds since 1970."""
+    def last_ended(self) -> str | None:
+        """When the last attempt at a round did (UTC)."""
         with self._reading() as link:
-            return _seconds(operating.last_times(link)[1])
+            return operating.last_times(link)[1]
 
     def outcomes(self) -> dict[str, int]:
         """How many attempts ended in which way."""
@@ -407,14 +403,6 @@ def _allotted(link: sa.Connection) -> dict[str, tuple[str, Ranges]]:
         before = found.get(row.node, (row.name, ()))[1]
         found[row.node] = row.name, (*before, (row.first, row.last))
     return found
-
-
-def _is(table: sa.Table, round: int, attempt: int) -> tuple[sa.ColumnElement[bool], ...]:
-    return table.c.round == round, table.c.attempt == attempt
-
-
-def _seconds(moment: str | None) -> float | None:
-    return None if moment is None else datetime.fromisoformat(moment).timestamp()
 
 
 @contextmanager

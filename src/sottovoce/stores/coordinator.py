@@ -194,8 +194,8 @@ class Event:
 
 
 def available(plan: Plan, enrolled: int, active: int, agreed_before: int | None) -> Available:
-    """Who could be asked in a round that is to be opened. With a shuffler nobody is asked by name:
-    a round is open until enough have reported."""
+    """Return which devices a new round could ask. With a shuffler nobody is asked by name: a round
+    is open until enough have reported."""
     release = plan.terms.reporting
     if release is not None:
         least = sum(tier.min_devices for tier in release.tiers)
@@ -307,7 +307,7 @@ class Coordinator:
 
     def step(self, leader: Leader) -> list[Event]:
         """Move on as far as can be moved now. Under other terms than its own it moves nothing."""
-        self._take_in(leader)
+        self._add_up(leader)
         amended = self._amend(leader)
         if amended is not None:
             return [amended]
@@ -336,7 +336,7 @@ class Coordinator:
                 return events
         if not self.collection.takes_time:
             return self._close(leader, now)
-        self._at_once()
+        self._pause, self._next_try = _FIRST_PAUSE, -math.inf
         return [Event("closing", now.round, now.attempt, now.asked, now.reported)]
 
     def _move(self, link: sa.Connection, now: records.Position) -> list[Event]:
@@ -485,18 +485,19 @@ class Coordinator:
 
     # --- other parties ----------------------------------------------------------------------------
 
-    def _take_in(self, leader: Leader) -> None:
-        """Add up what has come in an open round. While a party is away that is needed for it, it
-        waits, and when there is no more room the server takes nothing in."""
-        if not self.collection.adds_up or self._clock() < self._next_try:
+    def _add_up(self, leader: Leader) -> None:
+        """Add up what has come in an open round, where that pays. While a party is away that is
+        needed for it, it waits, and when there is no more room the server takes nothing in."""
+        if self._plan.terms.link.adds_up is None or self._clock() < self._next_try:
             return
         with leader.reading() as link:
             now = records.position(link)
             if now.state != "open" or now.terms != self._digest:
                 return
-        try:
-            if not self.collection.take_in(leader, now):
+            if not sums.many_wait(link, now.round, now.attempt):
                 return
+        try:
+            self.collection.add_up(leader, now)
         except PartyAway as error:
             raise self._awaiting(leader, now, error) from None
         except NotOpened as error:
@@ -531,9 +532,6 @@ class Coordinator:
     def _later(self) -> None:
         self._next_try = self._clock() + self._pause
         self._pause = min(2 * self._pause, _LONGEST_PAUSE)
-
-    def _at_once(self) -> None:
-        self._pause, self._next_try = _FIRST_PAUSE, -math.inf
 
     # --- closing ----------------------------------------------------------------------------------
 
@@ -667,6 +665,7 @@ class Coordinator:
     ) -> Event:
         """Mark the attempt as over, with who was asked and stayed silent."""
         told = self.collection.over(link, now)
+        self.collection.forget(link, now.round)
         if told.dropped and after == "closed":
             what = "dropped"
         asked = records.selected(link, now.round, now.attempt)

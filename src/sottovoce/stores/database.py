@@ -243,6 +243,13 @@ def genuine(column: sa.Column[bytes], found: bytes, *key: int) -> bytes:
     return content
 
 
+def of_attempt(
+    table: sa.Table, round: int, attempt: int
+) -> tuple[sa.ColumnElement[bool], sa.ColumnElement[bool]]:
+    """Rows of a table that belong to this attempt at a round."""
+    return table.c.round == round, table.c.attempt == attempt
+
+
 class Database:
     """Connections to one database. Any thread may use it."""
 

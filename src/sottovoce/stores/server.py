@@ -23,6 +23,7 @@ from sottovoce.stores.database import (
     meta,
     models,
     objections,
+    of_attempt,
     refusals,
     round_times,
     rounds,
@@ -282,7 +283,9 @@ def hold_round(link: sa.Connection, round: int, attempt: int) -> None:
 
 
 def selected(link: sa.Connection, round: int, attempt: int) -> Numbers | None:
-    found = link.execute(sa.select(rounds.c.selected).where(*_is(rounds, round, attempt))).scalar()
+    found = link.execute(
+        sa.select(rounds.c.selected).where(*of_attempt(rounds, round, attempt))
+    ).scalar()
     if found is None:
         return None
     return unpacked(genuine(rounds.c.selected, found, round, attempt))
@@ -294,11 +297,11 @@ def move_round(
     """From one state to the next; False where it was not in the first."""
     moved = link.execute(
         rounds.update()
-        .where(*_is(rounds, round, attempt), rounds.c.state == before)
+        .where(*of_attempt(rounds, round, attempt), rounds.c.state == before)
         .values(state=after, **values)
     )
     if moved.rowcount == 1 and after in _OVER:
-        here = _is(round_times, round, attempt)
+        here = of_attempt(round_times, round, attempt)
         link.execute(round_times.update().where(*here).values(ended=moment()))
     return moved.rowcount == 1
 
@@ -310,7 +313,9 @@ def call_last(link: sa.Connection, round: int, attempt: int) -> None:
 
 def outcome(link: sa.Connection, round: int, attempt: int) -> Literal["goal", "deadline"]:
     """Why a round that is closing was closed."""
-    found = link.execute(sa.select(rounds.c.outcome).where(*_is(rounds, round, attempt))).scalar()
+    found = link.execute(
+        sa.select(rounds.c.outcome).where(*of_attempt(rounds, round, attempt))
+    ).scalar()
     return "goal" if found == "goal" else "deadline"
 
 
@@ -402,7 +407,7 @@ def shut_out_among(link: sa.Connection, numbers: Sequence[int]) -> set[int]:
 def reporters(link: sa.Connection, round: int, attempt: int) -> Numbers:
     found = link.execute(
         sa.select(submissions.c.number)
-        .where(*_is(submissions, round, attempt))
+        .where(*of_attempt(submissions, round, attempt))
         .order_by(submissions.c.number)
     ).scalars()
     return np.fromiter(found, dtype=np.uint32)
@@ -417,7 +422,7 @@ def bodies(
         rows = link.execute(
             sa.select(submissions.c.number, submissions.c.body)
             .where(
-                *_is(submissions, round, attempt),
+                *of_attempt(submissions, round, attempt),
                 submissions.c.number > last,
                 submissions.c.body.is_not(None),
             )
@@ -433,13 +438,15 @@ def bodies(
 
 def forget_reports(link: sa.Connection, round: int, attempt: int) -> None:
     """They are part of the model: only who sent one is still known, for a few rounds."""
-    link.execute(submissions.update().where(*_is(submissions, round, attempt)).values(body=None))
+    link.execute(
+        submissions.update().where(*of_attempt(submissions, round, attempt)).values(body=None)
+    )
     link.execute(submissions.delete().where(submissions.c.round <= round - RECEIPT_ROUNDS))
 
 
 def drop_reports(link: sa.Connection, round: int, attempt: int) -> None:
     """They do not count."""
-    link.execute(submissions.delete().where(*_is(submissions, round, attempt)))
+    link.execute(submissions.delete().where(*of_attempt(submissions, round, attempt)))
 
 
 # --- models ---------------------------------------------------------------------------------------
@@ -518,10 +525,6 @@ def count_refusals(link: sa.Connection, counts: Mapping[str, int]) -> None:
 def refused(link: sa.Connection) -> dict[str, int]:
     rows = link.execute(sa.select(refusals.c.reason, refusals.c["count"].label("times")))
     return {row.reason: row.times for row in rows}
-
-
-def _is(table: sa.Table, round: int, attempt: int) -> tuple[sa.ColumnElement[bool], ...]:
-    return table.c.round == round, table.c.attempt == attempt
 
 
 def in_parts(rows: Sequence[T]) -> Iterator[Sequence[T]]:

@@ -22,6 +22,7 @@ from sottovoce.stores.database import (
     devices,
     genuine,
     left_out,
+    of_attempt,
     stamped,
     summed_seeds,
     sums,
@@ -33,6 +34,8 @@ from sottovoce.wire.terms import Terms
 WAITING_BYTES, LEAST_WAITING = 16 << 20, 16
 """Limits of messages that wait to be added up: so many bytes, or so many messages if they are long.
 """
+_ENOUGH = 16
+"""Messages that wait, for which it pays to write the sum anew."""
 _REMEMBERED = 1000
 """Rounds of which it is remembered who was left out."""
 _OFFENCES, MOST_OFFENCES = "offences", 3
@@ -114,15 +117,21 @@ def keep(link: sa.Connection, batch: Sequence[records.Submission]) -> None:
 
 def waiting(link: sa.Connection, round: int, attempt: int) -> int:
     """How many are not added up yet."""
-    query = sa.select(sa.func.count()).where(*_is(unsummed, round, attempt))
+    query = sa.select(sa.func.count()).where(*of_attempt(unsummed, round, attempt))
     return int(link.execute(query).scalar() or 0)
+
+
+def many_wait(link: sa.Connection, round: int, attempt: int) -> bool:
+    """Whether it pays to add up what has come. While somebody who spoils sums is looked for,
+    messages wait until the round ends."""
+    return not searches.found(link).on and waiting(link, round, attempt) >= _ENOUGH
 
 
 def there(link: sa.Connection, round: int, attempt: int) -> int:
     """Return how many submissions are in the sum or wait to be. Those that were left out are not
     counted, even if their records are kept."""
-    out = sa.select(left_out.c.number).where(*_is(left_out, round, attempt))
-    here = *_is(summed_seeds, round, attempt), summed_seeds.c.number.not_in(out)
+    out = sa.select(left_out.c.number).where(*of_attempt(left_out, round, attempt))
+    here = *of_attempt(summed_seeds, round, attempt), summed_seeds.c.number.not_in(out)
     query = sa.select(sa.func.count()).where(*here)
     return int(link.execute(query).scalar() or 0) + waiting(link, round, attempt)
 
@@ -143,7 +152,7 @@ def next_ones(
     """Some of them, each with its sender."""
     rows = link.execute(
         sa.select(unsummed.c.number, unsummed.c.body)
-        .where(*_is(unsummed, round, attempt), unsummed.c.number > after)
+        .where(*of_attempt(unsummed, round, attempt), unsummed.c.number > after)
         .order_by(unsummed.c.number)
         .limit(many)
     )
@@ -161,7 +170,7 @@ def bodies(link: sa.Connection, round: int, attempt: int) -> Iterator[tuple[int,
 
 def total(link: sa.Connection, round: int, attempt: int) -> bytes | None:
     """The sum so far, as it was kept; None where nothing was added up."""
-    found = link.execute(sa.select(sums.c.total).where(*_is(sums, round, attempt))).scalar()
+    found = link.execute(sa.select(sums.c.total).where(*of_attempt(sums, round, attempt))).scalar()
     return None if found is None else genuine(sums.c.total, found, round, attempt)
 
 
@@ -176,7 +185,7 @@ def added(
     """The messages of those whose sealed `seeds` these are were added to what is now `total`, and
     are forgotten; so are those of who is left `out`, each for a reason."""
     stored = {"total": stamped(sums.c.total, total, round, attempt)}
-    changed = link.execute(sums.update().where(*_is(sums, round, attempt)).values(**stored))
+    changed = link.execute(sums.update().where(*of_attempt(sums, round, attempt)).values(**stored))
     if changed.rowcount == 0:
         link.execute(sums.insert().values(round=round, attempt=attempt, **stored))
     taken(link, round, attempt, seeds, out)
@@ -201,7 +210,9 @@ def taken(
         )
     for part in records.in_parts([*seeds, *out]):
         link.execute(
-            unsummed.delete().where(*_is(unsummed, round, attempt), unsummed.c.number.in_(part))
+            unsummed.delete().where(
+                *of_attempt(unsummed, round, attempt), unsummed.c.number.in_(part)
+            )
         )
     leave_out(link, round, attempt, out)
 
@@ -220,7 +231,7 @@ def leave_out(
     for part in records.in_parts(list(out)):
         for table in (left_out,) if keep_records else (summed_seeds, left_out):
             link.execute(
-                table.delete().where(*_is(table, round, attempt), table.c.number.in_(part))
+                table.delete().where(*of_attempt(table, round, attempt), table.c.number.in_(part))
             )
         rows = [
             {"round": round, "attempt": attempt, "number": number, "reason": out[number]}
@@ -231,7 +242,9 @@ def leave_out(
 
 def who_is_out(link: sa.Connection, round: int, attempt: int) -> dict[int, str]:
     """Return who was left out of a round, ascending, and for which reason."""
-    query = sa.select(left_out.c.number, left_out.c.reason).where(*_is(left_out, round, attempt))
+    query = sa.select(left_out.c.number, left_out.c.reason).where(
+        *of_attempt(left_out, round, attempt)
+    )
     rows = link.execute(query.order_by(left_out.c.number))
     return {row.number: row.reason for row in rows}
 
@@ -271,7 +284,7 @@ def seeds(link: sa.Connection, round: int, attempt: int) -> dict[int, bytes]:
     """Return who is in the sum, ascending, with their sealed seeds."""
     rows = link.execute(
         sa.select(summed_seeds.c.number, summed_seeds.c.sealed)
-        .where(*_is(summed_seeds, round, attempt))
+        .where(*of_attempt(summed_seeds, round, attempt))
         .order_by(summed_seeds.c.number)
     )
     return {row.number: bytes(row.sealed) for row in rows}
@@ -282,7 +295,3 @@ def forget(link: sa.Connection, round: int) -> None:
     for table in (unsummed, sums, summed_seeds):
         link.execute(table.delete().where(table.c.round <= round))
     link.execute(left_out.delete().where(left_out.c.round <= round - _REMEMBERED))
-
-
-def _is(table: sa.Table, round: int, attempt: int) -> tuple[sa.ColumnElement[bool], ...]:
-    return table.c.round == round, table.c.attempt == attempt

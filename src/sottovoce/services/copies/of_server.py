@@ -100,7 +100,8 @@ def _go_on(
                 now = records.position(link).round
                 amended = former is not None and former.terms != folder.plan.terms
                 first = now + 1 if round is None and amended else round
-                begun = records.fact(link, "terms") is not None
+                # Flower's may have been made for its gateways, before the first round.
+                begun = name == DATABASE or records.fact(link, "terms") is not None
                 if first is not None and first > now and begun:
                     coordinator_of(folder.plan, time.monotonic, folder.keys).skip_to(link, first)
                 if former is not None and name == DATABASE:

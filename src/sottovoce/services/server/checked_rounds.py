@@ -41,7 +41,6 @@ from sottovoce.parties.aggregator import (
     said_of,
 )
 from sottovoce.parties.helper import sum_name
-from sottovoce.parties.rounds import TooFew
 from sottovoce.parties.secure_sum import summed
 from sottovoce.parties.server import Server
 from sottovoce.services.aggregator import PART_BYTES, shares_in
@@ -93,8 +92,6 @@ class _Asked:
 class CheckedSums(Collection):
     """Contributions that come in shares."""
 
-    adds_up = True
-
     def __init__(
         self,
         plan: Plan,
@@ -122,12 +119,9 @@ class CheckedSums(Collection):
     def objection(self, terms: Terms) -> Waits | None:
         return not_kept(terms, {f"aggregator {number}": ask for number, ask in self._asks.items()})
 
-    def take_in(self, leader: Leader, now: records.Position) -> bool:
-        pays = summing.many_wait(leader, now)
-        if pays:
-            with asking():
-                self._add_up(leader, now)
-        return pays
+    def add_up(self, leader: Leader, now: records.Position) -> None:
+        with asking():
+            self._add_up(leader, now)
 
     def collect(self, leader: Leader, now: records.Position, server: Server) -> Collected:
         with asking():
@@ -139,9 +133,7 @@ class CheckedSums(Collection):
         return summing.replaced(link, now, self._least, _ASKED)
 
     def over(self, link: sa.Connection, now: records.Position) -> RoundNotes:
-        notices = summing.note_devices(link, now)
-        self.forget(link, now.round)
-        return RoundNotes(tuple(notices))
+        return RoundNotes(tuple(summing.note_devices(link, now)))
 
     def forget(self, link: sa.Connection, round: int) -> None:
         sums.forget(link, round)
@@ -203,7 +195,7 @@ class CheckedSums(Collection):
             with leader.reading() as link:
                 asked, seeds = self._about(link, now), sums.seeds(link, *place)
             if len(seeds) < self._least:
-                raise self._too_few(leader, now)
+                raise summing.too_few(leader, now, self._least, _ASKED)
             named = {SharedRecord.of(content).name: n for n, content in seeds.items()}
             names = tuple(sorted(named))
             ordered = [SharedRecord.of(seeds[named[name]]) for name in names]
@@ -226,13 +218,9 @@ class CheckedSums(Collection):
             with leader.writing() as link:
                 sums.leave_out(link, *place, why, keep_records=enough)
         if not enough:
-            raise self._too_few(leader, now)
+            raise summing.too_few(leader, now, self._least, _ASKED)
         opened = self._sum(asked, names, coins, ordered, ~out)
         return summed(now.round, opened[:, None], many)
-
-    def _too_few(self, leader: Leader, now: records.Position) -> TooFew:
-        with leader.reading() as link:
-            return summing.too_few(link, now, self._least, _ASKED)
 
     def _coins(self, asked: _Asked, names: tuple[bytes, ...]) -> tuple[set[int], tuple[bytes, ...]]:
         """The coins of all three for a set; or the places of those that an aggregator lacks."""

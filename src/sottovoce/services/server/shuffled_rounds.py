@@ -207,7 +207,6 @@ class ShuffledBatches(Collection):
             "than its minimum of devices sends; nothing of it was counted"
             for tier in dropped
         )
-        self.forget(link, now.round)
         return RoundNotes(notices, bool(dropped) and not any(head.complete for head in found))
 
     def forget(self, link: sa.Connection, round: int) -> None:

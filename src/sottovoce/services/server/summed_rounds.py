@@ -35,7 +35,7 @@ from sottovoce.engines.helper_client import (
     which_unopened,
 )
 from sottovoce.errors import ConfigError, MessageError, SpoiledSum
-from sottovoce.parties.rounds import NotOpened, TooFew
+from sottovoce.parties.rounds import NotOpened
 from sottovoce.parties.searching import Mark, leniency
 from sottovoce.parties.secure_sum import MaskedSum, sigma_of
 from sottovoce.parties.server import Server
@@ -89,8 +89,6 @@ class _Opened:
 class MaskedSums(Collection):
     """Reports that are masked, with a helper that knows the masks."""
 
-    adds_up = True
-
     def __init__(self, plan: Plan, ask: Ask) -> None:
         link = plan.terms.secure_sum
         if link is None:
@@ -105,12 +103,9 @@ class MaskedSums(Collection):
     def objection(self, terms: Terms) -> Waits | None:
         return not_kept(terms, {"helper": self._ask})
 
-    def take_in(self, leader: Leader, now: records.Position) -> bool:
-        pays = summing.many_wait(leader, now)
-        if pays:
-            with asking():
-                self._add_up(leader, now)
-        return pays
+    def add_up(self, leader: Leader, now: records.Position) -> None:
+        with asking():
+            self._add_up(leader, now)
 
     def collect(self, leader: Leader, now: records.Position, server: Server) -> Collected:
         self._opened = None
@@ -136,7 +131,6 @@ class MaskedSums(Collection):
         opened, self._opened = self._opened, None
         if opened is not None and opened.drawn.round == now.round:
             notices += self._note_search(link, opened)
-        self.forget(link, now.round)
         return RoundNotes(tuple(notices))
 
     def forget(self, link: sa.Connection, round: int) -> None:
@@ -212,7 +206,7 @@ class MaskedSums(Collection):
             if drawn is None:
                 drawn = self._draw(leader, now, several)
             if min(map(len, drawn.groups)) < self._link.min_devices:
-                raise self._too_few(leader, now)
+                raise summing.too_few(leader, now, self._link.min_devices, _ASKED)
             try:
                 return self._open_groups(leader, now, view, name, drawn)
             except _Elsewise as error:
@@ -233,7 +227,7 @@ class MaskedSums(Collection):
         with leader.reading() as link:
             kept, seeds = sums.total(link, *place), sums.seeds(link, *place)
         if kept is None or len(seeds) < self._link.min_devices:
-            raise self._too_few(leader, now)
+            raise summing.too_few(leader, now, self._link.min_devices, _ASKED)
         total = self._total(now.round, (rows, width))
         total.go_on(from_bytes(kept, self._plan.terms.bits), set(seeds))
         sealed = [SealedSeed.of(content) for content in seeds.values()]
@@ -249,10 +243,6 @@ class MaskedSums(Collection):
             return _Opened(drawn, (False,), self._read(total, answer))
         except SpoiledSum as error:
             return _Opened(drawn, (True,), None, str(error))
-
-    def _too_few(self, leader: Leader, now: records.Position) -> TooFew:
-        with leader.reading() as link:
-            return summing.too_few(link, now, self._link.min_devices, _ASKED)
 
     def _leave_out(self, leader: Leader, now: records.Position, out: Mapping[int, str]) -> None:
         with leader.writing() as link:

@@ -24,8 +24,6 @@ from sottovoce.stores import sums
 from sottovoce.stores.database import Leader
 from sottovoce.wire.masked import model_name
 
-ENOUGH = 16
-"""Messages that wait, for which it pays to add them up."""
 UNDECRYPTABLE, DOUBLED = "undecryptable", "doubled_key"
 BAD_SHARES, OUT_OF_RANGE, LOST = "bad_shares", "out_of_range", "lost"
 """Why somebody is left out."""
@@ -64,15 +62,6 @@ def model_of(link: sa.Connection, round: int, width: int) -> tuple[ModelView, by
     return ModelView(round, found[0]), model_name(found[0])
 
 
-def many_wait(leader: Leader, now: records.Position) -> bool:
-    """Whether it pays to add up what has come. While somebody who spoils sums is looked for,
-    messages wait until the round ends."""
-    with leader.reading() as link:
-        if searches.found(link).on:
-            return False
-        return sums.waiting(link, now.round, now.attempt) >= ENOUGH
-
-
 def doubled(leader: Leader, devices: Mapping[int, bytes]) -> dict[int, str]:
     """Those of these numbers, each with the key that signed its message, whose key is another
     number's: the helper and the aggregators refuse the whole set if a key is twice in it."""
@@ -87,12 +76,15 @@ def doubled(leader: Leader, devices: Mapping[int, bytes]) -> dict[int, str]:
     return out
 
 
-def too_few(link: sa.Connection, now: records.Position, least: int, asked: str) -> TooFew:
+def too_few(leader: Leader, now: records.Position, least: int, asked: str) -> TooFew:
     """`asked` are those who were not asked for a sum, with a verb."""
+    with leader.reading() as link:
+        return TooFew(_few_left(link, now, least, asked))
+
+
+def _few_left(link: sa.Connection, now: records.Position, least: int, asked: str) -> str:
     good = sums.there(link, now.round, now.attempt)
-    return TooFew(
-        f"{good:,} good submissions are left, and a sum needs {least:,}; the {asked} not asked"
-    )
+    return f"{good:,} good submissions are left, and a sum needs {least:,}; the {asked} not asked"
 
 
 def replaced(
@@ -106,7 +98,7 @@ def replaced(
     if not good or not FAULTS.issuperset(out.values()):
         return None
     searches.forget_drawn(link)
-    return (f"{too_few(link, now, least, asked)}; the round is open again", *_named(out))
+    return (f"{_few_left(link, now, least, asked)}; the round is open again", *_named(out))
 
 
 def note_devices(link: sa.Connection, now: records.Position) -> list[str]:
